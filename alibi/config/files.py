@@ -64,13 +64,8 @@ def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
       ValueError: an unknown key (the nearest is suggested), or a value of another type or out of
         its range.
     """
-    leaves: dict[str, Any] = {}
-    for key, value in given.items():
-        if isinstance(value, Mapping | ml_collections.ConfigDict):
-            leaves |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            leaves[key] = value
-    return replaced(Config(), leaves)
+    content = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else given
+    return replaced(Config(), flatten(content))
 
 
 def make_config(arg: str = "", **changes: Any) -> Config:

@@ -17,9 +17,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from alibi.data.cache import claimed, find_or_make
+from alibi.data.cache import cache_root, claimed, content_key, find_or_make
 from alibi.data.corpus import Corpus, Piece, Shard, make_bar, watched
-from alibi.data.tokenfile import Manifest, TokenFile, hash_ids, load, shard_file, write_manifest
+from alibi.data.tokenfile import (
+    FORMAT_VERSION,
+    Manifest,
+    TokenFile,
+    hash_ids,
+    load,
+    shard_file,
+    write_manifest,
+)
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.errors import UserError
 from alibi.progress import Progress
@@ -52,8 +60,7 @@ class UnfinishedError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Making:
-    """The token file `directory` of a split, cut at `max_bytes` (-1: whole), and the way it is
-    made.
+    """The token file of a split, cut at `max_bytes` (-1: whole), and the way it is made.
 
     Shard number n is a file of ids and, when the ids are whole, a JSON file of counts, in a folder
     beside `directory`. The content does not depend on the process.
@@ -64,7 +71,19 @@ class Making:
     max_bytes: int
     tokenizer: Tokenizer
     shard_bytes: int
-    directory: pathlib.Path
+    cache_dir: str | os.PathLike
+
+    @functools.cached_property
+    def directory(self) -> pathlib.Path:
+        """The place of the token file in the cache, which its content names."""
+        content = {
+            "format": FORMAT_VERSION,
+            "text": self.corpus.description(self.split),
+            "split": self.split,
+            "max_bytes": self.max_bytes,
+            "tokenizer": self.tokenizer.fingerprint(),
+        }
+        return cache_root(self.cache_dir) / "tokens" / content_key(content)
 
     @property
     def folder(self) -> pathlib.Path:
@@ -128,17 +147,17 @@ class Making:
         """
         # of another process
         tokenizer = load_tokenizer(self.folder / "tokenizer") if bar is None else self.tokenizer
-        total = 0
+        number = -1
         for number, shard in enumerate(
             self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)
         ):
-            total, counts_file = number + 1, self.folder / f"{number:05d}.json"
+            counts_file = self.folder / f"{number:05d}.json"
             if number % step == first and not counts_file.exists():
                 pieces = shard.pieces if bar is None else watched(shard.pieces, bar)
                 shard = Shard(pieces, shard.after_open_line)
                 counts = write_shard(self.folder / shard_file(number), shard, tokenizer)
                 write_whole(counts_file, json.dumps(counts | {"revision": self.corpus.revision}))
-        return total
+        return number + 1
 
     def _assemble(self, total: int) -> None:
         """Makes the token file from `total` shards; raises UnfinishedError if some are missing."""

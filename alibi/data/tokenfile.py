@@ -61,8 +61,6 @@ class TokenStream:
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, self.dtype), *parts])
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("tokens in files become an array only by a copy")
         return np.array(self[:], dtype)
 
     def will_read(self, start: int, stop: int) -> None:

@@ -13,7 +13,7 @@ from alibi.data.corpus import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.hosted import Hub, Tfds
 from alibi.data.shards import ALONE, Makers, Making
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenfile import FORMAT_VERSION, TokenFile
+from alibi.data.tokenfile import TokenFile
 from alibi.data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, make_tokenizer
 
 _CORPORA: dict[str, type[Corpus]] = {
@@ -104,26 +104,13 @@ def prepare_text(
         raise ValueError(
             "no text file is named; give a path, a glob or a comma-separated list of them"
         )
-    corpus = TextFiles({"file": named})
-    directory = _token_directory(corpus, "file", -1, tokenizer, cache_dir)
-    return Making(corpus, "file", -1, tokenizer, SHARD_BYTES, directory).find_or_make(
-        ALONE, progress=progress
-    )
+    making = Making(TextFiles({"file": named}), "file", -1, tokenizer, SHARD_BYTES, cache_dir)
+    return making.find_or_make(ALONE, progress=progress)
 
 
 def _making(data: DataConfig, corpus: Corpus, split: str, tokenizer: Tokenizer) -> Making:
     limit = data.max_train_bytes if split == "train" else data.max_valid_bytes
-    directory = _token_directory(corpus, split, limit, tokenizer, data.cache_dir)
-    return Making(corpus, split, limit, tokenizer, SHARD_BYTES, directory)
-
-
-def _token_directory(
-    corpus: Corpus, split: str, max_bytes: int, tokenizer: Tokenizer, cache_dir: str | os.PathLike
-) -> pathlib.Path:
-    """Returns the place of a token file in the cache, which its content names."""
-    content = {"format": FORMAT_VERSION, "text": corpus.description(split), "split": split}
-    content |= {"max_bytes": max_bytes, "tokenizer": tokenizer.fingerprint()}
-    return cache_root(cache_dir) / "tokens" / content_key(content)
+    return Making(corpus, split, limit, tokenizer, SHARD_BYTES, data.cache_dir)
 
 
 def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:

@@ -96,6 +96,6 @@ def read_scoring(path: epath.Path) -> Scoring | None:
 
 
 def _scoring(arrays: Mapping[str, np.ndarray]) -> Scoring:
-    fields: dict[str, Any] = {key: int(arrays[key]) for key in ("step", "length", "stride")}
-    fields |= {key: str(arrays[key]) for key in ("run", "tokens_sha256", "config_hash", "override")}
-    return Scoring(**fields)
+    return Scoring(
+        **{field.name: arrays[field.name].item() for field in dataclasses.fields(Scoring)}
+    )

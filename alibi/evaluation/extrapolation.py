@@ -163,40 +163,29 @@ class RunEvaluation:
         """Measures the missing lengths, shortest first; raises ValueError if the text is too
         short for all.
         """
+        run = self.trained
         for windows in self.windows:
-            self._evaluate(windows)
+            measured = self.output.measure(
+                run,
+                self._unmeasured(windows),
+                self._title(windows),
+                functools.partial(self._score, windows),
+                limit=run.undefined(windows.length) or self._too_short(windows),
+                is_done=self._is_done,
+            )
+            if measured:
+                self._record(*measured)
+        defined = [windows for windows in self.windows if not run.undefined(windows.length)]
+        lengths = [windows.length for windows in defined if not self._too_short(windows)]
         if self.options.context_windows:
-            self._evaluate_contexts()
-        defined = [
-            windows for windows in self.windows if not self.trained.undefined(windows.length)
-        ]
-        if defined and all(map(self._too_short, defined)):
+            self._evaluate_contexts(lengths)
+        if defined and not lengths:
             raise ValueError(f"no length can be measured: {self._too_short(defined[0])}")
 
-    def _evaluate(self, windows: Windows) -> None:
-        """Measures a length, unless its row is there."""
-        row = self._unmeasured(windows)
-        if limit := self.trained.undefined(windows.length) or self._too_short(windows):
-            self.output.add_error(dataclasses.replace(row, limit=True), self._title(windows), limit)
-            return
-        if broadcast(lambda: self._is_done(row)):
-            print_once(f"{self._title(windows)}: done before")
-            return
-        params = self.trained.params  # a failure to load them is no limit of this length
-        # of another step, if the checkpoint was replaced or is damaged
-        row = self._unmeasured(windows)
-        score = self.output.try_score(
-            row, self._title(windows), lambda: self._score(params, windows)
-        )
-        if score is not None:
-            self._record(row, score)
-
-    def _evaluate_contexts(self) -> None:
+    def _evaluate_contexts(self, lengths: list[int]) -> None:
         """Scores the same tokens in windows of each length, and records the gains of the longer
         ones.
         """
-        fitting = [windows.length for windows in self.windows if not self._too_short(windows)]
-        lengths = [length for length in fitting if not self.trained.undefined(length)]
         if len(lengths) < 2:
             name = self.trained.name
             print_once(
@@ -219,7 +208,7 @@ class RunEvaluation:
         for windows in all_windows:
             row = dataclasses.replace(self._unmeasured(windows), context_use=use)
             score = self.output.try_score(
-                row, self._title(windows), functools.partial(self._score, params, windows)
+                row, self._title(windows), functools.partial(self._score, windows, params)
             )
             if score is None:
                 break
@@ -268,11 +257,10 @@ class RunEvaluation:
         return text, corpus.title(manifest.split)
 
     def _is_done(self, row: Row) -> bool:
-        measured = any(found.is_measured for found in self.output.find(row))
         dumps = self.options.dump_nll and row.context_use is None
-        return measured and (not dumps or self.output.has_dump(row.scoring))
+        return self.output.is_done(row) and (not dumps or self.output.has_dump(row.scoring))
 
-    def _score(self, params: PyTree, windows: Windows) -> Score:
+    def _score(self, windows: Windows, params: PyTree) -> Score:
         with Progress(self._title(windows), windows.num_tokens, "token", show=is_primary()) as bar:
             return self.scorer.score_windows(params, self.text.tokens, windows, progress=bar.update)
 
@@ -305,14 +293,14 @@ class RunEvaluation:
         manifest = self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
         corpus = self.output.name_text(self.title, manifest.split, text)
-        row = row_of(
+        return row_of(
             self.trained,
-            windows=windows,
+            windows,
             corpus=corpus,
             split=manifest.split,
             tokens_sha256=manifest.sha256,
+            text_hash=text,
         )
-        return dataclasses.replace(row, text_hash=text)
 
     def _title(self, windows: Windows) -> str:
         mode = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(

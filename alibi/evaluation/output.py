@@ -1,19 +1,21 @@
 """The output directory of evaluations: rows, NLL dumps and the report."""
 
+import contextlib
 import dataclasses
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
+from jaxtyping import PyTree
 
 from alibi import progress
 from alibi.config import flatten
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.evaluation.windows import Windows
-from alibi.parallel.hosts import gather, is_primary
+from alibi.parallel.hosts import broadcast, gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import Device, Row, Scoring, latest
@@ -47,6 +49,10 @@ class Output:
         """Returns the existing rows of the same measurement: same cell, step, config and text."""
         return [found for found in self.rows if found.measurement == row.measurement]
 
+    def is_done(self, row: Row) -> bool:
+        """Returns whether the measurement of `row` has a result."""
+        return any(found.is_measured for found in self.find(row))
+
     def name_text(self, name: str, split: str, text_hash: str) -> str:
         """Returns the name of a text in rows: that of existing rows, else `name`, longer if another
         text has it.
@@ -77,6 +83,33 @@ class Output:
         print_once(f"{title}: {error}")
         self.add(dataclasses.replace(row, error=error))
 
+    def measure(
+        self,
+        run: TrainedRun,
+        row: Row,
+        title: str,
+        score: Callable[[PyTree], Found],
+        *,
+        limit: str,
+        is_done: Callable[[Row], bool],
+    ) -> tuple[Row, Found] | None:
+        """Returns the row, of the step that was loaded, and the `score` of the run's parameters.
+
+        None, and a printed line, if the row is done, if there can be no result for the reason
+        `limit`, or if memory does not suffice.
+        """
+        if limit:
+            self.add_error(dataclasses.replace(row, limit=True), title, limit)
+            return None
+        if broadcast(lambda: is_done(row)):
+            print_once(f"{title}: done before")
+            return None
+        params = run.params  # a failure to load them is no limit of this measurement
+        # another step, if the checkpoint was replaced or is damaged
+        row = dataclasses.replace(row, step=run.step)
+        found = self.try_score(row, title, lambda: score(params))
+        return None if found is None else (row, found)
+
     def try_score(self, row: Row, title: str, score: Callable[[], Found]) -> Found | None:
         """Returns the result of `score`; None if memory does not suffice, which becomes a row."""
         try:
@@ -103,26 +136,23 @@ class Output:
         """Returns whether there is a whole dump of `scoring`."""
         return read_scoring(find_name(self.folder, scoring)) == scoring
 
-    def finish(self, *, report: bool, workdirs: Sequence[str] = ()) -> None:
+    def finish(self, *, report: bool, workdirs: Sequence[str]) -> None:
         """Writes results.jsonl; with `report` also writes and prints the report, which describes
         the `workdirs`.
         """
-        shown: list[str] = []
+        if not report:
+            self._guard(lambda: merge_rows(self.folder))
+        elif text := self._guard(lambda: write_report(self.folder, runs=_run_sources(workdirs))):
+            print(text)  # outside of the guard: a closed pipe is no failure of the directory
 
-        def write() -> None:
-            runs = [source for workdir in workdirs if (source := _run_source(workdir))]
-            shown.append(write_report(self.folder, runs=runs))
-
-        self._guard(write if report else lambda: merge_rows(self.folder))
-        for text in shown:  # outside of the guard: a closed pipe is no failure of the directory
-            print(text)
-
-    def _guard(self, write: Callable[[], object]) -> None:
-        """Calls `write` on the first process; raises OutputError if it fails."""
+    def _guard(self, write: Callable[[], Found]) -> Found | None:
+        """Calls `write` on the first process, and returns its result; raises OutputError if it
+        fails.
+        """
         if not is_primary():
-            return
+            return None
         try:
-            write()
+            return write()
         except OSError as error:
             raise OutputError(
                 f"output directory {self.folder} can't be written ({error.strerror or error}); "
@@ -130,18 +160,15 @@ class Output:
             ) from error
 
 
-def _run_source(workdir: str) -> RunSource | None:
-    """Returns the config and command of the run in `workdir` for the report; None if they can't be
-    read.
-    """
-    directory = RunDirectory(workdir)
-    try:
-        config, words = flatten(directory.config()), directory.provenance().get("command", [])
-    except ValueError:
-        return None
-    return RunSource(
-        directory.name, config, f"python {shlex.join(words)}" if words else "", directory.path
-    )
+def _run_sources(workdirs: Sequence[str]) -> list[RunSource]:
+    """Returns config and command of each run for the report, without runs that can't be read."""
+    sources = []
+    for directory in map(RunDirectory, workdirs):
+        with contextlib.suppress(ValueError):
+            config, words = flatten(directory.config()), directory.provenance().get("command", [])
+            command = f"python {shlex.join(words)}" if words else ""
+            sources.append(RunSource(directory.name, config, command, directory.path))
+    return sources
 
 
 def print_once(message: str) -> None:
@@ -150,10 +177,10 @@ def print_once(message: str) -> None:
         progress.print_line(message)
 
 
-def row_of(
-    run: TrainedRun, *, windows: Windows, corpus: str, split: str, tokens_sha256: str | None
-) -> Row:
-    """Returns the row of `run` in these windows of a text, without results."""
+def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
+    """Returns the row of `run` in these windows, without results; `text` are the fields of the
+    text.
+    """
     config = run.config
     return Row(
         run=run.name,
@@ -162,8 +189,6 @@ def row_of(
         eval_length=windows.length,
         mode=windows.mode,
         stride=windows.stride,
-        corpus=corpus,
-        split=split,
         seed=config.seed,
         step=run.step,
         parameters=run.num_parameters,
@@ -171,6 +196,6 @@ def row_of(
         commit=git_commit(),
         dtype=config.eval.dtype,
         config_hash=evaluation_hash(config),
-        tokens_sha256=tokens_sha256,
         override=run.override,
+        **text,
     )

@@ -28,8 +28,7 @@ from alibi.evaluation.output import Output, print_once, row_of
 from alibi.evaluation.perplexity import Scorer, unrounded
 from alibi.evaluation.windows import Windows
 from alibi.model.decoder import DecoderLM
-from alibi.parallel.hosts import broadcast
-from alibi.reporting.rows import Passkey, Row
+from alibi.reporting.rows import Passkey
 from alibi.runs.trained import TrainedRun
 
 
@@ -89,26 +88,21 @@ def _evaluate(
     distance, count, tokens = passkey.distance, passkey.prompts, length + 1
     too_short = why_too_short(text, length)
     scored = text if too_short else make_prompts(text, length, distance, count).tobytes()
+    prompts, sha256 = np.frombuffer(scored, np.uint8), hashlib.sha256(scored).hexdigest()
     windows = Windows(tokens - DIGITS, count * tokens, length, DIGITS, "passkey", spacing=tokens)
-    sha256 = hashlib.sha256(scored).hexdigest()
-
-    def make_row() -> Row:
-        row = row_of(run, windows=windows, corpus=Books.name, split="valid", tokens_sha256=sha256)
-        return dataclasses.replace(row, passkey=passkey)
-
-    row = make_row()
     title = f"{run.title}, a key {distance:,} tokens back in {length:,}"
-    if limit := run.undefined(length) or too_short:
-        output.add_error(dataclasses.replace(row, limit=True), title, limit)
-        return
-    if broadcast(lambda: any(found.is_measured for found in output.find(row))):
-        print_once(f"{title}: done before")
-        return
-    params = run.params
-    row = make_row()  # of another step, if the checkpoint was replaced or is damaged
-    prompts = np.frombuffer(scored, np.uint8)
-    score = output.try_score(row, title, lambda: scorer.score_windows(params, prompts, windows))
-    if score is not None:
+    measured = output.measure(
+        run,
+        row_of(
+            run, windows, corpus=Books.name, split="valid", tokens_sha256=sha256, passkey=passkey
+        ),
+        title,
+        lambda params: scorer.score_windows(params, prompts, windows),
+        limit=run.undefined(length) or too_short,
+        is_done=output.is_done,
+    )
+    if measured:
+        row, score = measured
         accuracy = float((score.nll_nats.reshape(count, DIGITS) == 0).all(axis=1).mean())
         print_once(f"{title}: {accuracy:.0%} of {count} found")
         output.add(

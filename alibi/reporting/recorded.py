@@ -9,20 +9,17 @@ import concurrent.futures
 import datetime
 import hashlib
 import json
-import logging
 import os
 import re
 
 from etils import epath
 
-from alibi.reporting.rows import Row, read_rows
+from alibi.reporting.rows import Row, read_rows, warn_once
 from alibi.storage.files import listed, resolve, write_whole
 
 ROWS_FILE = "results.jsonl"  # for readers
 FOLDER = "rows"
 BEFORE = f"{FOLDER}/before.jsonl"
-
-_log = logging.getLogger(__name__)
 
 
 def find_rows(directory: str | os.PathLike[str]) -> list[Row]:
@@ -90,5 +87,5 @@ def _parse(file: epath.Path) -> tuple[str, Row] | None:
         about = json.loads(file.read_bytes())
         return about["written"], Row.from_json(about["row"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        _log.warning("%s is damaged and was left out: evaluate again, and it is made anew", file)
+        warn_once(f"{file} is damaged and was left out: evaluate again, and it is made anew")
         return None

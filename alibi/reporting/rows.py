@@ -1,6 +1,7 @@
 """Rows: a measurement each, and a line of results.jsonl; later rows replace earlier rows."""
 
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -14,7 +15,11 @@ from etils import epath
 from alibi.config.fields import without_lists
 from alibi.config.override import Override
 
-_log = logging.getLogger(__name__)
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning once in a process, which may read a damaged file several times."""
+    logging.getLogger(__name__).warning(message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,10 +218,9 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
             try:
                 rows.append(Row.from_json(json.loads(line)))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                _log.warning(
-                    "%s line %d is no whole row and was left out; a killed process may have cut it",
-                    file,
-                    number,
+                warn_once(
+                    f"{file} line {number} is no whole row and was left out; "
+                    "a killed process may have cut it"
                 )
     return rows
 

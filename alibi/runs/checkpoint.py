@@ -54,10 +54,6 @@ class TrainState:
     opt_state: PyTree
 
 
-class MissingError(ValueError):
-    """A checkpoint does not exist, or some process does not see it."""
-
-
 class DamagedError(ValueError):
     """A checkpoint can't be read, or differs from the saved one."""
 
@@ -182,7 +178,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         """Returns the state after `step` updates, each leaf with the sharding of `abstract`.
 
         Raises:
-          MissingError: there is no such checkpoint.
+          ValueError: there is no such checkpoint.
           DamagedError: it is damaged, or of another model.
         """
         restored = self._restore(step, {PARAMS: abstract.params, OPTIMIZER: abstract.opt_state})
@@ -234,16 +230,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         }
 
     def _check_seen(self, step: int) -> None:
-        """Raises MissingError on all processes if any does not see the checkpoint."""
+        """Raises ValueError on all processes if any does not see the checkpoint."""
         place = self._folder / str(step)
         seen = hosts.gather(place.exists())
         if not any(seen):
             known = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
-            raise MissingError(
-                f"{self._folder} has no checkpoint of step {step}; there are: {known}"
-            )
+            raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
         if not all(seen):
-            raise MissingError(
+            raise ValueError(
                 f"process {seen.index(False)} does not see {place}; all need the same work directory"
             )
 

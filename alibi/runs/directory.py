@@ -92,11 +92,6 @@ class RunDirectory:
             int(folder.name) for folder in listed(self.checkpoints) if folder.name.isdecimal()
         )
 
-    def is_finished(self) -> bool:
-        """Returns whether training came to its end and its last checkpoint is still there."""
-        status = self.status()
-        return status["state"] == "finished" and status["step"] in self.saved_steps()
-
     def check_checkpoints(self) -> None:
         """Raises ValueError if all checkpoints were lost: a new training would overwrite the files
         of the run.
@@ -236,7 +231,7 @@ class RunDirectory:
             "updated": now,
             "saved": max(self.saved_steps(), default=0),
         }
-        self.write("status.json", known | more)
+        self.write("status.json", more | known)
 
     def _read(self, name: str, *keys: str) -> dict[str, Any]:
         """Returns the content of a JSON file, an object with `keys`."""

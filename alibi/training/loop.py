@@ -172,7 +172,7 @@ class Updates:
         saved.
         """
         self.record.fetch()  # a state that is not finite is never saved
-        with self.record.paused():
+        with self.record.speed.paused():
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
             if save or improved:
@@ -237,7 +237,8 @@ def _is_finished(run: RunDirectory) -> bool:
     """Returns whether nothing is left to do, and prints so; also prints if a finished run lost its
     last checkpoint.
     """
-    status, finished = run.status(), run.is_finished()
+    status = run.status()
+    finished = status["state"] == "finished" and status["step"] in run.saved_steps()
     if status["state"] == "finished":
         rest = f"but its checkpoint of update {status['step']} was lost since"
         if finished:
@@ -287,10 +288,8 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
             status = run.status()
             # otherwise the status is written, with the update
             if not isinstance(error, Interrupted) or status["state"] == "running":
-                figures = ("train_nll", "tokens_per_second", "peak_memory_bytes", "best")
-                kept = {key: status[key] for key in figures if key in status}
                 state = "interrupted" if stopped else "failed"
-                run.write_status(state, step=status["step"], steps=steps, reason=reason, **kept)
+                run.write_status(**status | {"state": state, "steps": steps, "reason": reason})
             if not stopped:
                 write_whole(run.path / "error.txt", traceback.format_exc())
         raise

@@ -16,7 +16,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from alibi.config import Config
 from alibi.progress import print_line
@@ -147,22 +147,22 @@ class Service(MetricWriter):
 
     def __init__(self, title: str, connect: "Connect", run: RunDirectory, config: Config):
         self._title, self._name = title, run.name
-        self._session: Session | None = None
+        self._log: Callable[..., object] | None = None
         known = tracked(run, config.log.project)
         with self._errors_printed("no metrics are written there"):
             with _quiet():
-                self._session, place = connect(run, known, dataclasses.asdict(config))
+                self._log, self._finish, place = connect(run, known, dataclasses.asdict(config))
             print_line(f"{self._name}: {place}")
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        if self._session:
+        if self._log:
             with self._errors_printed("no more metrics are written there"):
-                self._session.log(values, step=step)
+                self._log(values, step=step)
 
     def close(self, finished: bool) -> None:
-        if self._session:
+        if self._log:
             with self._errors_printed("its last metrics may not be there"), _quiet():
-                self._session.finish(finished)
+                self._finish(finished)
 
     @contextlib.contextmanager
     def _errors_printed(self, effect: str) -> Iterator[None]:
@@ -170,27 +170,19 @@ class Service(MetricWriter):
         try:
             yield
         except Exception as error:
-            self._session = None
+            self._log = None
             print_line(
                 f"{self._name}: {self._title} failed, {effect}, and training goes on ({_first_line(error)})"
             )
 
 
-class Session(NamedTuple):
-    """An open run of a service: its function to log values, and its function to finish."""
-
-    log: Callable[..., object]
-    finish: Callable[[bool], object]
+# of a run of a service: a function to log values, a function to finish, a line with its place
+Session = tuple[Callable[..., object], Callable[[bool], object], str]
+Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], Session]
 
 
-Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], tuple[Session, str]]
-
-
-def _connect_wandb(
-    run: RunDirectory, known: dict[str, str], config: dict[str, Any]
-) -> tuple[Session, str]:
-    """Returns a session of Weights & Biases, offline if it can't be reached, and a line with the
-    place to watch it.
+def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> Session:
+    """Returns a session of Weights & Biases, offline if it can't be reached.
 
     Its files are in wandb/ of the work directory, or of the current directory if the run is in a
     bucket; WANDB_DIR names another place.
@@ -212,16 +204,11 @@ def _connect_wandb(
     place = f"W&B: {opened.url}"
     if opened.offline:
         place = f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
-    return Session(
-        opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1)
-    ), place
+    return opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1), place
 
 
-def _connect_trackio(
-    run: RunDirectory, known: dict[str, str], config: dict[str, Any]
-) -> tuple[Session, str]:
-    """Returns a session of Trackio, with its database in $TRACKIO_DIR or Hugging Face's cache, and
-    a line to watch it.
+def _connect_trackio(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> Session:
+    """Returns a session of Trackio, with its database in $TRACKIO_DIR or Hugging Face's cache.
 
     Its runs have no ids but names.
     """
@@ -230,10 +217,9 @@ def _connect_trackio(
     opened = trackio.init(
         project=known["project"], name=known["id"], resume="allow", config=config, embed=False
     )
+    place = f"Trackio: trackio show --project={known['project']}"
     # The session's own `finish` would be called again when the process ends.
-    return Session(
-        opened.log, lambda finished: trackio.finish()
-    ), f"Trackio: trackio show --project={known['project']}"
+    return opened.log, lambda finished: trackio.finish(), place
 
 
 # by the package that the config key log.PACKAGE asks for

@@ -43,6 +43,7 @@ class Record:
     Attributes:
       best: the update with the lowest validation NLL, and this NLL; None before the first
         validation.
+      speed: the tokens per second.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints, step: int):
@@ -56,7 +57,7 @@ class Record:
         self._writes: collections.deque[concurrent.futures.Future] = collections.deque()
         self._finished = False
         steps = config.train.steps
-        self._speed, self._paused = Speed(config.train.batch_tokens), 0.0
+        self.speed = Speed(config.train.batch_tokens)
         self._bar = Progress(
             run.name, steps, "update", done=step, show=hosts.is_primary(), last=True
         )
@@ -95,9 +96,8 @@ class Record:
             norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"
             self._refuse(f"update {step}: loss {nll}, {norms}")
         self._sums += (values["nll_nats"], values["tokens"])
-        self._speed.update(self._paused)
-        self._paused = 0.0
-        rate = self._speed.tokens_per_second
+        self.speed.update()
+        rate = self.speed.tokens_per_second
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         speed += f", {rate / self._peak:.0%} MFU" if rate and self._peak else ""
         self._bar.update(1, f"loss {nll:.3f} nats ({nll / math.log(2):.3f} bits){speed}")
@@ -120,7 +120,7 @@ class Record:
         last, waited = self._last_row
         row["data_wait_seconds"] = (self._waited - waited) / (step - last)  # per update
         self._last_row = step, self._waited
-        if rate := self._speed.tokens_per_second:
+        if rate := self.speed.tokens_per_second:
             row["tokens_per_second"] = rate
             if self._peak:
                 row["mfu"] = rate / self._peak
@@ -153,13 +153,6 @@ class Record:
             f"{reason}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or a smaller optimizer.clip_norm"
         )
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leaves the time inside, of validation and saving, out of the tokens per second."""
-        start = time.perf_counter()
-        yield
-        self._paused += time.perf_counter() - start
-
     def write_status(self, state: str, step: int, reason: str = "") -> None:
         """Writes status.json, with the last loss, speed, memory and best checkpoint so far; waits
         if the run ends.
@@ -168,8 +161,11 @@ class Record:
             return
         self._finished = state == "finished"
         figures: dict[str, Any] = {
+            "step": step,
+            "steps": self._config.train.steps,
+            "reason": reason,
             "train_nll": self._train_nll,
-            "tokens_per_second": self._speed.tokens_per_second
+            "tokens_per_second": self.speed.tokens_per_second
             or self._before.get("tokens_per_second"),
             "peak_memory_bytes": max(
                 _peak_memory_bytes(), self._before.get("peak_memory_bytes", 0)
@@ -178,7 +174,6 @@ class Record:
             if self.best is None
             else {"step": self.best[0], "valid_nll": self.best[1]},
         }
-        figures |= {"step": step, "steps": self._config.train.steps, "reason": reason}
         self._queue(functools.partial(self._run.write_status, state, **figures))
         if state != "running":
             self._finish_writes()
@@ -216,12 +211,20 @@ class Speed:
         self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)
         self._last: float | None = None
 
-    def update(self, pause: float) -> None:
-        """Notes the end of an update, without the `pause` of so many seconds in it."""
+    def update(self) -> None:
+        """Notes the end of an update."""
         now = time.perf_counter()
         if self._last is not None:
-            self._seconds.append(max(now - self._last - pause, 0.0))
+            self._seconds.append(now - self._last)
         self._last = now
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out the time inside, of validation and saving."""
+        start = time.perf_counter()
+        yield
+        if self._last is not None:
+            self._last += time.perf_counter() - start
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -31,7 +31,7 @@ def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
     both = [RunEvaluation(str(alibi_run), options, Output(tmp_path)) for _ in range(2)]
     for one in both:
         one.run()
-        one.output.finish(report=False)
+        one.output.finish(report=False, workdirs=())
     assert [row.eval_length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
 
 

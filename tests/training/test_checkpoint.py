@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
 from alibi.parallel.sharding import batch_sharding, make_mesh
-from alibi.runs.checkpoint import Checkpoints, MissingError, TrainState, checksums
+from alibi.runs.checkpoint import Checkpoints, TrainState, checksums
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, initial_state
 
@@ -200,10 +200,10 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_missing_and_not_damaged(
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved[0], 1, {})
         checkpoints.wait()
-        with pytest.raises(MissingError, match="has no checkpoint of step 2; there are: 1"):
+        with pytest.raises(ValueError, match="has no checkpoint of step 2; there are: 1"):
             checkpoints.restore(2, abstract)
         (tmp_path / "1").rename(tmp_path / "elsewhere")
-        with pytest.raises(MissingError, match="has no checkpoint of step 1"):
+        with pytest.raises(ValueError, match="has no checkpoint of step 1"):
             checkpoints.restore_newest(abstract)
 
 
