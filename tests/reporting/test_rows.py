@@ -54,8 +54,8 @@ def test_a_damaged_row_is_named_and_made_again(tmp_path, caplog, damage):
     (file,) = tmp_path.glob("rows/alibi-L128-seed0/128-*.json")
     file.write_bytes(damage)
     with caplog.at_level(logging.WARNING):
-        assert find_rows(tmp_path) == rows[1:]
-    assert f"{file} is damaged and was left out: evaluate again" in caplog.text
+        assert find_rows(tmp_path) == merge_rows(tmp_path) == rows[1:]
+    assert caplog.text.count(f"{file} is damaged and was left out: evaluate again") == 1
     assert record_row(tmp_path, rows[0])
     assert find_rows(tmp_path) == rows[::-1]  # by the time that each was written
 
