@@ -200,14 +200,14 @@ def test_position_parameters_of_another_meaning_are_new(
     assert about["dropped"]
     # ALiBi's slopes are none
     assert about["taken"] == sum(value.size for value in parameters(parent).values())
-    positions = [build_model(each, UNKNOWN_VOCABULARY).position for each in (old, config)]
+    positions = [build_model(each, UNKNOWN_VOCABULARY).methods[0] for each in (old, config)]
     assert not positions[0].shares_parameters(positions[1])
 
 
 def test_methods_share_parameters_with_methods_made_of_them(tiny_config) -> None:
     def position(name: str, **options):
         keys = {f"position_options__{option}": value for option, value in options.items()}
-        return build_model(tiny_config(position=name, **keys), UNKNOWN_VOCABULARY).position
+        return build_model(tiny_config(position=name, **keys), UNKNOWN_VOCABULARY).methods[0]
 
     learned = position("alibi_learned")
     assert not learned.shares_parameters(position("kerple_power"))

@@ -166,7 +166,7 @@ def test_an_update_ends_within_the_limits_of_the_method(tiny_config) -> None:
     )
 
     def upwards(params: dict) -> dict:
-        return model.position.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))[
+        return model.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))[
             "position"
         ]
 
