@@ -49,6 +49,19 @@ class Section:
         return read(given, value, annotation, field.default, field.metadata)
 
 
+def by_layer(key: str, value: Any, num_layers: int) -> tuple[Any, ...]:
+    """Returns the value of a key in each layer: a list is repeated over the layers; ValueError if
+    it is longer.
+    """
+    values = value if isinstance(value, tuple) else (value,)
+    if not 0 < len(values) <= num_layers:
+        raise ValueError(
+            f"{key}={as_text(value)} lists {len(values)} values for model.num_layers={num_layers} "
+            f"layers; give 1 to {num_layers}"
+        )
+    return tuple(values[layer % len(values)] for layer in range(num_layers))
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
     """The decoder, without its position method and vocabulary."""
@@ -291,19 +304,6 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
-
-
-def by_layer(key: str, value: Any, num_layers: int) -> tuple[Any, ...]:
-    """Returns the value of a key in each layer: a list is repeated over the layers; ValueError if
-    it is longer.
-    """
-    values = value if isinstance(value, tuple) else (value,)
-    if not 0 < len(values) <= num_layers:
-        raise ValueError(
-            f"{key}={as_text(value)} lists {len(values)} values for model.num_layers={num_layers} "
-            f"layers; give 1 to {num_layers}"
-        )
-    return tuple(values[layer % len(values)] for layer in range(num_layers))
 
 
 def flatten(config: Any) -> dict[str, Any]:
