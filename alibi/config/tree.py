@@ -99,7 +99,7 @@ class ModelConfig(Section):
     dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
     # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
     # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
-    # initial parameters differ.
+    # initial parameters differ. Layers that differ run as a loop over their pattern.
     scan_layers: bool = False
     # plain: no platform's tricks in products, norms and attention
     products: str = choice("auto", ("auto", "plain"))

@@ -20,7 +20,7 @@ from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.block import DTYPES, Block, BlockCall, position_params
 from alibi.model.layers import STACKED
 from alibi.model.loss import Head, TiedEmbedding
-from alibi.model.positions import LayerKind, layer_pattern, randomised_positions
+from alibi.model.positions import LayerKind, init_layer, layer_pattern, randomised_positions
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod
 from alibi.positions.base import Params
@@ -323,36 +323,58 @@ class DecoderLM(nn.Module):
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the output of layers with stacked parameters: a loop, which is compiled as a
-        single layer.
+        """Returns the output of layers with stacked parameters: a loop over the pattern's repeats,
+        which is compiled as a single repeat.
 
-        With fewer queries than keys the last layer is a program of its own.
+        Layers after the last whole repeat are programs of their own, as is the last layer with
+        fewer queries than keys.
         """
         block, stack = Block(self.config, self.sharding, parent=None), self.stacked
         key = None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
-        looped = self.config.num_layers - (last < x.shape[1])
+        layers, period = self.config.num_layers, len(pattern)
+        repeats = (layers - (last < x.shape[1])) // period
 
-        def layer(x: Array, number: int | Array, params: Params, last: int) -> Any:
+        def layer(x: Array, number: int | Array, place: int, params: Params, last: int) -> Any:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, number)}
-            arguments = (x, pattern[0], self.shared[0], call, deterministic, last)
+            arguments = (x, pattern[place], self.shared[place], call, deterministic, last)
             return block.apply({"params": params}, *arguments, rngs=rngs)
 
         def step(x: Array, numbered: tuple[Array, Params | None]) -> tuple[Array, None]:
-            number, params = numbered
-            if params is None:
-                params = jax.tree.map(
-                    lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stack
-                )
-            return layer(x, number, params, x.shape[1]), None
+            first, params = numbered
+            for place in range(period):
+                number = first + place if place else first
+                if params is None:
+                    own = jax.tree.map(
+                        lambda leaf, i=number: jax.lax.dynamic_index_in_dim(
+                            leaf, i, keepdims=False
+                        ),
+                        stack,
+                    )
+                else:
+                    own = (
+                        jax.tree.map(lambda leaf, i=place: leaf[i], params)
+                        if period > 1
+                        else params
+                    )
+                x = layer(x, number, place, own, x.shape[1])
+            return x, None
 
-        if looped:
+        if repeats:
             body = jax.checkpoint(step, prevent_cse=False) if self.config.remat else step
-            # A part of the stack would be copied for the loop, so each step takes its layer from
-            # the whole.
-            params = stack if looped == self.config.num_layers else None
-            x, _ = jax.lax.scan(body, x, (jnp.arange(looped), params))
-        if looped < self.config.num_layers:
-            x = layer(x, looped, jax.tree.map(lambda leaf: leaf[looped], stack), last)
+            params: Params | None = stack
+            if repeats * period < layers:
+                # A part of the stack would be copied for the loop, so each step takes its layers
+                # from the whole.
+                params = None
+            elif period > 1:
+                params = jax.tree.map(
+                    lambda leaf: leaf.reshape(repeats, period, *leaf.shape[1:]), stack
+                )
+            x, _ = jax.lax.scan(body, x, (jnp.arange(0, repeats * period, period), params))
+        for number in range(repeats * period, layers):
+            queries = last if number == layers - 1 else x.shape[1]
+            own = jax.tree.map(lambda leaf, i=number: leaf[i], stack)
+            x = layer(x, number, number % period, own, queries)
         return x
 
     def _stacked_params(self) -> Params:
@@ -442,12 +464,28 @@ def build_model(
             f"model.logit_scale={as_text(model.logit_scale)} needs a train_length of at least 2: ln 1 is 0"
         )
     pattern = layer_pattern(config)
-    if model.scan_layers and len(pattern) > 1:
-        raise ValueError("model.scan_layers=True needs layers that are alike")
+    if model.scan_layers:
+        _check_alike(config.position, pattern)
     made = DecoderLM(model, pattern, UNKNOWN_VOCABULARY, sharding)
     for method in made.methods:
         method.check_length(model.max_position)
     return made.with_vocabulary(vocab_size)
+
+
+def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
+    """Raises ValueError for layers whose own position parameters can't be stacked."""
+    kinds = {(kind.position, kind.logit_scale == "ssmax"): kind for kind in pattern}.values()
+    made = [
+        jax.eval_shape(
+            lambda kind=kind: init_layer(kind.position, kind.logit_scale, jax.random.key(0))
+        )
+        for kind in kinds
+    ]
+    if len(made) > 1 and any(made):
+        raise ValueError(
+            f"model.scan_layers=True stacks the layers' parameters, and layers of position={position} have different "
+            "ones; set model.scan_layers=False"
+        )
 
 
 def evaluated(model: DecoderLM, config: Config) -> DecoderLM:
