@@ -33,6 +33,7 @@ class Layer:
 
 LOCAL = Layer(base=1e4, window=WINDOW)
 TENANTS = {
+    "gemma3": [LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, Layer(base=1e6)],
     "rnope_swa": [LOCAL, LOCAL, LOCAL, Layer()],
 }
 
