@@ -34,6 +34,7 @@ class Layer:
 LOCAL = Layer(base=1e4, window=WINDOW)
 TENANTS = {
     "gemma3": [LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, Layer(base=1e6)],
+    "alibi_none": [Layer(slopes=(2**-4, 2**-8)), Layer()] * 2,
     "rnope_swa": [LOCAL, LOCAL, LOCAL, Layer()],
 }
 
