@@ -37,7 +37,9 @@ def define(multiples: str) -> None:
         "test with attention that reaches back so many tokens (0: all); 32,0: in turn over the layers",
     )
     flags.DEFINE_string(
-        "logit_scale", None, "test with queries scaled by log_n or ssmax, or unscaled (empty)"
+        "logit_scale",
+        None,
+        "test with queries scaled by log_n, ssmax or llama4, or unscaled (empty)",
     )
     flags.DEFINE_integer(
         "max_position",

@@ -106,10 +106,10 @@ class ModelConfig(Section):
     # computes each layer again in the backward pass: less memory, a third more time
     remat: bool = False
     # Queries times a function of the number n of keys that they see: log_n: max(1, ln n / ln L);
-    # ssmax: s ln n, s learned by each head of each layer. Empty: unchanged. A list such as
-    # log_n,ssmax is repeated over the layers. In a layer at most one of this and the next two keys
-    # is set.
-    logit_scale: str | tuple[str, ...] = choice("", ("", "log_n", "ssmax"))
+    # ssmax: s ln n, s learned by each head of each layer; llama4: 1 + 0.1 ln(floor(n / L) + 1).
+    # Empty: unchanged. A list such as log_n,ssmax is repeated over the layers. In a layer at most
+    # one of this and the next two keys is set.
+    logit_scale: str | tuple[str, ...] = choice("", ("", "log_n", "ssmax", "llama4"))
     # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
     # 0, 1, 2, ...
     max_position: int = number(0, at_least=0, at_most=2**24)

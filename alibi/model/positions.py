@@ -162,12 +162,15 @@ def scaled_queries(
     Softmax over more keys is flatter; this sharpens it. "log_n": max(1, ln n / ln L), L the
     training length (Chiang and Cholak 2022, arXiv 2202.12172); "ssmax": s ln n, s learned by each
     head of each layer (Nakanishi 2025, arXiv 2501.19399), with an initial mean of 1 over the
-    training length.
+    training length; "llama4": 1 + 0.1 ln(floor(n / L) + 1) (Llama 4, with 8,192 for L).
     """
     count = jnp.maximum(positions + 1, 1)  # padding has positions below 0
     log_n = jnp.expand_dims(jnp.log(count.astype(jnp.float32)), (-1, -2))
     if logit_scale == "log_n":
         scale = jnp.maximum(log_n / math.log(train_length), 1.0)
+    elif logit_scale == "llama4":
+        lengths = (count // train_length).astype(jnp.float32)
+        scale = 1.0 + 0.1 * jnp.expand_dims(jnp.log1p(lengths), (-1, -2))
     else:
         scale = (
             params["ssmax"].astype(jnp.float32).reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
