@@ -3,21 +3,21 @@ a float64 formula of each.
 """
 
 import dataclasses
-import functools
 import importlib
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 
 from alibi.config import Config, flatten, read_config
-from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.generation import new_cache, read
 from alibi.reporting.recorded import find_rows
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop
 from tests.training.runs import on_one_device
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LENGTH, WINDOW = 16, 4  # of the tiny models
 
 
@@ -55,8 +55,8 @@ def tiny(name: str, tiny_config) -> Config:
     return tiny_config(**keys, train__steps=4)
 
 
-def features(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
-    """Returns the features of a sequence before the softmax layer, float64, by the definitions."""
+def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
+    """Returns the logits of a sequence, float64, by the definitions."""
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     position = np.arange(tokens.size)
     distance = position[:, None] - position
@@ -86,22 +86,20 @@ def features(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarra
             query, key = turned(query, layer.base), turned(key, layer.base)
         if layer.grows:
             query = query * (1 + 0.1 * np.log((position + 1) // LENGTH + 1))[:, None, None]
-        logits = np.einsum("qhe,khe->hqk", query, key) / np.sqrt(query.shape[-1])
-        logits -= np.asarray(layer.slopes)[:, None, None] * distance
-        logits = np.where((distance >= 0) & (distance < layer.window), logits, -np.inf)
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        z = np.einsum("qhe,khe->hqk", query, key) / np.sqrt(query.shape[-1])
+        z -= np.asarray(layer.slopes)[:, None, None] * distance
+        z = np.where((distance >= 0) & (distance < layer.window), z, -np.inf)
+        weights = np.exp(z - z.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         out = np.einsum("hqk,khe->qhe", weights, value)
         x = x + np.einsum("qhe,hed->qd", out, attention["out"]["kernel"]) + attention["out"]["bias"]
         y = norm(of["feed_forward_norm"], x) @ of["up"]["kernel"] + of["up"]["bias"]
         x = x + np.maximum(y, 0) @ of["down"]["kernel"] + of["down"]["bias"]
-    return norm(params["final_norm"], x)
+    return norm(params["final_norm"], x) @ params["embedding"].T
 
 
 @pytest.mark.parametrize("name", TENANTS)
-def test_a_pattern_of_layers(
-    name: str, tiny_config, tmp_path, monkeypatch, record_property
-) -> None:
+def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch, run_script) -> None:
     """It trains; at 16 times the training length it is the formula, is evaluated, and decodes as
     its full pass, through slots of a window and a chunk.
     """
@@ -109,26 +107,28 @@ def test_a_pattern_of_layers(
     config, workdir = tiny(name, tiny_config), tmp_path / name
     status = loop.train(config, str(workdir))
     assert (status["state"], status["step"]) == ("finished", 4)
-    options = Options(output_dir=tmp_path / "out", lengths=(16 * LENGTH,), report=False)
-    assert evaluate_runs([str(workdir)], options) == []
-    (row,) = find_rows(tmp_path / "out")
-    assert (row.position, row.eval_length) == (config.position, 16 * LENGTH)
-    assert row.perplexity < 256, "of 256 bytes"
+    words = (f"--workdirs={workdir}", f"--lengths={16 * LENGTH}", "--noreport")
+    overrides = [(), ("--position=none,alibi", "--window=4,0")] if name == "alibi_none" else [()]
+    for override in overrides:
+        done = run_script(ROOT / "eval_extrapolation.py", *words, *override)
+        assert done.returncode == 0, done.stderr
+    rows = {str(row.override or ""): row for row in find_rows(workdir)}
+    assert set(rows) == {"", "as none,alibi with window 4,0"} if overrides[1:] else {""}
+    for row in rows.values():
+        assert (row.position, row.eval_length) == (config.position, 16 * LENGTH)
+        assert row.perplexity < 256, "of 256 bytes"
+    assert len({row.nll_nats for row in rows.values()}) == len(rows)
 
     run = TrainedRun(workdir)
     params = jax.device_get(run.params)
     tokens = np.random.default_rng(0).integers(0, 256, (1, 16 * LENGTH))
-    full = jax.jit(functools.partial(run.model.apply, method="features"))(
-        {"params": params}, tokens
-    )
-    expected = features(params, tokens[0], TENANTS[name])
-    np.testing.assert_allclose(full[0], expected, atol=2e-5 * np.abs(expected).max())
-
     whole = jax.jit(run.model.apply)({"params": params}, tokens)
+    expected = logits(params, tokens[0], TENANTS[name])
+    np.testing.assert_allclose(whole[0], expected, atol=1e-5)
     cache, found = new_cache(run.model, 1, tokens.size, tokens.size, 100), []
     for start, end in ((0, 100), (100, 200), *((at, at + 1) for at in range(200, 210))):
-        logits, cache = read(run.model, params, cache, tokens[:, start:end])
-        found.append(np.asarray(logits))
+        piece, cache = read(run.model, params, cache, tokens[:, start:end])
+        found.append(np.asarray(piece))
     found = np.concatenate(found, axis=1)
     np.testing.assert_allclose(found, whole[:, :210], atol=5e-5)
     held = [cache[f"layers_{number}"]["held"].key.shape[1] for number in range(len(TENANTS[name]))]
