@@ -25,7 +25,10 @@ def define(multiples: str) -> None:
     )
     flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
     flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
-    position = "position method of the test, in place of the method of training, if it has the same parameters"
+    position = (
+        "position method of the test, or several in turn over the layers, in place of the method of training, if it "
+        "has the same parameters"
+    )
     flags.DEFINE_string("position", None, position)
     options = (
         "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
