@@ -342,31 +342,18 @@ class DecoderLM(nn.Module):
         def step(x: Array, numbered: tuple[Array, Params | None]) -> tuple[Array, None]:
             first, params = numbered
             for place in range(period):
-                number = first + place if place else first
-                if params is None:
-                    own = jax.tree.map(
-                        lambda leaf, i=number: jax.lax.dynamic_index_in_dim(
-                            leaf, i, keepdims=False
-                        ),
-                        stack,
-                    )
-                else:
-                    own = (
-                        jax.tree.map(lambda leaf, i=place: leaf[i], params)
-                        if period > 1
-                        else params
-                    )
-                x = layer(x, number, place, own, x.shape[1])
+                number = first + place
+                tree, index = (stack, number) if params is None else (params, place)
+                pick = functools.partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+                x = layer(x, number, place, jax.tree.map(pick, tree), x.shape[1])
             return x, None
 
         if repeats:
             body = jax.checkpoint(step, prevent_cse=False) if self.config.remat else step
-            params: Params | None = stack
-            if repeats * period < layers:
-                # A part of the stack would be copied for the loop, so each step takes its layers
-                # from the whole.
-                params = None
-            elif period > 1:
+            params: Params | None = None
+            # A part of the stack would be copied for the loop, so each step then takes its layers
+            # from the whole.
+            if repeats * period == layers:
                 params = jax.tree.map(
                     lambda leaf: leaf.reshape(repeats, period, *leaf.shape[1:]), stack
                 )
