@@ -88,20 +88,21 @@ def _options_by_layer(config: Config, names: tuple[str, ...]) -> list[dict[str, 
     """Returns each layer's options of positions: those known to its method, and those that no
     method knows, which `make_position` refuses.
     """
-    known, by_layer = {}, [dict[str, Any]() for _ in names]
+    known, found = {}, [dict[str, Any]() for _ in names]
     for name in dict.fromkeys(names):
         method, types = method_class(name), annotations(method_class(name))
         # an option that takes a tuple has the same one in all layers
         known[name] = {option: takes_several(types[option]) for option in method.options()}
     for option, value in config.position_options.items():
-        unknown = not any(option in options for options in known.values())
+        several = [options[option] for options in known.values() if option in options]
+        values = (value,)
+        if not all(several):  # a list, for a method at least
+            values = _each_layer(len(names), f"position_options.{option}", value)
         for layer, name in enumerate(names):
-            if unknown or known[name].get(option):
-                by_layer[layer][option] = value
-            elif option in known[name]:
-                values = _each_layer(len(names), f"position_options.{option}", value)
-                by_layer[layer][option] = values[layer]
-    return by_layer
+            if option in known[name] or not several:
+                whole = known[name].get(option, True)
+                found[layer][option] = value if whole else values[layer]
+    return found
 
 
 def _each_layer(num_layers: int, key: str, value: Any) -> tuple[Any, ...]:
