@@ -190,8 +190,7 @@ def test_each_window_has_slots_of_its_own(tiny_config) -> None:
     np.testing.assert_array_equal(np.asarray(logits)[:, 23:-1].argmax(axis=-1), answer)
 
 
-@pytest.mark.parametrize("layers", [4, 5])
-@pytest.mark.parametrize("scored", [12, 5])
+@pytest.mark.parametrize(("layers", "scored"), [(4, 12), (5, 5)])
 def test_scanned_patterns_compute_as_unrolled_layers_do(
     tiny_config, layers: int, scored: int
 ) -> None:
