@@ -52,6 +52,13 @@ OPTIONS = (
         (("alibi", "alibi-ssmax"),),
     ),
     (
+        "model.logit_scale=llama4",
+        "queries times 1 + 0.1 ln(floor(n / L) + 1), n the number of keys that they see; Llama 4 has it, with 8,192 "
+        "for L, in its layers without positions",
+        "Meta AI 2025, [The Llama 4 herd](https://ai.meta.com/blog/llama-4-multimodal-intelligence/)",
+        (),
+    ),
+    (
         "model.max_position=2048",
         "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them",
         "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
@@ -77,7 +84,8 @@ tokens in training, L' in the sequences at hand. "Enters" says which functions o
 [the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
 layers, {num_heads} heads of {head_dim}). What is added to logits is added after their division by sqrt(head_dim),
 unless the formula says otherwise. Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_position`
-(randomised positions) and `model.window` (a sliding window).
+(randomised positions) and `model.window` (a sliding window). [Layers may differ](training.md#layers-that-differ) in
+all of these but `model.max_position`; methods that enter the embeddings are the same in all layers.
 
 This page is made by `python scripts/methods_page.py`.
 """

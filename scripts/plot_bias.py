@@ -2,8 +2,10 @@
 curves by distance.
 
     python scripts/plot_bias.py --methods=all --heads=8 --length=64
+    python scripts/plot_bias.py --config=configs/rnope_swa.py --length=64
 
-Writes METHOD.png to --output_dir for each. Parameters are initial, and every token has the same
+Writes METHOD.png to --output_dir for each; with --config a figure for each kind of layer, such as
+layers_0_1_2.png, with its window and the scale of its queries. Parameters are initial, and every token has the same
 content, drawn from a normal distribution, so that all differences come from positions. The figure
 shows the logit with the method minus the logit without it: a bias, or the effect of a rotation.
 Methods that change the token embeddings alone have no figure.
@@ -19,6 +21,7 @@ from alibi.cli import command_line
 _METHODS = flags.DEFINE_list(
     "methods", "all", "names of position methods, or package.module:Class, or all"
 )
+_CONFIG = command_line.define_config_flag(help="the layers to draw, in place of --methods")
 _HEADS = flags.DEFINE_integer("heads", 8, "attention heads", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "features of a head", lower_bound=2)
 _LENGTH = flags.DEFINE_integer("length", 64, "tokens of a sequence", lower_bound=2)
@@ -31,13 +34,17 @@ _CAUSAL = flags.DEFINE_boolean(
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "workdirs/bias", "where the figures go")
 
 
-def added_to_logits(method):
-    """Returns `[heads, q, k]`, the scaled logits with the method minus those without it; None if
-    they are equal.
+def added_to_logits(kind):
+    """Returns `[heads, q, k]`, the scaled logits in a layer of this kind minus those without
+    positions, NaN beyond its window; None if they are equal.
     """
     import jax
     import jax.numpy as jnp
     import numpy as np
+
+    from alibi.model.positions import init_layer, scaled_queries
+
+    method = kind.position
 
     def logits(query, key):
         return jnp.einsum("bqhd,bkhd->hqk", query, key, precision="highest") * method.head_dim**-0.5
@@ -45,7 +52,8 @@ def added_to_logits(method):
     @jax.jit
     def compute():
         of_all, of_layer, of_content = jax.random.split(jax.random.key(0), 3)
-        params, length = {**method.init(of_all), **method.init_layer(of_layer)}, _LENGTH.value
+        of_layer, length = init_layer(method, kind.logit_scale, of_layer), _LENGTH.value
+        params = {**method.init(of_all), **of_layer}
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
         positions = jnp.arange(length)
@@ -56,18 +64,38 @@ def added_to_logits(method):
             method.queries(params, content, positions),
             method.keys(params, content, positions),
         )
+        if kind.logit_scale:
+            query = scaled_queries(kind.logit_scale, method.train_length, params, query, positions)
         bias = method.content_bias(params, query, kept, kept)
         added = logits(query, key) - logits(content, content)
         if bias is not None:
             added = added + bias(positions, positions).reshape(added.shape)
         return added
 
-    added = np.asarray(compute())
-    return added if np.abs(added).max() > 0 else None
+    added, distance = np.asarray(compute()), np.subtract.outer(*[np.arange(_LENGTH.value)] * 2)
+    if kind.window:
+        added = np.where(np.abs(distance) < kind.window, added, np.nan)
+    return added if kind.window or np.abs(added).max() > 0 else None
+
+
+def layers_of(config):
+    """Returns the kinds of layers in a config, by the names of their figures."""
+    from alibi.model.positions import layer_pattern
+    from alibi.positions import method_names
+
+    pattern, names = layer_pattern(config), method_names(config.position)
+    kinds = {}
+    for layer in range(config.model.num_layers):
+        kinds.setdefault(pattern[layer % len(pattern)], []).append(layer)
+    return {
+        f"layers_{'_'.join(map(str, layers))}": (names[layers[0] % len(names)], kind)
+        for kind, layers in kinds.items()
+    }
 
 
 def main() -> None:
     # Only now, so that a wrong flag is reported at once.
+    from alibi.model.positions import LayerKind
     from alibi.positions import METHODS, make_position
     from alibi.reporting.charts import png
     from alibi.reporting.figures import bias_figure
@@ -77,24 +105,26 @@ def main() -> None:
     sizes["train_length"] = _TRAIN_LENGTH.value or _LENGTH.value
     folder = pathlib.Path(_OUTPUT_DIR.value)
     names = list(METHODS) if _METHODS.value == ["all"] else _METHODS.value
-    made = {}
-    for name in names:
+    made = {} if _CONFIG.value is None else layers_of(_CONFIG.value)
+    for name in () if made else names:
         try:
-            method = make_position(name, **sizes, causal=_CAUSAL.value).at_length(_LENGTH.value)
+            method = make_position(name, **sizes, causal=_CAUSAL.value)
             method.check_length(_LENGTH.value)
-            made[name] = method
+            made[name] = name, LayerKind(method)
         except ValueError as error:
             if _METHODS.value != ["all"]:
                 raise
             print(f"{name}: not drawn, {error}")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, method in made.items():
-        added = added_to_logits(method)
+    for name, (title, kind) in made.items():
+        added = added_to_logits(kind.at_length(_LENGTH.value))
         path = folder / f"{name.replace(':', '.')}.png"
         if added is None:
             print(f"{name}: adds nothing to the logits itself")
         else:
-            path.write_bytes(png(bias_figure(name, added, causal=_CAUSAL.value)))
+            title += f", window {kind.window}" if kind.window else ""
+            title += f", logits by {kind.logit_scale}" if kind.logit_scale else ""
+            path.write_bytes(png(bias_figure(title, added, causal=_CAUSAL.value)))
             print(f"{name}: {path}")
 
 

@@ -74,6 +74,11 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             "model.cutoffs='1:x' must be of type tuple[int, ...], such as 20000:60000",
         ),
         (["--config.train_length=0"], "train_length=0 must be at least 1"),
+        (["--config.model.window=8,x"], "model.window='8,x' must be of type int | tuple[int, ...]"),
+        (
+            ["--config.model.window=1,2,3,4,5"],
+            "model.window=1,2,3,4,5 lists 5 values for model.num_layers=4 layers; give 1 to 4",
+        ),
         (
             ["--config.optimizer.final_fraction=5"],
             "optimizer.final_fraction=5 must be at least 0.0 and at most 1.0",
@@ -124,8 +129,9 @@ def test_a_command_line(
             "unknown config key 'model.widht'; did you mean 'model.width'?",
         ),
         (
-            "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.model.width = 'x'\n",
-            "fails at line 4: TypeError: Could not override field 'width'",
+            "from configs import base\ndef get_config():\n    c = base.get_config()\n    c.model.width = 'x'\n"
+            "    return c",
+            "model.width='x' must be of type int, such as 128",
         ),
     ],
 )

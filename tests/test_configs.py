@@ -177,9 +177,11 @@ def test_a_tuple_of_integers_is_spelt_with_colons() -> None:
 
 
 def test_slopes_given_one_by_one_reach_the_bias() -> None:
-    bias = build_model(
-        make_config("position_options.slopes=0.5:1,model.num_heads=2"), 256
-    ).position.bias({})
+    bias = (
+        build_model(make_config("position_options.slopes=0.5:1,model.num_heads=2"), 256)
+        .methods[0]
+        .bias({})
+    )
     assert bias is not None
     assert bias.slopes.tolist() == [0.5, 1.0]
 

@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 
 from alibi import alibi_slopes
+from alibi.model.positions import LayerKind
 from alibi.positions import make_position
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "plot_bias.py"
@@ -70,14 +71,35 @@ def test_the_drawing_is_the_addition(script) -> None:
     """
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 6}
     distance = np.subtract.outer(np.arange(6), np.arange(6))
-    added = script.added_to_logits(make_position("alibi", **sizes))
+    added = script.added_to_logits(LayerKind(make_position("alibi", **sizes)))
     np.testing.assert_allclose(
         added, -np.asarray(alibi_slopes(2))[:, None, None] * distance, rtol=1e-5, atol=1e-6
     )
-    turned = script.added_to_logits(make_position("rotary", **sizes))
+    turned = script.added_to_logits(LayerKind(make_position("rotary", **sizes)))
     np.testing.assert_allclose(np.diagonal(turned, axis1=1, axis2=2), 0.0, atol=1e-5)
     np.testing.assert_allclose(turned, np.swapaxes(turned, 1, 2), atol=1e-5)
     assert (turned[:, 3, 0] < -1e-3).all(), (
         "a turned key has a smaller product with the same content"
     )
-    assert script.added_to_logits(make_position("sinusoidal", **sizes)) is None
+    assert script.added_to_logits(LayerKind(make_position("sinusoidal", **sizes))) is None
+
+
+def test_layers_under_a_window_show_its_keys_alone(script) -> None:
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 2}
+    distance = np.subtract.outer(np.arange(6), np.arange(6))
+    added = script.added_to_logits(LayerKind(make_position("none", **sizes), window=3))
+    np.testing.assert_array_equal(np.isnan(added[0]), np.abs(distance) >= 3)
+    assert np.nanmax(np.abs(added)) == 0
+    grown = script.added_to_logits(LayerKind(make_position("none", **sizes), logit_scale="llama4"))
+    factor = 0.1 * np.log((np.arange(6) + 1) // 2 + 1)
+    np.testing.assert_allclose(grown, grown[:, 5:] / factor[5] * factor[:, None], atol=1e-5)
+
+
+def test_a_config_is_drawn_by_kinds_of_layers(run_script, tmp_path) -> None:
+    config = SCRIPT.parent.parent / "configs" / "rnope_swa.py"
+    result = run_script(SCRIPT, f"--config={config}", "--length=6", f"--output_dir={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        f"layers_0_1_2: {tmp_path}/layers_0_1_2.png",
+        "layers_3: adds nothing to the logits itself",
+    ]

@@ -7,6 +7,7 @@ from absl import flags
 
 from alibi.config.fields import parsed
 from alibi.config.override import MODEL_KEYS, Override
+from alibi.config.tree import read_value
 from alibi.runs import RunDirectory
 
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
@@ -24,20 +25,24 @@ def define(multiples: str) -> None:
     )
     flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
     flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
-    position = "position method of the test, in place of the method of training, if it has the same parameters"
+    position = (
+        "position method of the test, or several in turn over the layers, in place of the method of training, if it "
+        "has the same parameters"
+    )
     flags.DEFINE_string("position", None, position)
     options = (
         "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
     )
     flags.DEFINE_list("position_options", [], options)
-    flags.DEFINE_integer(
+    flags.DEFINE_string(
         "window",
         None,
-        "test with attention that reaches back so many tokens (0: all)",
-        lower_bound=0,
+        "test with attention that reaches back so many tokens (0: all); 32,0: in turn over the layers",
     )
     flags.DEFINE_string(
-        "logit_scale", None, "test with queries scaled by log_n or ssmax, or unscaled (empty)"
+        "logit_scale",
+        None,
+        "test with queries scaled by log_n, ssmax or llama4, or unscaled (empty)",
     )
     flags.DEFINE_integer(
         "max_position",
@@ -81,14 +86,14 @@ def options() -> dict[str, Any]:
             )
         if words is not None:
             numbers[flag] = tuple(map(int, words))
+    changed = {key: value for key in MODEL_KEYS if (value := given[key].value) is not None}
+    model = {key: read_value(f"model.{key}", value) for key, value in changed.items()}
     return {
         "output_dir": given.output_dir or given.workdirs[0],
         **numbers,
         "checkpoint": given.checkpoint,
         "batch_tokens": given.batch_tokens,
-        "override": Override(
-            given.position, _position_options(), **{key: given[key].value for key in MODEL_KEYS}
-        ),
+        "override": Override(given.position, _position_options(), **model),
         "report": given.report,
     }
 

@@ -67,10 +67,12 @@ def annotations(kind: type) -> dict[str, Any]:
 
 def parsed(text: str, annotation: Any = Any) -> Any:
     """Returns the value of a flag's text: None, True, a number, a name, or a tuple such as
-    0.5:0.25.
+    0.5:0.25 or 32,0.
     """
     if annotation is str:
         return text
+    if str in typing.get_args(annotation):  # a name or several
+        return tuple(text.split(",")) if "," in text else text
     if annotation is bool and text.lower() in ("true", "false", "1", "0"):
         return text.lower() in ("true", "1")
     parts = [_literal(part) for part in text.split(":")]
@@ -112,8 +114,9 @@ def read(
     except OverflowError:
         sizes = f"0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}, as in float32"
         raise ValueError(f"{given} must be {sizes}") from None
-    if needed := _violated(limits or {}, found):
-        raise ValueError(f"{given} must be {needed}")
+    for each in found if isinstance(found, tuple) else [found]:
+        if needed := _violated(limits or {}, each):
+            raise ValueError(f"{given} must be {needed}")
     return found
 
 
@@ -125,6 +128,18 @@ def without_lists(value: Any) -> Any:
         return {name: without_lists(inner) for name, inner in value.items()}
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     return tuple(map(without_lists, value)) if several else value
+
+
+def takes_several(annotation: Any) -> bool:
+    """Returns whether a field of this type holds tuples: a tuple for it is a value, not a list of
+    values.
+    """
+    return annotation is Any or any(map(_is_several, (annotation, *typing.get_args(annotation))))
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as a flag takes it: a list with commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:

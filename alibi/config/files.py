@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -80,7 +81,8 @@ def make_config(arg: str = "", **changes: Any) -> Config:
 
 def as_config_dict(config: Config) -> ml_collections.ConfigDict:
     """Returns `config` as a config file changes it: by attribute, and with references between keys."""
-    return ml_collections.ConfigDict(dataclasses.asdict(config))
+    # Types are checked when the config is read: a key may hold a value or a list.
+    return ml_collections.ConfigDict(dataclasses.asdict(config), type_safe=False)
 
 
 def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigDict:
@@ -176,7 +178,8 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
 def _assignments(arg: str) -> dict[str, Any]:
     """Returns the values of "KEY=VALUE,KEY=VALUE" as text, by key."""
     given = {}
-    for part in filter(None, (part.strip() for part in arg.split(","))):
+    # a comma in position=rotary,none separates no keys
+    for part in filter(None, map(str.strip, re.split(r",(?=\s*[\w.]+\s*=)", arg))):
         key, separator, text = part.partition("=")
         given[key] = text
         if not separator:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.config.fields import without_lists
+from alibi.config.fields import as_text, without_lists
 
 MODEL_KEYS = ("window", "logit_scale", "max_position")
 
@@ -14,15 +14,15 @@ class Override:
     """Values that replace those a run was trained with; None keeps the run's own.
 
     Attributes:
-      position: name of a position method.
+      position: name of a position method, or a list of them as in a config.
       options: options of `position`; without a `position`, options of the run's own method.
       window, logit_scale, max_position: keys of `config.model`.
     """
 
     position: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
-    window: int | None = None
-    logit_scale: str | None = None
+    window: int | tuple[int, ...] | None = None
+    logit_scale: str | tuple[str, ...] | None = None
     max_position: int | None = None
 
     @property
@@ -36,12 +36,13 @@ class Override:
         method = (
             f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
         )
-        model = ", ".join(f"{key} {value or 'off'}" for key, value in self.model.items())
+        model = ", ".join(f"{key} {as_text(value or 'off')}" for key, value in self.model.items())
         return " ".join(filter(None, [method, model and f"with {model}"]))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Override":
-        options = tuple(without_lists(content["options"]).items())
+        content = without_lists(content)
+        options = tuple(content["options"].items())
         return cls(content["position"], options, **{key: content.get(key) for key in MODEL_KEYS})
 
     def to_json(self) -> dict[str, Any]:

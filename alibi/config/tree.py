@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from alibi.config.fields import choice, nearest, number, parsed, read
+from alibi.config.fields import as_text, choice, nearest, number, parsed, read
 
 INT32 = 2**31 - 1  # counts and positions on the devices are int32
 DTYPES = ("float32", "bfloat16")
@@ -49,6 +49,19 @@ class Section:
         return read(given, value, annotation, field.default, field.metadata)
 
 
+def by_layer(key: str, value: Any, num_layers: int) -> tuple[Any, ...]:
+    """Returns the value of a key in each layer: a list is repeated over the layers; ValueError if
+    it is longer.
+    """
+    values = value if isinstance(value, tuple) else (value,)
+    if not 0 < len(values) <= num_layers:
+        raise ValueError(
+            f"{key}={as_text(value)} lists {len(values)} values for model.num_layers={num_layers} "
+            f"layers; give 1 to {num_layers}"
+        )
+    return tuple(values[layer % len(values)] for layer in range(num_layers))
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
     """The decoder, without its position method and vocabulary."""
@@ -86,21 +99,23 @@ class ModelConfig(Section):
     dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
     # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
     # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
-    # initial parameters differ.
+    # initial parameters differ. Layers that differ run as a loop over their pattern.
     scan_layers: bool = False
     # plain: no platform's tricks in products, norms and attention
     products: str = choice("auto", ("auto", "plain"))
     # computes each layer again in the backward pass: less memory, a third more time
     remat: bool = False
     # Queries times a function of the number n of keys that they see: log_n: max(1, ln n / ln L);
-    # ssmax: s ln n, s learned by each head of each layer. Empty: unchanged. At most one of this and
-    # the next two keys is set.
-    logit_scale: str = choice("", ("", "log_n", "ssmax"))
+    # ssmax: s ln n, s learned by each head of each layer; llama4: 1 + 0.1 ln(floor(n / L) + 1).
+    # Empty: unchanged. A list such as log_n,ssmax is repeated over the layers. In a layer at most
+    # one of this and the next two keys is set.
+    logit_scale: str | tuple[str, ...] = choice("", ("", "log_n", "ssmax", "llama4"))
     # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
     # 0, 1, 2, ...
     max_position: int = number(0, at_least=0, at_most=2**24)
-    # tokens that attention reaches back, its own included; 0: all
-    window: int = number(0, at_least=0, at_most=INT32)
+    # Tokens that attention reaches back, its own included; 0: all. A list such as 32,0 is repeated
+    # over the layers.
+    window: int | tuple[int, ...] = number(0, at_least=0, at_most=INT32)
     # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no
     # share that float32 can tell. 1e-6 makes long sequences faster on CPUs.
     skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
@@ -117,10 +132,16 @@ class ModelConfig(Section):
                 f"use {', '.join(map(str, fitting))}"
             )
         # A scale needs positions that count the visible keys, a window positions that count tokens.
-        keys = [key for key in ("logit_scale", "max_position", "window") if self[key]]
-        if len(keys) > 1:
-            given = ", ".join(f"model.{key}={self[key]}" for key in keys)
-            raise ValueError(f"{given} exclude each other; leave out all but one")
+        exclusive = "logit_scale", "max_position", "window"
+        for values in zip(*map(self.by_layer, exclusive), strict=True):
+            keys = [key for key, value in zip(exclusive, values, strict=True) if value]
+            if len(keys) > 1:
+                given = ", ".join(f"model.{key}={as_text(self[key])}" for key in keys)
+                raise ValueError(f"{given} exclude each other in a layer; leave out all but one")
+
+    def by_layer(self, key: str) -> tuple[Any, ...]:
+        """Returns the value of a key in each layer."""
+        return by_layer(f"model.{key}", self[key], self.num_layers)
 
     @property
     def head_dim(self) -> int:
@@ -265,12 +286,15 @@ class Config(Section):
     seed: int = number(0, at_least=0, at_most=2**32 - 1)
     # tokens of a training sequence (the paper's L)
     train_length: int = number(128, at_least=1, at_most=INT32)
-    position: str = "alibi"  # a name from alibi.positions.METHODS, or package.module:Class
+    # A name from alibi.positions.METHODS, or package.module:Class. A list such as rotary,none is
+    # repeated over the layers.
+    position: str = "alibi"
     # SHA-256 of the checkpoint from which scripts/import_fairseq.py made the run
     imported_from: str = ""
     # work directory of a run whose latest parameters this run starts with; train.py --init_from
     init_from: str = ""
-    # Options of the position method, by the names of its class's fields (alibi/positions).
+    # Options of the position method, by the names of its class's fields (alibi/positions). A list
+    # for an option that takes one value is repeated over the layers.
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

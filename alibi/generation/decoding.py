@@ -12,15 +12,17 @@ from alibi.model.decoder import DecoderLM
 from alibi.model.layers import unstacked
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def new_cache(model: DecoderLM, batch: int, slots: int, total: int | None = None) -> PyTree:
-    """Returns an empty cache of `slots` tokens for each sequence, of `total` tokens to come (see
-    `DecoderLM`).
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def new_cache(
+    model: DecoderLM, batch: int, slots: int, total: int | None = None, chunk: int | None = None
+) -> PyTree:
+    """Returns an empty cache of `slots` tokens for each sequence, of `total` tokens to come, read
+    in chunks of `chunk` at most (see `DecoderLM`).
     """
+    tokens = jnp.zeros((batch, slots), jnp.int32)
     # The compiler keeps only the cache of all that `init` traces: no parameters are made.
-    return model.init(
-        jax.random.key(0), jnp.zeros((batch, slots), jnp.int32), decode=True, total=total
-    )["cache"]
+    made = model.init(jax.random.key(0), tokens, decode=True, total=total, chunk=chunk)
+    return made["cache"]
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="last", donate_argnums=2)
@@ -83,8 +85,8 @@ def generate(
     Args:
       prompt: token ids; if they are NumPy arrays, prompts of other lengths also share the padding
         programs.
-      chunk: tokens of the prompt read at a time, which bounds the memory; with a sliding
-        window the cache holds a window and a chunk.
+      chunk: tokens of the prompt read at a time, which bounds the memory; the cache of a layer
+        under a sliding window holds a window and a chunk.
       total: the largest number of tokens of prompt and answer together. Prompts are then padded to
         whole chunks, so choose a small chunk. Methods that depend on the length use it. None: the
         tokens of this call.
@@ -98,7 +100,7 @@ def generate(
         all than the position method is defined for.
     """
     _check_prompt(prompt, positions, model.vocab_size)
-    (batch, length), window = prompt.shape, model.config.window
+    batch, length = prompt.shape
     for name, value in (
         ("the prompt's length", length),
         ("new_tokens", new_tokens),
@@ -123,10 +125,7 @@ def generate(
         pad = np.pad if isinstance(prompt, np.ndarray) else jnp.pad
         prompt, stand = pad(prompt, padding), pad(stand, padding, constant_values=-1)
         length = prompt.shape[1]
-    total = total or slots
-    cache = new_cache(
-        model, batch, window + chunk - 1 if window and window + chunk <= total else slots, total
-    )
+    cache = new_cache(model, batch, slots, total or slots, chunk)
     # the first chunk takes the remainder
     starts = [0, *range(length % chunk or chunk, length, chunk)]
     for start, end in zip(starts, [*starts[1:], length], strict=True):

@@ -18,9 +18,8 @@ from alibi.attention.flax import AttentionFn, Cached, method_attention_fn
 from alibi.config import ModelConfig
 from alibi.cpu.products import Products
 from alibi.model.initialization import INITIALIZATIONS
-from alibi.model.positions import init_layer, scaled_queries
+from alibi.model.positions import LayerKind, init_layer, scaled_queries
 from alibi.parallel.sharding import heads_sharding
-from alibi.positions import PositionMethod
 from alibi.positions.base import Params
 from alibi.positions.shapes import KnownPositions
 
@@ -40,13 +39,14 @@ class BlockCall:
     Attributes:
       positions: of the tokens; None: 0, 1, ..., known when the program is traced.
       segment_ids: of the tokens; None: a single segment.
-      reading: the tokens as the key-value cache reads them; None: there is no cache.
+      reading: the tokens as the key-value cache of each window reads them; None: there is no
+        cache.
       ascending: given positions rise from token to token.
     """
 
     positions: KnownPositions | None
     segment_ids: Int[Array, "batch length"] | None
-    reading: Reading | None
+    reading: dict[int, Reading] | None
     ascending: bool = flax.struct.field(pytree_node=False, default=False)
 
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "batch length width"],
-        position: PositionMethod,
+        kind: LayerKind,
         shared: Params,
         call: BlockCall,
         deterministic: bool,
@@ -87,13 +87,13 @@ class Block(nn.Module):
         )
         # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
         y = products.norm(nn.LayerNorm(config.norm_epsilon, name="attention_norm"), x)
-        own = position_params(self, functools.partial(init_layer, position, config.logit_scale))
+        own = position_params(self, functools.partial(init_layer, kind.position, kind.logit_scale))
         attention = nn.MultiHeadDotProductAttention(
             num_heads=config.num_heads,
             dtype=DTYPES[config.dtype],
             dropout_rate=config.attention_dropout,
             broadcast_dropout=False,
-            attention_fn=self._attention_fn(y, position, {**shared, **own}, call, last),
+            attention_fn=self._attention_fn(y, kind, {**shared, **own}, call, last),
             qkv_dot_general=products.dot_general,
             out_dot_general=products.dot_general,
             kernel_init=initialization.attention_in,
@@ -113,7 +113,7 @@ class Block(nn.Module):
     def _attention_fn(
         self,
         y: Float[Array, "batch length width"],
-        position: PositionMethod,
+        kind: LayerKind,
         params: Params,
         call: BlockCall,
         last: int,
@@ -130,22 +130,22 @@ class Block(nn.Module):
             segments = segments[..., -last:], segments
         cached = None
         if call.reading is not None:
-            cached = Cached(self.variable("cache", "held", lambda: None), call.reading)
+            cached = Cached(self.variable("cache", "held", lambda: None), call.reading[kind.window])
         scale = None
-        if config.logit_scale:
+        if kind.logit_scale:
             scale = functools.partial(
-                scaled_queries, config.logit_scale, position.train_length, params
+                scaled_queries, kind.logit_scale, kind.position.train_length, params
             )
         # Only the dense formula can be differentiated in any way.
         plain = config.products == "plain" and config.attention == "auto"
         options = AttentionOptions(
-            window=config.window or None,
+            window=kind.window or None,
             skip_epsilon=config.skip_epsilon,
             sharding=heads_sharding(self.sharding),
             backend="reference" if plain else config.attention,
         )
         return method_attention_fn(
-            position,
+            kind.position,
             params,
             y,
             query_positions=positions[..., -last:],

@@ -1,6 +1,8 @@
 """A decoder language model for any position method, with tied or adaptive embeddings."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -12,14 +14,15 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.attention.cache import Reading, Slots
 from alibi.config import Config, ModelConfig
+from alibi.config.fields import as_text
 from alibi.cpu.products import Products
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.block import DTYPES, Block, BlockCall, position_params
 from alibi.model.layers import STACKED
 from alibi.model.loss import Head, TiedEmbedding
-from alibi.model.positions import randomised_positions
+from alibi.model.positions import LayerKind, init_layer, layer_pattern, randomised_positions
 from alibi.parallel.sharding import batch_parts, split_batch
-from alibi.positions import PositionMethod, make_position
+from alibi.positions import PositionMethod
 from alibi.positions.base import Params
 from alibi.positions.shapes import KnownPositions
 
@@ -32,21 +35,21 @@ class DecoderLM(nn.Module):
     Attributes:
       config: sizes, rates, and the way of computing; parameters, norms, logits, softmax and loss
         are float32.
-      position: the position method.
+      pattern: the kinds of the layers in turn; layer i is of kind i modulo their number.
       vocab_size: tokens of the vocabulary.
       sharding: of the batch dimension of activations on the devices; None: chosen by the
         compiler, which may gather the batch if parameters are split too.
     """
 
     config: ModelConfig
-    position: PositionMethod
+    pattern: tuple[LayerKind, ...]
     vocab_size: int
     sharding: NamedSharding | None = None
 
     def setup(self) -> None:
         config = self.config
         self.vocabulary = self._make_vocabulary()
-        self.position_params = position_params(self, self.position.init)
+        self.shared = self._shared_params()
         if config.scan_layers:
             self.stacked = self._stacked_params()
         else:
@@ -69,6 +72,64 @@ class DecoderLM(nn.Module):
             self.param("embedding", nn.initializers.normal(config.width**-0.5), shape), head
         )
 
+    def _shared_params(self) -> tuple[Params, ...]:
+        """Returns for each kind of layer the parameters that its position method shares between
+        layers.
+
+        The parameters "position" of the model are those of its method; if there are several, each
+        has its own under its number.
+        """
+        methods = self.methods
+        if len(methods) == 1:
+            return (position_params(self, methods[0].init),) * len(self.pattern)
+
+        def init(key: PRNGKeyArray) -> Params:
+            each = {
+                str(number): method.init(jax.random.fold_in(key, number))
+                for number, method in enumerate(methods)
+            }
+            return {number: params for number, params in each.items() if params}
+
+        made = position_params(self, init)
+        return tuple(made.get(str(methods.index(kind.position)), {}) for kind in self.pattern)
+
+    @property
+    def methods(self) -> tuple[PositionMethod, ...]:
+        """The different position methods, in the order of the layers."""
+        return tuple(dict.fromkeys(kind.position for kind in self.pattern))
+
+    def method_pairs(self, other: "DecoderLM") -> set[tuple[PositionMethod, PositionMethod]]:
+        """Returns the pairs of position methods that layers of the same number have in both models."""
+        layers = range(self.config.num_layers)
+        sides = (
+            [model.pattern[layer % len(model.pattern)].position for layer in layers]
+            for model in (self, other)
+        )
+        return set(zip(*sides, strict=True))
+
+    def method_of(self, path: Sequence[str]) -> PositionMethod | None:
+        """Returns the position method to which a parameter belongs, by the names on its path; None
+        for other parameters.
+        """
+        if "position" not in path:
+            return None
+        if path[0] == "position":
+            return self.methods[int(path[1]) if len(self.methods) > 1 else 0]
+        # stacked layers with parameters have the same method
+        number = path[0].removeprefix(STACKED).removeprefix("_")
+        return self.pattern[int(number or 0) % len(self.pattern)].position
+
+    def within_limits(self, params: PyTree) -> PyTree:
+        """Returns the parameters with those of the position methods clipped to their limits."""
+
+        def clip(path: tuple[Any, ...], leaf: Array) -> Array:
+            names = [part.key for part in path]
+            method = self.method_of(names)
+            limits = None if method is None else method.limits.get(names[-1])
+            return leaf if limits is None else jnp.clip(leaf, *limits)
+
+        return jax.tree.map_with_path(clip, params)
+
     def with_vocabulary(self, vocab_size: int) -> "DecoderLM":
         """Returns the model for texts of this vocabulary; ValueError if cutoffs of adaptive
         embeddings don't fit.
@@ -84,7 +145,8 @@ class DecoderLM(nn.Module):
             raise ValueError(
                 f"model.max_position={most} is less than a sequence of {length} tokens; use fewer"
             )
-        self.position.check_length(length)
+        for method in self.methods:
+            method.check_length(length)
 
     def __call__(
         self,
@@ -95,6 +157,7 @@ class DecoderLM(nn.Module):
         deterministic: bool = True,
         decode: bool = False,
         total: int | None = None,
+        chunk: int | None = None,
     ) -> Float[Array, "batch length vocabulary"]:
         """Returns logits of the token after each of `tokens`, float32; log-probabilities with
         adaptive embeddings.
@@ -113,6 +176,8 @@ class DecoderLM(nn.Module):
           total: with `init(..., decode=True)`, the most tokens of a sequence, which methods
             that depend on the length use (None: the slots). With more tokens than slots the
             cache is a ring, which needs a window.
+          chunk: with `init(..., decode=True)`, the most tokens read at a time: a layer under a
+            window then has a slot for each token of a window and a chunk, if these are fewer.
 
         Raises:
           ValueError: a sequence longer than the position method is defined for, more tokens
@@ -125,6 +190,7 @@ class DecoderLM(nn.Module):
             deterministic=deterministic,
             decode=decode,
             total=total,
+            chunk=chunk,
         )
         return self.vocabulary.logits(features, deterministic)
 
@@ -160,16 +226,20 @@ class DecoderLM(nn.Module):
         deterministic: bool = True,
         decode: bool = False,
         total: int | None = None,
+        chunk: int | None = None,
         last: int | None = None,
     ) -> Float[Array, "batch last width"]:
         """Returns the input of the softmax layer for the `last` last tokens (None: all), float32;
         see `__call__`.
         """
         config, length = self.config, tokens.shape[1]
-        slots = self._slots(tokens, segment_ids, total) if decode else None
+        caches = self._caches(tokens, segment_ids, total, chunk) if decode else None
+        slots = None if caches is None else next(iter(caches.values()))
         total = length if slots is None else slots.total
         self.check_length(total)
-        position = self.position if config.max_position else self.position.at_length(total)
+        pattern = self.pattern
+        if not config.max_position:
+            pattern = tuple(kind.at_length(total) for kind in pattern)
         in_order: KnownPositions = (
             np.arange(length) if slots is None else slots.next_positions(length)
         )
@@ -184,30 +254,40 @@ class DecoderLM(nn.Module):
         if config.max_position:
             placed = randomised_positions(placed, total, config.max_position, tokens.shape[0], key)
         x = self.vocabulary.embed(tokens) * jnp.sqrt(config.width).astype(jnp.float32)
-        x = position.embed(self.position_params, x, jnp.asarray(placed))
+        x = pattern[0].position.embed(self.shared[0], x, jnp.asarray(placed))
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         reading = None
-        if slots is not None:
-            reading = Reading(slots, self.slots.append(slots, read, placed), jnp.asarray(read) < 0)
+        if caches is not None:
+            after, padding = self.slots.append(caches, read, placed), jnp.asarray(read) < 0
+            reading = {
+                window: Reading(before, after[window], padding) for window, before in caches.items()
+            }
         # None, not an array, if they are known: a recomputed layer would trace the array.
         ascending = positions is None and slots is None
         call = BlockCall(None if placed is in_order else placed, segment_ids, reading, ascending)
         layers = self._scanned if config.scan_layers else self._unrolled
-        x = layers(x, position, call, deterministic, length if last is None else last)
-        if slots is not None:
+        x = layers(x, pattern, call, deterministic, length if last is None else last)
+        if caches is not None:
             # Results beyond the cache are wrong, and must not look right.
-            x = jnp.where(slots.holds(length), x, jnp.nan)
+            holds = functools.reduce(
+                jnp.logical_and, [slots.holds(length) for slots in caches.values()]
+            )
+            x = jnp.where(holds, x, jnp.nan)
         return x if self.last_norm is None else Products.of(config.products).norm(self.last_norm, x)
 
-    def _slots(
-        self, tokens: Int[Array, "batch length"], segment_ids: Array | None, total: int | None
-    ) -> Slots:
-        """Returns the cache's slots before `tokens` are read."""
+    def _caches(
+        self,
+        tokens: Int[Array, "batch length"],
+        segment_ids: Array | None,
+        total: int | None,
+        chunk: int | None,
+    ) -> dict[int, Slots]:
+        """Returns the slots of the cache before `tokens` are read, by the window of their layers."""
         if segment_ids is not None:
             raise ValueError(
                 "decode=True takes no segment_ids: decode each document with a cache of its own"
             )
-        if not self.position.causal:
+        if not all(method.causal for method in self.methods):
             raise ValueError(
                 "decode=True needs a position method with causal=True: later tokens aren't there yet"
             )
@@ -215,12 +295,13 @@ class DecoderLM(nn.Module):
             raise ValueError(
                 "decode=True needs layers with parameters of their own; see alibi.generation.unrolled"
             )
-        return self.slots(tokens, total, self.config.window)
+        windows = tuple(dict.fromkeys(kind.window for kind in self.pattern))
+        return self.slots(tokens, total, windows, chunk)
 
     def _unrolled(
         self,
         x: Float[Array, "batch length width"],
-        position: PositionMethod,
+        pattern: tuple[LayerKind, ...],
         call: BlockCall,
         deterministic: bool,
         last: int,
@@ -228,48 +309,59 @@ class DecoderLM(nn.Module):
         """Returns the output of layers with parameters of their own; the last layer only for the
         `last` last tokens.
         """
-        for layer in self.layers[:-1]:
-            x = layer(x, position, self.position_params, call, deterministic, x.shape[1])
-        return self.layers[-1](x, position, self.position_params, call, deterministic, last)
+        for number, layer in enumerate(self.layers):
+            place = number % len(pattern)
+            queries = last if layer is self.layers[-1] else x.shape[1]
+            x = layer(x, pattern[place], self.shared[place], call, deterministic, queries)
+        return x
 
     def _scanned(
         self,
         x: Float[Array, "batch length width"],
-        position: PositionMethod,
+        pattern: tuple[LayerKind, ...],
         call: BlockCall,
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the output of layers with stacked parameters: a loop, which is compiled as a
-        single layer.
+        """Returns the output of layers with stacked parameters: a loop over the pattern's repeats,
+        which is compiled as a single repeat.
 
-        With fewer queries than keys the last layer is a program of its own.
+        Layers after the last whole repeat are programs of their own, as is the last layer with
+        fewer queries than keys.
         """
         block, stack = Block(self.config, self.sharding, parent=None), self.stacked
         key = None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
-        looped = self.config.num_layers - (last < x.shape[1])
+        layers, period = self.config.num_layers, len(pattern)
+        repeats = (layers - (last < x.shape[1])) // period
 
-        def layer(x: Array, number: int | Array, params: Params, last: int) -> Any:
+        def layer(x: Array, number: int | Array, place: int, params: Params, last: int) -> Any:
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, number)}
-            arguments = (x, position, self.position_params, call, deterministic, last)
+            arguments = (x, pattern[place], self.shared[place], call, deterministic, last)
             return block.apply({"params": params}, *arguments, rngs=rngs)
 
         def step(x: Array, numbered: tuple[Array, Params | None]) -> tuple[Array, None]:
-            number, params = numbered
-            if params is None:
-                params = jax.tree.map(
-                    lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), stack
-                )
-            return layer(x, number, params, x.shape[1]), None
+            first, params = numbered
+            for place in range(period):
+                number = first + place
+                tree, index = (stack, number) if params is None else (params, place)
+                pick = functools.partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+                x = layer(x, number, place, jax.tree.map(pick, tree), x.shape[1])
+            return x, None
 
-        if looped:
+        if repeats:
             body = jax.checkpoint(step, prevent_cse=False) if self.config.remat else step
-            # A part of the stack would be copied for the loop, so each step takes its layer from
-            # the whole.
-            params = stack if looped == self.config.num_layers else None
-            x, _ = jax.lax.scan(body, x, (jnp.arange(looped), params))
-        if looped < self.config.num_layers:
-            x = layer(x, looped, jax.tree.map(lambda leaf: leaf[looped], stack), last)
+            params: Params | None = None
+            # A part of the stack would be copied for the loop, so each step then takes its layers
+            # from the whole.
+            if repeats * period == layers:
+                params = jax.tree.map(
+                    lambda leaf: leaf.reshape(repeats, period, *leaf.shape[1:]), stack
+                )
+            x, _ = jax.lax.scan(body, x, (jnp.arange(0, repeats * period, period), params))
+        for number in range(repeats * period, layers):
+            queries = last if number == layers - 1 else x.shape[1]
+            own = jax.tree.map(lambda leaf, i=number: leaf[i], stack)
+            x = layer(x, number, number % period, own, queries)
         return x
 
     def _stacked_params(self) -> Params:
@@ -288,30 +380,47 @@ class DecoderLM(nn.Module):
         x, call = jnp.zeros((1, 1, self.config.width)), BlockCall(None, None, None)
 
         def init(key: PRNGKeyArray) -> Params:
-            return block.init(key, x, self.position, self.position_params, call, True, 1)["params"]
+            return block.init(key, x, self.pattern[0], self.shared[0], call, True, 1)["params"]
 
         return self.param(STACKED, lambda key: jax.vmap(init)(jax.random.split(key, layers)))
 
 
 class SlotsCache(nn.Module):
-    """The slots of the key-value cache; the layers share them."""
+    """The slots of the key-value cache, by window; the layers of a window share them."""
 
     @nn.compact
-    def __call__(self, tokens: Int[Array, "batch length"], total: int | None, window: int) -> Slots:
-        """Returns the slots before `tokens` are read; `init` makes a slot for each token."""
+    def __call__(
+        self,
+        tokens: Int[Array, "batch length"],
+        total: int | None,
+        windows: tuple[int, ...],
+        chunk: int | None,
+    ) -> dict[int, Slots]:
+        """Returns the slots before `tokens` are read; `init` makes a slot for each token, or fewer
+        by `chunk`, see `DecoderLM`.
+        """
         started, (batch, length) = self.has_variable("cache", "slots"), tokens.shape
-        slots: Slots = self.variable(
-            "cache", "slots", lambda: Slots.empty(batch, length, total or length)
+        total = total or length
+
+        def empty(window: int) -> Slots:
+            ring = window + chunk - 1 if window and chunk else total
+            return Slots.empty(batch, ring if ring < total else length, total)
+
+        slots: dict[int, Slots] = self.variable(
+            "cache", "slots", lambda: {window: empty(window) for window in windows}
         ).value
-        if started:
-            slots.check_room(length, window)
+        for window in windows if started else ():
+            slots[window].check_room(length, window)
         return slots
 
-    def append(self, slots: Slots, positions: KnownPositions, placed: KnownPositions) -> Slots:
+    def append(
+        self, slots: dict[int, Slots], positions: KnownPositions, placed: KnownPositions
+    ) -> dict[int, Slots]:
         """Stores these tokens in the slots, and returns the result."""
         if self.is_initializing():
             return slots
-        after = slots.append(jnp.asarray(positions), jnp.asarray(placed))
+        sides = jnp.asarray(positions), jnp.asarray(placed)
+        after = {window: own.append(*sides) for window, own in slots.items()}
         self.put_variable("cache", "slots", after)
         return after
 
@@ -328,28 +437,42 @@ def build_model(
         `config.model.logits_chunk` tokens.
 
     Raises:
-      ValueError: see `ModelConfig` and `make_position`; cutoffs that don't fit the vocabulary;
-        `max_position` below the training length; `logit_scale` with a training length of 1.
+      ValueError: see `ModelConfig` and `layer_pattern`; cutoffs that don't fit the vocabulary;
+        `max_position` below the training length; `logit_scale` with a training length of 1;
+        `scan_layers` with layers of different parameters.
     """
     model = config.model
     if 0 < model.max_position < config.train_length:
         raise ValueError(
             f"model.max_position={model.max_position} must be at least train_length={config.train_length}, or 0"
         )
-    if model.logit_scale and config.train_length < 2:
+    if any(model.by_layer("logit_scale")) and config.train_length < 2:
         raise ValueError(
-            f"model.logit_scale={model.logit_scale} needs a train_length of at least 2: ln 1 is 0"
+            f"model.logit_scale={as_text(model.logit_scale)} needs a train_length of at least 2: ln 1 is 0"
         )
-    position = make_position(
-        config.position,
-        num_heads=model.num_heads,
-        head_dim=model.head_dim,
-        width=model.width,
-        train_length=model.max_position or config.train_length,  # positions that training covers
-        options=config.position_options,
-    )
-    position.check_length(model.max_position)
-    return DecoderLM(model, position, UNKNOWN_VOCABULARY, sharding).with_vocabulary(vocab_size)
+    pattern = layer_pattern(config)
+    if model.scan_layers:
+        _check_alike(config.position, pattern)
+    made = DecoderLM(model, pattern, UNKNOWN_VOCABULARY, sharding)
+    for method in made.methods:
+        method.check_length(model.max_position)
+    return made.with_vocabulary(vocab_size)
+
+
+def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
+    """Raises ValueError for layers whose own position parameters can't be stacked."""
+    kinds = {(kind.position, kind.logit_scale == "ssmax"): kind for kind in pattern}.values()
+    made = [
+        jax.eval_shape(
+            lambda kind=kind: init_layer(kind.position, kind.logit_scale, jax.random.key(0))
+        )
+        for kind in kinds
+    ]
+    if len(made) > 1 and any(made):
+        raise ValueError(
+            f"model.scan_layers=True stacks the layers' parameters, and layers of position={position} have different "
+            "ones; set model.scan_layers=False"
+        )
 
 
 def evaluated(model: DecoderLM, config: Config) -> DecoderLM:

@@ -39,7 +39,8 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
         ends = model.width * (rows + model.width)
     else:
         ends = model.width * vocab_size
-    attention = 2 * model.num_layers * model.width * keys_seen(model.window, length) / length
+    keys = sum(keys_seen(window, length) for window in model.by_layer("window"))
+    attention = 2 * model.width * keys / length
     return 2 * (layers + ends + attention)
 
 

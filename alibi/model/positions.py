@@ -1,14 +1,125 @@
-"""Positions and query scales that a model combines with any position method."""
+"""The kinds of a model's layers: each has a position method, a window and a scale of its queries.
 
+Also positions and scales that a model combines with any position method.
+"""
+
+import dataclasses
+import functools
+import logging
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from alibi.config import Config
+from alibi.config.fields import annotations, as_text, takes_several
+from alibi.config.tree import by_layer
+from alibi.positions import make_position, method_class, method_names
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.shapes import KnownPositions, Positions, Queries
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerKind:
+    """All that differs between the layers of a model.
+
+    Attributes:
+      position: the position method.
+      window: tokens that attention reaches back, its own included; 0: all.
+      logit_scale: see `alibi.config.ModelConfig`.
+    """
+
+    position: PositionMethod
+    window: int = 0
+    logit_scale: str = ""
+
+    def at_length(self, length: int) -> "LayerKind":
+        """Returns the kind for sequences of `length` tokens."""
+        return dataclasses.replace(self, position=self.position.at_length(length))
+
+
+def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
+    """Returns the kinds of the layers in turn: layer i is of kind i modulo their number.
+
+    Each list in the config, such as position=rotary,none or model.window=32,0, is repeated over the
+    layers by itself. An option of positions goes to the methods that know it.
+
+    Raises:
+      ValueError: a list longer than the layers, see also `make_position`; or several methods of
+        which one adds to the token embeddings, which all layers read.
+    """
+    model, made = config.model, dict[tuple[str, str], PositionMethod]()
+    names = _each_layer(model.num_layers, "position", method_names(config.position))
+    windows = _each_layer(model.num_layers, "model.window", model.window)
+    scales = _each_layer(model.num_layers, "model.logit_scale", model.logit_scale)
+    kinds = []
+    for name, options, window, scale in zip(
+        names, _options_by_layer(config, names), windows, scales, strict=True
+    ):
+        key = name, repr(options)
+        if key not in made:
+            made[key] = make_position(
+                name,
+                num_heads=model.num_heads,
+                head_dim=model.head_dim,
+                width=model.width,
+                # positions that training covers
+                train_length=model.max_position or config.train_length,
+                options=options,
+            )
+        kinds.append(LayerKind(made[key], window, scale))
+    for (name, _), method in made.items():
+        if len(made) > 1 and type(method).embed is not PositionMethod.embed:
+            raise ValueError(
+                f"position={config.position}: {name} adds to the token embeddings, which all layers "
+                "read; give it alone, with the same options for all layers"
+            )
+    layers = range(len(kinds))
+    period = next(n for n in layers if all(kinds[i] == kinds[i % (n + 1)] for i in layers)) + 1
+    return tuple(kinds[:period])
+
+
+def _options_by_layer(config: Config, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Returns each layer's options of positions: those known to its method, and those that no
+    method knows, which `make_position` refuses.
+    """
+    known, found = {}, [dict[str, Any]() for _ in names]
+    for name in dict.fromkeys(names):
+        method, types = method_class(name), annotations(method_class(name))
+        # an option that takes a tuple has the same one in all layers
+        known[name] = {option: takes_several(types[option]) for option in method.options()}
+    for option, value in config.position_options.items():
+        several = [options[option] for options in known.values() if option in options]
+        values = (value,)
+        if not all(several):  # a list, for a method at least
+            values = _each_layer(len(names), f"position_options.{option}", value)
+        for layer, name in enumerate(names):
+            if option in known[name] or not several:
+                whole = known[name].get(option, True)
+                found[layer][option] = value if whole else values[layer]
+    return found
+
+
+def _each_layer(num_layers: int, key: str, value: Any) -> tuple[Any, ...]:
+    """Returns `by_layer`; logs a warning if the length of a list doesn't divide the layers."""
+    values = by_layer(key, value, num_layers)
+    if isinstance(value, tuple) and num_layers % len(value):
+        _say(
+            f"{key}={as_text(value)} lists {len(value)} values, which don't divide "
+            f"model.num_layers={num_layers}: the list is repeated, and cut off at the last layer"
+        )
+    return values
+
+
+@functools.cache
+def _say(message: str) -> None:
+    """Logs a warning, once in a process."""
+    _log.warning(message)
 
 
 def randomised_positions(
@@ -52,12 +163,15 @@ def scaled_queries(
     Softmax over more keys is flatter; this sharpens it. "log_n": max(1, ln n / ln L), L the
     training length (Chiang and Cholak 2022, arXiv 2202.12172); "ssmax": s ln n, s learned by each
     head of each layer (Nakanishi 2025, arXiv 2501.19399), with an initial mean of 1 over the
-    training length.
+    training length; "llama4": 1 + 0.1 ln(floor(n / L) + 1) (Llama 4, with 8,192 for L).
     """
     count = jnp.maximum(positions + 1, 1)  # padding has positions below 0
     log_n = jnp.expand_dims(jnp.log(count.astype(jnp.float32)), (-1, -2))
     if logit_scale == "log_n":
         scale = jnp.maximum(log_n / math.log(train_length), 1.0)
+    elif logit_scale == "llama4":
+        lengths = (count // train_length).astype(jnp.float32)
+        scale = 1.0 + 0.1 * jnp.expand_dims(jnp.log1p(lengths), (-1, -2))
     else:
         scale = (
             params["ssmax"].astype(jnp.float32).reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n

@@ -62,8 +62,10 @@ __all__ = [
     "PositionMethod",
     "alibi_bias",
     "changed_options",
+    "known_options",
     "make_position",
     "method_class",
+    "method_names",
     "per_head",
     "per_key",
     "per_query",
@@ -95,9 +97,8 @@ def make_position(
         method refuses; a class that can't be imported or is no position method; a method
         whose bias attention can't take.
     """
-    method = method_class(name) if isinstance(name, str) else name
-    name = name if isinstance(name, str) else getattr(name, "__name__", repr(name))
-    _check_class(name, method)
+    method = method_class(name)
+    name = name if isinstance(name, str) else method.__name__
     known, annotated, options = method.options(), annotations(method), dict(options or {})
     for option, value in options.items():
         if option not in known:
@@ -127,32 +128,51 @@ def make_position(
     return made
 
 
-def method_class(name: str) -> Any:
+def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
     """Returns the class of a position method by its name (in `METHODS`, or `package.module:Class`),
-    or ValueError.
+    or ValueError; a class itself is only checked.
     """
+    if not isinstance(name, str):
+        return _checked(getattr(name, "__name__", repr(name)), name)
     if ":" not in name and name not in METHODS:
         raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
     module, _, attribute = METHODS.get(name, name).partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"position={name}: {error}; write package.module:Class of a module that Python finds from here "
             "(PYTHONPATH names further directories)"
         ) from error
+    return _checked(name, found)
+
+
+def method_names(position: str) -> tuple[str, ...]:
+    """Returns the names in a config's `position`, a name or a list of them."""
+    return tuple(map(str.strip, position.split(",")))
+
+
+def known_options(position: str) -> dict[str, Any]:
+    """Returns the options of a config's `position` with their defaults, "its own" for an option
+    whose default differs between the methods of a list.
+    """
+    known: dict[str, Any] = {}
+    for name in dict.fromkeys(method_names(position)):
+        for option, default in method_class(name).options().items():
+            known[option] = default if known.get(option, default) == default else "its own"
+    return known
 
 
 def changed_options(
-    name: str, before: Mapping[str, Any], now: Mapping[str, Any]
+    position: str, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns the options of a position method that differ between two configs, each with its two
-    values.
+    """Returns the options of a config's `position` that differ between two configs, each with its
+    two values.
 
     Args:
       before, now: the options in each config; the others have their defaults.
     """
-    defaults = method_class(name).options()
+    defaults = known_options(position)
     before, now = (defaults | without_lists(given) for given in (before, now))
     return {
         option: (before[option], now[option])
@@ -161,7 +181,8 @@ def changed_options(
     }
 
 
-def _check_class(name: str, found: Any) -> None:
+def _checked(name: str, found: Any) -> type[PositionMethod]:
+    """Returns `found`; ValueError if it is no position method."""
     if not (isinstance(found, type) and issubclass(found, PositionMethod)):
         raise ValueError(
             f"position={name} is no subclass of alibi.positions.PositionMethod, but {found!r}"
@@ -174,6 +195,7 @@ def _check_class(name: str, found: Any) -> None:
             f"position={name} has {', '.join(sorted(lost))}, which are no options of it; put "
             "@dataclasses.dataclass(frozen=True) above the class"
         )
+    return found
 
 
 def _check_bias(name: str, method: PositionMethod) -> None:

@@ -17,8 +17,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from alibi.positions.bias import Bias
@@ -131,16 +129,6 @@ class PositionMethod:
         `init`.
         """
         return {}
-
-    def within_limits(self, params: PyTree) -> PyTree:
-        """Returns a model's parameters with those of the method clipped to `limits`."""
-
-        def clip(path: tuple[Any, ...], leaf: Array) -> Array:
-            names = [part.key for part in path]
-            of_method = "position" in names and names[-1] in self.limits
-            return jnp.clip(leaf, *self.limits[names[-1]]) if of_method else leaf
-
-        return jax.tree.map_with_path(clip, params) if self.limits else params
 
     def embed(self, params: Params, x: Features, positions: Positions) -> Features:
         """Returns the token embeddings `x` with position added."""

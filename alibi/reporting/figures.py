@@ -189,15 +189,17 @@ def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: boo
     distance.
 
     Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys
-    hidden by a causal mask are left white. Each head has its own colours from its least to its
-    greatest number. Pictures of more than MOST_CELLS tokens show every n-th token.
+    hidden by a causal mask, or by a NaN in `added`, are left white. Each head has its own colours
+    from its least to its greatest number. Pictures of more than MOST_CELLS tokens show every n-th
+    token.
     """
     heads, length, _ = added.shape
     shown = added - np.diagonal(added, axis1=1, axis2=2)[:, :, None]
     picked = range(0, length, -(-length // MOST_CELLS))
     side = {"axis": None, "type": "ordinal"}
     size = len(picked) * max(1, 128 // len(picked))  # whole pixels for each cell
-    pairs = [(i, j) for i in picked for j in picked if j <= i or not causal]
+    seen = np.isfinite(added[0])
+    pairs = [(i, j) for i in picked for j in picked if seen[i, j] and (j <= i or not causal)]
     colour = {
         "field": "added",
         "type": "quantitative",
@@ -224,6 +226,7 @@ def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: boo
         {"head": head + 1, "distance": query - key, "added": float(shown[head, query, key])}
         for head in range(heads)
         for key in range(length)
+        if seen[query, key]
     ]
     by_distance = {
         "data": {"values": curves},

@@ -4,13 +4,14 @@ import dataclasses
 import functools
 
 import jax
+from jaxtyping import PyTree
 
 from alibi.config import Config, replaced
-from alibi.config.fields import without_lists
+from alibi.config.fields import as_text, without_lists
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.positions import init_layer
-from alibi.positions import changed_options, method_class
+from alibi.positions import changed_options, known_options
 from alibi.positions.rotary_stretched import check_known_length
 
 
@@ -25,7 +26,7 @@ def effective(override: Override, config: Config) -> Override | None:
       ValueError: an unknown position method.
     """
     position, own = override.position or config.position, dict(config.position_options)
-    defaults = method_class(position).options()
+    defaults = known_options(position)
     kept = {
         name: value for name, value in own.items() if name in defaults and value != defaults[name]
     }
@@ -62,18 +63,24 @@ def overridden(config: Config, override: Override | None) -> Config:
     own, other = (build_model(each, UNKNOWN_VOCABULARY) for each in (config, tested))
     has, needs = _parameters(own), _parameters(other)
     refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
-    if has == needs and not own.position.shares_parameters(other.position):
+    pairs = other.method_pairs(own)
+    if has == needs and not all(trained.shares_parameters(method) for method, trained in pairs):
         raise ValueError(
             f"{refused}: its position parameters have the same names and shapes, but another meaning; train it from "
             "the start"
         )
     if has != needs:
+        needed, there = (
+            f"the position parameters {', '.join(names)}" if names else "no position parameters"
+            for names in (needs, has)
+        )
         raise ValueError(
-            f"{refused}: it needs {_described(needs)}, and the checkpoint has {_described(has)}; give a method and "
+            f"{refused}: it needs {needed}, and the checkpoint has {there}; give a method and "
             "options of the same parameters, or go on training with these by train.py --init_from"
         )
     named, option = f"a run of position={config.position}", "--position_options=original_length"
-    check_known_length(other.position, own.position, named, option)
+    for method, trained in pairs:
+        check_known_length(method, trained, named, option)
     return tested
 
 
@@ -89,22 +96,36 @@ def _named(tested: Config, config: Config) -> str:
     changed = [f"{name}={now}" for name, (_, now) in options.items()]
     for key in MODEL_KEYS:
         if (now := tested.model[key]) != config.model[key]:
-            changed.append(f"{key}={now}")
+            changed.append(f"{key}={as_text(now)}")
     return f"position={tested.position} with " + ", ".join(changed)
 
 
-def _parameters(model: DecoderLM) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the position parameters, shared by the layers and of each layer."""
-    position, key = model.position, jax.eval_shape(lambda: jax.random.key(0))
-    of_layer = functools.partial(init_layer, position, model.config.logit_scale)
-    made = {"": jax.eval_shape(position.init, key), "layer ": jax.eval_shape(of_layer, key)}
-    return {
-        of + jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
-        for of, params in made.items()
+def _parameters(model: DecoderLM) -> list[str]:
+    """Returns the names and shapes of the position parameters, shared by the layers and of each
+    layer.
+    """
+    key, several = jax.eval_shape(lambda: jax.random.key(0)), len(model.methods) > 1
+    layers: dict[str, list[int]] = {}
+    found = [
+        f"{number}/{described}" if several else described
+        for number, method in enumerate(model.methods)
+        for described in _described(jax.eval_shape(method.init, key))
+    ]
+    for number in range(model.config.num_layers):
+        kind = model.pattern[number % len(model.pattern)]
+        init = functools.partial(init_layer, kind.position, kind.logit_scale)
+        for described in _described(jax.eval_shape(init, key)):
+            layers.setdefault(described, []).append(number)
+    for described, numbers in layers.items():
+        every = len(numbers) == model.config.num_layers
+        of = f" of layers {', '.join(map(str, numbers))}"
+        found.append(f"layer {described}" if every else described + of)
+    return sorted(found)
+
+
+def _described(params: PyTree) -> list[str]:
+    """Returns the name and shape of each parameter."""
+    return [
+        f"{jax.tree_util.keystr(path, simple=True, separator='/')} {list(leaf.shape)}"
         for path, leaf in jax.tree.leaves_with_path(params)
-    }
-
-
-def _described(parameters: dict[str, tuple[int, ...]]) -> str:
-    named = (f"{name} {list(shape)}" for name, shape in parameters.items())
-    return f"the position parameters {', '.join(named)}" if parameters else "no position parameters"
+    ]

@@ -28,7 +28,7 @@ from typing import Any
 
 from alibi.config import Config
 from alibi.config import files as config_files
-from alibi.config.fields import nearest
+from alibi.config.fields import nearest, without_lists
 from alibi.config.override import MODEL_KEYS, Override
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
@@ -280,6 +280,7 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
     from alibi.runs.overrides import effective, overridden
 
     _check_keys(given, OVERRIDE_KEYS, "an override")
+    given = without_lists(given)
     options = tuple(given.get("options", {}).items())
     model = {key: given.get(key) for key in MODEL_KEYS}
     override = effective(Override(given.get("position"), options, **model), config)

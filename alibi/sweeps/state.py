@@ -15,6 +15,7 @@ from typing import Any
 
 from etils import epath
 
+from alibi.config.fields import as_text
 from alibi.data.books import distances
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import Row
@@ -194,7 +195,7 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
                 f"{name}={value}" for name, value in override.options
             )
             words.append(f"--position_options={line.getvalue()}")
-        words += [f"--{key}={value}" for key, value in override.model.items()]
+        words += [f"--{key}={as_text(value)}" for key, value in override.model.items()]
     if not evaluation.passkey:
         words.append(f"--split={evaluation.split}")
     # If the last checkpoint is damaged, no other replaces it.

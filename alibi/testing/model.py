@@ -14,6 +14,7 @@ from jaxtyping import Array
 from alibi.config import ModelConfig
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import stacked
+from alibi.model.positions import LayerKind
 from alibi.positions import PositionMethod
 from alibi.testing.samples import HEADS, TOKENS, WIDTH, compare, fail, jit
 
@@ -26,7 +27,7 @@ class SmallModel:
     def __init__(self, method: PositionMethod):
         self.method = method
         config = ModelConfig(num_layers=2, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH)
-        self.model = DecoderLM(config, method, vocab_size=TOKENS)
+        self.model = DecoderLM(config, (LayerKind(method),), vocab_size=TOKENS)
         self.length = min(TOKENS, method.max_length or TOKENS)
         self.tokens = jnp.stack([jnp.arange(self.length), jnp.arange(self.length)[::-1]])
         self.params = jit(self.model.init)(jax.random.key(0), self.tokens)["params"]

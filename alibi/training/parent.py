@@ -54,16 +54,18 @@ class Parent:
         laid_out_alike = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(laid_out_alike, self._tokenizer.vocab_size)
         self._check_model(model)
-        position, option = self._model.position, "position_options.original_length"
-        check_known_length(model.position, position, f"init_from={self.run}", option)
+        option = "position_options.original_length"
+        for method, trained in model.method_pairs(self._model):
+            check_known_length(method, trained, f"init_from={self.run}", option)
 
         ours = _by_path(param_shapes(model.with_vocabulary(self._tokenizer.vocab_size)))
         theirs = _by_path(param_shapes(self._model))
-        same = {
-            path for path in ours.keys() & theirs.keys() if ours[path].shape == theirs[path].shape
-        }
-        if not model.position.shares_parameters(position):
-            same = {path for path in same if "position" not in path.split("/")}
+        same = set()
+        for path in ours.keys() & theirs.keys():
+            now, before = (each.method_of(path.split("/")) for each in (model, self._model))
+            alike = now is None or before is None or now.shares_parameters(before)
+            if alike and ours[path].shape == theirs[path].shape:
+                same.add(path)
         self._taken, self.parameters = same, sum(ours[path].size for path in same)
         self._new, self._dropped = (  # each name once, whatever the layer
             sorted({re.sub(r"^layers_\d+/", "layers/", path) for path in paths - same})

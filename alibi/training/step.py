@@ -148,7 +148,7 @@ def make_train_step(
         # otherwise copy all parameters before each step, writes the new parameters in their place.
         params = jax.tree.map(
             lambda new, old: jnp.where(jnp.isfinite(update_norm), new, old),
-            model.position.within_limits(optax.apply_updates(state.params, updates)),
+            model.within_limits(optax.apply_updates(state.params, updates)),
             state.params,
         )
         metrics = {

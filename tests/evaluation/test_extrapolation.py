@@ -204,6 +204,7 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
             ["--position_options=factor"],
             "--position_options=factor is not KEY=VALUE",
         ),
+        ("eval_extrapolation.py", ["--window=8,x"], "model.window='8,x' must be of type int"),
         (
             "eval_extrapolation.py",
             ["--context_windows=1"],

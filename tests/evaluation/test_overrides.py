@@ -10,6 +10,7 @@ from alibi.evaluation import extrapolation
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer
+from alibi.model.positions import layer_pattern
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest
 from alibi.runs.overrides import effective, overridden
@@ -243,3 +244,67 @@ def test_listed_options_are_the_same_from_a_file_as_from_a_row():
     assert (
         effective(Override("alibi", (("slopes", (0.5,) * config.model.num_heads),)), config) is None
     )
+
+
+def test_lists_are_compared_with_those_of_training():
+    config = make_config("position=rotary,none,position_options.base=100,model.window=8,0")
+    assert effective(Override("rotary,none", window=(8, 0)), config) is None
+    longer = effective(Override(window=(32, 0)), config)
+    assert longer == Override(window=(32, 0))
+    assert str(longer) == "with window 32,0"
+    assert Override.from_json({"window": [32, 0], "position": None, "options": {}}) == longer
+    tested = effective(Override("yarn,none", (("factor", 4),)), config)
+    assert str(tested) == "as yarn,none(base=100, factor=4)", "options of training stay"
+    assert effective(tested, config) == tested
+    assert [type(kind.position).__name__ for kind in layer_pattern(overridden(config, tested))] == [
+        "Yarn",
+        "NoPosition",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trained", "override", "message"),
+    [
+        ("position=fox", Override(window=(8, 0)), ""),
+        ("position=rotary,none", Override("none"), ""),
+        (
+            "position=t5",
+            Override("t5,none"),
+            "it needs the position parameters 0/table [32, 8], and the checkpoint has the position "
+            "parameters table [32, 8]; give",
+        ),
+        (
+            "position=none,model.logit_scale=,ssmax",
+            Override(logit_scale=("ssmax", "")),
+            "it needs the position parameters ssmax [8] of layers 0, 2, and the checkpoint has the "
+            "position parameters ssmax [8] of layers 1, 3; give",
+        ),
+        (
+            "position=kerple_log,kerple_power",
+            Override("kerple_power,kerple_log"),
+            "another meaning",
+        ),
+        (
+            "position=none,rotary,model.max_position=512",
+            Override("none,rotary_ntk", max_position=0),
+            "knows positions from sequences of 512 tokens",
+        ),
+        (
+            "position=alibi",
+            Override("alibi,none,none,none,alibi"),
+            "lists 5 values for model.num_layers=4 layers",
+        ),
+        (
+            "position=rotary,model.window=8,0",
+            Override(logit_scale="log_n"),
+            "model.logit_scale=log_n, model.window=8,0 exclude each other in a layer",
+        ),
+    ],
+)
+def test_each_layer_needs_the_parameters_of_its_own(trained, override, message):
+    config = make_config(f"length=128,model.num_layers=4,{trained}")
+    if not message:
+        overridden(config, effective(override, config))
+        return
+    with pytest.raises(ValueError, match=re.escape(message)):
+        overridden(config, effective(override, config))

@@ -158,7 +158,7 @@ def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config
     """
     model, variables = make(tiny_config, "alibi", model__dtype="bfloat16")
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables["params"])
-    bias = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.position.bias({}))
+    bias = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.pattern[0].position.bias({}))
     keys = np.arange(30_000, 40_001)
     block = bias(jnp.asarray([40_000]), jnp.asarray(keys))
     assert block.dtype == jnp.float32

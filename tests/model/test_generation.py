@@ -148,7 +148,7 @@ def test_no_token_is_read_after_the_last_one_drawn(tiny_config) -> None:
     model, params = make(tiny_config, "alibi")
     logits, cache = read(model, params, new_cache(model, 1, 8), np.asarray([[3, 1, 2]]), last=1)
     tokens, cache = decode(model, 4, params, cache, logits, 0.0, None)
-    assert int(cache["slots"]["slots"].read) == 3 + 4 - 1
+    assert int(cache["slots"]["slots"][0].read) == 3 + 4 - 1
     logits, _ = read(model, params, cache, tokens[:, -1:], last=1)
     assert logits.argmax() == generate(model, params, np.asarray([[3, 1, 2]]), 5)[0, -1]
 
@@ -159,10 +159,12 @@ def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch
     made = []
     decoding = "alibi.generation.decoding"
     monkeypatch.setattr(
-        f"{decoding}.new_cache", lambda *sizes: made.append(sizes[1:]) or new_cache(*sizes)
+        f"{decoding}.new_cache", lambda *sizes: made.append(new_cache(*sizes)) or new_cache(*sizes)
     )
     new = np.asarray(generate(model, params, prompt, 10, chunk=3))
-    assert made == [(1, 6, 21)]
+    slots = made[0]["slots"]["slots"][4]
+    assert (slots.positions.shape, slots.total) == ((1, 4 + 3 - 1), 21)
+    assert made[0]["layers_0"]["held"].key.shape[1] == 4 + 3 - 1
     logits = jax.jit(model.apply)({"params": params}, np.concatenate([prompt, new], axis=1))
     np.testing.assert_array_equal(np.asarray(logits)[:, 10:-1].argmax(axis=-1), new)
 

@@ -246,18 +246,18 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
         assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("rule", ["log_n", "ssmax"])
+@pytest.mark.parametrize("rule", ["log_n", "ssmax", "llama4"])
 def test_logits_grow_with_the_logarithm_of_the_keys_seen(rule: str) -> None:
-    """Query i sees i + 1 = n keys and is multiplied by max(1, ln n / ln L), or by s ln n of its
-    head.
+    """Query i sees i + 1 = n keys and is multiplied by max(1, ln n / ln L), by s ln n of its head,
+    or by 1 + 0.1 ln(floor(n / L) + 1).
     """
     query, s, log_n = inputs()[0], np.asarray([0.3, 0.7]), np.log(np.arange(1, LENGTH + 1))
     params = {"ssmax": jnp.asarray(s, jnp.float32)}
-    factor = (
-        np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None]
-        if rule == "log_n"
-        else s * log_n[:, None]
-    )
+    factor = {
+        "log_n": np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None],
+        "ssmax": s * log_n[:, None],
+        "llama4": 1 + 0.1 * np.log(np.arange(1, LENGTH + 1) // TRAIN_LENGTH + 1)[:, None],
+    }[rule]
     scaled = jax.jit(scaled_queries, static_argnums=(0, 1))(
         rule, TRAIN_LENGTH, params, query, np.arange(LENGTH)
     )

@@ -200,14 +200,26 @@ def test_position_parameters_of_another_meaning_are_new(
     assert about["dropped"]
     # ALiBi's slopes are none
     assert about["taken"] == sum(value.size for value in parameters(parent).values())
-    positions = [build_model(each, UNKNOWN_VOCABULARY).position for each in (old, config)]
+    positions = [build_model(each, UNKNOWN_VOCABULARY).methods[0] for each in (old, config)]
     assert not positions[0].shares_parameters(positions[1])
+
+
+def test_parameters_are_taken_by_the_layers_that_keep_their_method(
+    tiny_config, parent, tmp_path
+) -> None:
+    run = with_config(parent, tiny_config(position="fox"), tmp_path / "fox")
+    about = parent_of(tiny_config(position="fox,none", init_from=str(run))).about()
+    assert about["new"] == []
+    assert about["dropped"] == ["layers/position/bias", "layers/position/kernel"]
+    of_layer = sum(np.prod(shape) for shape in ((16, 2), (2,)))
+    shared = sum(value.size for value in parameters(parent).values())
+    assert about["taken"] == shared + of_layer, "the first of two layers"
 
 
 def test_methods_share_parameters_with_methods_made_of_them(tiny_config) -> None:
     def position(name: str, **options):
         keys = {f"position_options__{option}": value for option, value in options.items()}
-        return build_model(tiny_config(position=name, **keys), UNKNOWN_VOCABULARY).position
+        return build_model(tiny_config(position=name, **keys), UNKNOWN_VOCABULARY).methods[0]
 
     learned = position("alibi_learned")
     assert not learned.shares_parameters(position("kerple_power"))

@@ -79,6 +79,10 @@ def test_another_config_is_refused_with_its_differing_keys(
     assert RunDirectory(finished).differing(tiny_config(model__window=5)) == {
         "model.window": (0, 5)
     }
+    differing = RunDirectory(finished).differing(
+        tiny_config(position="alibi,none", model__window=(5, 0))
+    )
+    assert differing == {"position": ("alibi", "alibi,none"), "model.window": (0, [5, 0])}
     assert config_hash(RunDirectory(finished).config()) == config_hash(tiny_config())
 
 

@@ -166,9 +166,7 @@ def test_an_update_ends_within_the_limits_of_the_method(tiny_config) -> None:
     )
 
     def upwards(params: dict) -> dict:
-        return model.position.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))[
-            "position"
-        ]
+        return model.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))["position"]
 
     np.testing.assert_array_equal(upwards(state.params)["r2"], 2.0)
     np.testing.assert_allclose(upwards(state.params)["r1"], 5.01)

@@ -1,0 +1,137 @@
+"""The configs whose layers differ: training, windows of 16 times the training length, decoding, and
+a float64 formula of each.
+"""
+
+import dataclasses
+import importlib
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from alibi.config import Config, flatten, read_config
+from alibi.generation import new_cache, read
+from alibi.reporting.recorded import find_rows
+from alibi.runs.trained import TrainedRun
+from alibi.training import loop
+from tests.training.runs import on_one_device
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LENGTH, WINDOW = 16, 4  # of the tiny models
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One layer's positions, as its source describes them."""
+
+    base: float | None = None
+    window: int = 10**6
+    slopes: tuple[float, ...] = (0.0, 0.0)
+    grows: bool = False
+
+
+LOCAL = Layer(base=1e4, window=WINDOW)
+TENANTS = {
+    "gemma3": [LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, Layer(base=1e6)],
+    "alibi_none": [Layer(slopes=(2**-4, 2**-8)), Layer()] * 2,
+    "irope": [*[Layer(base=500_000.0, window=WINDOW)] * 3, Layer(grows=True)],
+    "rnope_swa": [LOCAL, LOCAL, LOCAL, Layer()],
+}
+
+
+def tiny(name: str, tiny_config) -> Config:
+    """Returns the config's pattern of layers in the model of the tests, with shorter windows."""
+    whole = read_config(importlib.import_module(f"configs.{name}").get_config())
+    keys = {
+        key.replace(".", "__"): value
+        for key, value in flatten(whole).items()
+        if key in ("position", "model.num_layers", "model.logit_scale")
+        or key.startswith("position_options.")
+    }
+    window = whole.model.window
+    if window:
+        keys["model__window"] = tuple(WINDOW if each else 0 for each in window)
+    return tiny_config(**keys, train__steps=4)
+
+
+def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
+    """Returns the logits of a sequence, float64, by the definitions."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    position = np.arange(tokens.size)
+    distance = position[:, None] - position
+
+    def norm(of: dict, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        return (
+            centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * of["scale"]
+            + of["bias"]
+        )
+
+    def turned(x: np.ndarray, base: float) -> np.ndarray:
+        half = x.shape[-1] // 2
+        angle = (position[:, None] * base ** (-np.arange(half) / half))[:, None]
+        as_complex = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)
+        return np.concatenate([as_complex.real, as_complex.imag], axis=-1)
+
+    x = params["embedding"][tokens] * np.sqrt(params["embedding"].shape[1])
+    for number, layer in enumerate(layers):
+        of, attention = params[f"layers_{number}"], params[f"layers_{number}"]["attention"]
+        y = norm(of["attention_norm"], x)
+        query, key, value = (
+            np.einsum("td,dhe->the", y, attention[name]["kernel"]) + attention[name]["bias"]
+            for name in ("query", "key", "value")
+        )
+        if layer.base:
+            query, key = turned(query, layer.base), turned(key, layer.base)
+        if layer.grows:
+            query = query * (1 + 0.1 * np.log((position + 1) // LENGTH + 1))[:, None, None]
+        z = np.einsum("qhe,khe->hqk", query, key) / np.sqrt(query.shape[-1])
+        z -= np.asarray(layer.slopes)[:, None, None] * distance
+        z = np.where((distance >= 0) & (distance < layer.window), z, -np.inf)
+        weights = np.exp(z - z.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out = np.einsum("hqk,khe->qhe", weights, value)
+        x = x + np.einsum("qhe,hed->qd", out, attention["out"]["kernel"]) + attention["out"]["bias"]
+        y = norm(of["feed_forward_norm"], x) @ of["up"]["kernel"] + of["up"]["bias"]
+        x = x + np.maximum(y, 0) @ of["down"]["kernel"] + of["down"]["bias"]
+    return norm(params["final_norm"], x) @ params["embedding"].T
+
+
+@pytest.mark.parametrize("name", TENANTS)
+def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch, run_script) -> None:
+    """It trains; at 16 times the training length it is the formula, is evaluated, and decodes as
+    its full pass, through slots of a window and a chunk.
+    """
+    on_one_device(monkeypatch)
+    config, workdir = tiny(name, tiny_config), tmp_path / name
+    status = loop.train(config, str(workdir))
+    assert (status["state"], status["step"]) == ("finished", 4)
+    words = (f"--workdirs={workdir}", f"--lengths={16 * LENGTH}", "--noreport")
+    overrides = [(), ("--position=none,alibi", "--window=4,0")] if name == "alibi_none" else [()]
+    for override in overrides:
+        done = run_script(ROOT / "eval_extrapolation.py", *words, *override)
+        assert done.returncode == 0, done.stderr
+    rows = {str(row.override or ""): row for row in find_rows(workdir)}
+    assert set(rows) == {"", "as none,alibi with window 4,0"} if overrides[1:] else {""}
+    for row in rows.values():
+        assert (row.position, row.eval_length) == (config.position, 16 * LENGTH)
+        assert row.perplexity < 256, "of 256 bytes"
+    assert len({row.nll_nats for row in rows.values()}) == len(rows)
+
+    run = TrainedRun(workdir)
+    params = jax.device_get(run.params)
+    tokens = np.random.default_rng(0).integers(0, 256, (1, 16 * LENGTH))
+    whole = jax.jit(run.model.apply)({"params": params}, tokens)
+    expected = logits(params, tokens[0], TENANTS[name])
+    np.testing.assert_allclose(whole[0], expected, atol=1e-5)
+    cache, found = new_cache(run.model, 1, tokens.size, tokens.size, 100), []
+    for start, end in ((0, 100), (100, 200), *((at, at + 1) for at in range(200, 210))):
+        piece, cache = read(run.model, params, cache, tokens[:, start:end])
+        found.append(np.asarray(piece))
+    found = np.concatenate(found, axis=1)
+    np.testing.assert_allclose(found, whole[:, :210], atol=5e-5)
+    held = [cache[f"layers_{number}"]["held"].key.shape[1] for number in range(len(TENANTS[name]))]
+    assert held == [
+        WINDOW + 99 if layer.window == WINDOW else 16 * LENGTH for layer in TENANTS[name]
+    ]

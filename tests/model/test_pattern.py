@@ -1,0 +1,223 @@
+"""Layers that differ: lists of position methods, options, windows and scales, repeated over the
+layers.
+"""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.config import make_config
+from alibi.generation import generate, new_cache, read
+from alibi.model import positions
+from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
+from alibi.model.flops import forward_flops, keys_seen
+from alibi.model.layers import stacked
+from tests.model.made import changed, make, tokens
+
+
+def methods(arg: str) -> list[tuple]:
+    """Returns name, base, window and scale of each kind of layer."""
+    model = build_model(make_config(arg), UNKNOWN_VOCABULARY)
+    return [
+        (
+            type(kind.position).__name__,
+            getattr(kind.position, "base", None),
+            kind.window,
+            kind.logit_scale,
+        )
+        for kind in model.pattern
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arg", "pattern"),
+    [
+        ("position=rotary,model.num_layers=6", [("Rotary", 1e4, 0, "")]),
+        (
+            "position=rotary,none,model.window=32,0",
+            [("Rotary", 1e4, 32, ""), ("NoPosition", None, 0, "")],
+        ),
+        (
+            "position=rotary,none,position_options.base=100,model.window=8:0,model.logit_scale=,log_n",
+            [("Rotary", 100.0, 8, ""), ("NoPosition", None, 0, "log_n")],
+        ),
+        (
+            "position=rotary,position_options.base=1e4,1e4,1e6,model.num_layers=6",
+            [("Rotary", 1e4, 0, ""), ("Rotary", 1e4, 0, ""), ("Rotary", 1e6, 0, "")],
+        ),
+        # a list of equal values is the value
+        ("position=alibi,alibi,model.window=8,8", [("Alibi", None, 8, "")]),
+        (
+            "position=rotary,none,model.window=8,8,0,model.num_layers=6",
+            [
+                ("Rotary", 1e4, 8, ""),
+                ("NoPosition", None, 8, ""),
+                ("Rotary", 1e4, 0, ""),
+                ("NoPosition", None, 8, ""),
+                ("Rotary", 1e4, 8, ""),
+                ("NoPosition", None, 0, ""),
+            ],
+        ),
+    ],
+)
+def test_each_list_is_repeated_over_the_layers(arg: str, pattern: list[tuple]) -> None:
+    assert methods(arg) == pattern
+
+
+def test_a_tuple_of_an_option_that_takes_tuples_is_no_list() -> None:
+    keys = "position=alibi,none,model.num_heads=2,position_options.slopes=0.5:0.25"
+    model = build_model(make_config(keys), UNKNOWN_VOCABULARY)
+    assert model.pattern[0].position.slopes == (0.5, 0.25)
+    assert len(model.pattern) == 2
+
+
+def test_a_list_that_does_not_divide_the_layers_is_said_and_repeated(caplog) -> None:
+    positions._say.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        found = methods("position=alibi,none,rotary,model.num_layers=4")
+    assert [name for name, *_ in found] == ["Alibi", "NoPosition", "Rotary"]
+    (message,) = caplog.messages
+    assert message.startswith(
+        "position=alibi,none,rotary lists 3 values, which don't divide model.num_layers=4: the list"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        (
+            "position=alibi,none,rotary,model.num_layers=2",
+            "position=alibi,none,rotary lists 3 values for model.num_layers=2 layers; give 1 to 2",
+        ),
+        ("model.window=1,2,3,model.num_layers=2", "model.window=1,2,3 lists 3 values"),
+        ("model.window=()", "model.window= lists 0 values"),
+        ("model.window=8,-1", r"model.window=\(8, -1\) must be at least 0"),
+        ("model.window=8,x", "model.window='8,x' must be of type int"),
+        ("model.logit_scale=log_n,loud", "must be one of '', log_n, ssmax"),
+        ("position=rotary,nune", "unknown position method 'nune'; did you mean 'none'"),
+        (
+            "position=none,rotary,position_options.bsae=3",
+            "position method 'none' has no option 'bsae'",
+        ),
+        (
+            "position=rotary,position_options.base=1,2,3,model.num_layers=2",
+            "position_options.base=1,2,3 lists 3 values",
+        ),
+        ("position=rotary,position_options.base=1,-1", "rotary needs a base above 0"),
+        (
+            "position=rotary,sinusoidal",
+            "position=rotary,sinusoidal: sinusoidal adds to the token embeddings, which all layers read",
+        ),
+        (
+            "model.window=8,0,model.logit_scale=log_n,log_n",
+            "model.logit_scale=log_n,log_n, model.window=8,0 exclude each other in a layer",
+        ),
+        (
+            "model.window=8,0,model.max_position=512",
+            "model.max_position=512, model.window=8,0 exclude each other in a layer",
+        ),
+        ("model.logit_scale=,log_n,length=1", "model.logit_scale=,log_n needs a train_length"),
+        (
+            "position=fox,none,model.scan_layers=True",
+            "layers of position=fox,none have different ones; set model.scan_layers=False",
+        ),
+    ],
+)
+def test_lists_that_cannot_be(arg: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        methods(arg)
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_of_one_method_computes_the_same_bits(tiny_config) -> None:
+    model, variables = make(tiny_config, "t5", model__window=4)
+    listed, others = make(tiny_config, "t5,t5", model__window=(4, 4))
+    jax.tree.map(np.testing.assert_array_equal, variables, others)
+    np.testing.assert_array_equal(
+        model.apply(variables, tokens(12)), listed.apply(others, tokens(12))
+    )
+
+
+def test_methods_share_parameters_between_their_own_layers(tiny_config) -> None:
+    """Each of several methods has its own under its number, and is clipped to its own limits."""
+    model, variables = make(tiny_config, "t5,none,kerple_power,kerple_log", model__num_layers=4)
+    params = variables["params"]
+    shapes = jax.tree.map(jnp.shape, params["position"])
+    assert set(shapes) == {"0", "2", "3"}
+    assert shapes["0"] == {"table": (32, 2)}
+    moved = model.within_limits(jax.tree.map(lambda leaf: leaf + 5.0, params))["position"]
+    assert moved["2"]["r2"].max() == 2.0, "a power above 2 is no kernel"
+    assert moved["3"]["r2"].max() > 5.0
+    assert moved["0"]["table"].max() > 4.0
+
+    def loss(params: dict) -> jax.Array:
+        return model.apply({"params": params}, tokens(12), tokens(12), method="token_nll").sum()
+
+    gradient = jax.jit(jax.grad(loss))(params)["position"]
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
+
+
+def read_in_pieces(
+    model: DecoderLM, params: dict, inputs: jax.Array, pieces: list[int], **sizes: int
+):
+    cache, logits = new_cache(model, inputs.shape[0], inputs.shape[1], **sizes), []
+    for piece in np.split(inputs, np.cumsum(pieces)[:-1], axis=1):
+        new, cache = read(model, params, cache, piece)
+        logits.append(np.asarray(new))
+    return np.concatenate(logits, axis=1), cache
+
+
+def test_each_window_has_slots_of_its_own(tiny_config) -> None:
+    """A layer under a window keeps a window and a chunk, a layer without one keeps all tokens."""
+    keys = {"model__num_layers": 4, "model__window": (4, 6, 0)}
+    model, variables = make(tiny_config, "fox,rotary,alibi", **keys)
+    inputs, pieces = tokens(24), [3, 3, 1, 1, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1]
+    whole = jax.jit(model.apply)(variables, inputs)
+    sizes = {"total": 24, "chunk": 3}
+    got, cache = read_in_pieces(model, variables["params"], inputs, pieces, **sizes)
+    np.testing.assert_allclose(got, whole, atol=2e-5)
+    held = [cache[f"layers_{layer}"]["held"].key.shape[1] for layer in range(4)]
+    assert held == [4 + 3 - 1, 6 + 3 - 1, 24, 4 + 3 - 1]
+    with pytest.raises(ValueError, match="4 tokens at one time would overwrite keys"):
+        read_in_pieces(model, variables["params"], inputs, [4, 20], **sizes)
+    with pytest.raises(ValueError, match="24 slots can't serve 30 tokens: only a sliding window"):
+        read_in_pieces(model, variables["params"], inputs, [3, 21], total=30, chunk=3)
+    answer = generate(model, variables["params"], np.asarray(inputs), 6, chunk=5)
+    logits = jax.jit(model.apply)(variables, np.concatenate([inputs, answer], axis=1))
+    np.testing.assert_array_equal(np.asarray(logits)[:, 23:-1].argmax(axis=-1), answer)
+
+
+@pytest.mark.parametrize(("layers", "scored"), [(4, 12), (5, 5)])
+def test_scanned_patterns_compute_as_unrolled_layers_do(
+    tiny_config, layers: int, scored: int
+) -> None:
+    """Whole repeats run in the loop; the fifth layer, and the last one with few queries, after it."""
+    keys = {"model__num_layers": layers, "model__window": (4, 0)}
+    model, variables = make(tiny_config, "rotary,t5", **keys)
+    inputs, params = tokens(12), variables["params"]
+    scanned = changed(model, scan_layers=True, remat=scored == 12)
+    shapes = jax.eval_shape(scanned.init, jax.random.key(0), inputs)["params"]
+    assert jax.tree.map(jnp.shape, stacked(params)) == jax.tree.map(jnp.shape, shapes)
+
+    def loss(params: dict, model: DecoderLM) -> jax.Array:
+        params = stacked(params) if model.config.scan_layers else params
+        return model.apply(
+            {"params": params}, inputs, inputs[:, -scored:], method="token_nll"
+        ).sum()
+
+    compute = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    expected, got = (compute(params, m) for m in (model, scanned))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, expected)
+
+
+def test_operations_count_each_layers_window() -> None:
+    arg = "model.num_layers=4,length=128,model.window="
+    windows, none, all_under = (
+        forward_flops(make_config(arg + text), 256, 128) for text in ("32,32,0,0", "0", "32")
+    )
+    assert windows == (none + all_under) / 2
+    per_key = 2 * 2 * 128  # two operations each in logits and in values, width 128
+    assert none - windows == 2 * per_key * (keys_seen(0, 128) - keys_seen(32, 128)) / 128
