@@ -40,7 +40,8 @@ def added_to_logits(method):
     import numpy as np
 
     def logits(query, key):
-        return jnp.einsum("bqhd,bkhd->hqk", query, key, precision="highest") * method.head_dim**-0.5
+        products = jnp.einsum("bqhd,bkhd->hqk", query, key, precision="highest")
+        return products * query.shape[-1] ** -0.5
 
     @jax.jit
     def compute():
@@ -53,8 +54,8 @@ def added_to_logits(method):
             params, content.reshape(1, length, -1), content, padding=None, before=None
         )
         query, key = (
-            method.queries(params, content, positions),
-            method.keys(params, content, positions),
+            method.queries(params, content, positions, kept),
+            method.keys(params, content, positions, kept),
         )
         bias = method.content_bias(params, query, kept, kept)
         added = logits(query, key) - logits(content, content)

@@ -133,14 +133,16 @@ def method_attention_fn(
         if cache is not None:
             held, padding = cache.variable.value, cache.reading.padding
             before = None if held is None else jax.tree.map(cache.reading.before.newest, held.kept)
-        kept = position.keep(params, x, key, padding, before)
+        kept = position.keep(params, x, key, padding, before, key_segments)
         kept_of_queries = jax.tree.map(lambda tokens: tokens[:, -query.shape[1] :], kept)
-        query = position.queries(params, query, query_positions)
+        query = position.queries(params, query, query_positions, kept_of_queries)
         if scale is not None:
             query = scale(query, query_positions)
-        key, places = position.keys(params, key, key_positions), key_positions
+        key, places = position.keys(params, key, key_positions, kept), key_positions
         if cache is not None:
             slots = cache.reading.before
+            if not position.reads_kept_of_keys:
+                kept = jax.tree.map(lambda tokens: tokens[:, -1:], kept)
             if held is None:
                 held = KeyValues.empty(slots.positions.shape[1], key, value, kept)
             else:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.kernels import in_own_kernel
-from alibi.positions.shapes import Keys, Positions, Queries
+from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
 
 MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables make large programs
 
@@ -83,10 +83,12 @@ class Rotary(PositionMethod):
         half = self.rotary_dim // 2
         return self.base ** (-np.arange(half) / half)
 
-    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+    def queries(
+        self, params: Params, query: Queries, positions: Positions, kept: PerQuery
+    ) -> Queries:
         return self.turn(query, positions)
 
-    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
+    def keys(self, params: Params, key: Keys, positions: Positions, kept: PerKey) -> Keys:
         return self.turn(key, positions)
 
     def turn(
