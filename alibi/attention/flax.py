@@ -103,6 +103,7 @@ def method_attention_fn(
     ascending: bool = False,
     scale: Callable[[Array, KnownPositions], Array] | None = None,
     max_position: int = 0,
+    sink: Float[Array, " heads"] | None = None,
     options: AttentionOptions,
     cache: Cached | None = None,
 ) -> AttentionFn:
@@ -113,7 +114,7 @@ def method_attention_fn(
       params: the method's parameters, shared between layers and of this layer.
       query_positions: positions of the queries, which belong to the last tokens of `x`.
       key_positions: positions of all tokens of `x`.
-      segment_ids, options: see `alibi.attention.attend`.
+      segment_ids, sink, options: see `alibi.attention.attend`.
       ascending: see `alibi.attention.call.AttentionCall`.
       scale: applied to the queries, with their positions, after the position method.
       max_position: positions known only at run time are below it, and few of them may be used; 0:
@@ -164,6 +165,7 @@ def method_attention_fn(
             query_segments=query_segments,
             key_segments=key_segments,
             key_norm=key_norm,
+            sink=sink,
             ascending=ascending,
             options=options,
             **arguments,
