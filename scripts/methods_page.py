@@ -52,6 +52,12 @@ OPTIONS = (
         (("alibi", "alibi-ssmax"),),
     ),
     (
+        "model.normalizer=sink",
+        "exp(b_h) more in the denominator of the softmax, b_h learned by each head of each layer; softmax1: b_h = 0",
+        "OpenAI 2025, [arXiv 2508.10925](https://arxiv.org/abs/2508.10925)",
+        (),
+    ),
+    (
         "model.max_position=2048",
         "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them",
         "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
@@ -77,7 +83,7 @@ tokens in training, L' in the sequences at hand. "Enters" says which functions o
 [the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
 layers, {num_heads} heads of {head_dim}). What is added to logits is added after their division by sqrt(head_dim),
 unless the formula says otherwise. Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_position`
-(randomised positions) and `model.window` (a sliding window).
+(randomised positions) and `model.window` (a sliding window), and any of the other options below.
 
 This page is made by `python scripts/methods_page.py`.
 """

@@ -104,6 +104,9 @@ class ModelConfig(Section):
     # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no
     # share that float32 can tell. 1e-6 makes long sequences faster on CPUs.
     skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
+    # Of attention. sink: the denominator has one more term exp(b), b learned by each head of each
+    # layer (gpt-oss); softmax1: the same with b = 0.
+    normalizer: str = choice("softmax", ("softmax", "softmax1", "sink"))
     attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented"))
     logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
 

@@ -17,6 +17,7 @@ from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import AttentionFn, Cached, method_attention_fn
 from alibi.config import ModelConfig
 from alibi.cpu.products import Products
+from alibi.model.attention import sink_logits
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.positions import init_layer, scaled_queries
 from alibi.parallel.sharding import heads_sharding
@@ -154,6 +155,7 @@ class Block(nn.Module):
             ascending=call.ascending,
             scale=scale,
             max_position=config.max_position,
+            sink=sink_logits(self, config),
             options=options,
             cache=cached,
         )
