@@ -104,7 +104,6 @@ class Rotary(PositionMethod):
           amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim /
             2]`.
         """
-        half = self.rotary_dim // 2
         angles = by_position(positions, np.where(self.turned, self.frequencies(), 0.0), x.ndim)
         if isinstance(angles, np.ndarray):
             cos, sin = (
@@ -114,13 +113,22 @@ class Rotary(PositionMethod):
         else:
             waves = in_own_kernel(_waves, angles) if positions.shape[-1] > 1 else _waves(angles)
             cos, sin = (wave * amplitude for wave in waves)
-        first, second = (
-            part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half])
-        )
-        pairs = [first * cos - second * sin, second * cos + first * sin]
-        return jnp.concatenate(
-            [*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1
-        )
+        return rotated(x, cos, sin)
+
+
+def rotated(
+    x: Float[Array, "*batch length heads head_dim"], cos: Any, sin: Any
+) -> Float[Array, "*batch length heads head_dim"]:
+    """Returns features with pair k, features k and k + pairs, turned by the angle of these waves, in
+    the dtype of `x`; features beyond the pairs stay.
+
+    Args:
+      cos, sin: `[..., length, heads or 1, pairs]`, float32.
+    """
+    half = cos.shape[-1]
+    first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
+    pairs = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
 
 
 def by_position(
