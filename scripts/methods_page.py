@@ -58,6 +58,24 @@ OPTIONS = (
         (),
     ),
     (
+        "model.qk_norm=True",
+        "queries and keys of each head at unit root mean square, times learned numbers, before position enters",
+        "Qwen3, [arXiv 2505.09388](https://arxiv.org/abs/2505.09388)",
+        (),
+    ),
+    (
+        "model.attention_gate=True",
+        "the result of each head times sigmoid(x W_h), x the layer's input",
+        "Qiu et al. 2025, [arXiv 2505.06708](https://arxiv.org/abs/2505.06708)",
+        (),
+    ),
+    (
+        "model.logit_cap=50",
+        "50 tanh(z / 50) for a scaled logit z, before its bias",
+        "Gemma 2, [arXiv 2408.00118](https://arxiv.org/abs/2408.00118)",
+        (),
+    ),
+    (
         "model.max_position=2048",
         "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them",
         "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
