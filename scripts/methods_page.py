@@ -59,6 +59,30 @@ OPTIONS = (
         (),
     ),
     (
+        "model.normalizer=sink",
+        "exp(b_h) more in the denominator of the softmax, b_h learned by each head of each layer; softmax1: b_h = 0",
+        "OpenAI 2025, [arXiv 2508.10925](https://arxiv.org/abs/2508.10925)",
+        (),
+    ),
+    (
+        "model.qk_norm=True",
+        "queries and keys of each head at unit root mean square, times learned numbers, before position enters",
+        "Qwen3, [arXiv 2505.09388](https://arxiv.org/abs/2505.09388)",
+        (),
+    ),
+    (
+        "model.attention_gate=True",
+        "the result of each head times sigmoid(x W_h), x the layer's input",
+        "Qiu et al. 2025, [arXiv 2505.06708](https://arxiv.org/abs/2505.06708)",
+        (),
+    ),
+    (
+        "model.logit_cap=50",
+        "50 tanh(z / 50) for a scaled logit z, before its bias",
+        "Gemma 2, [arXiv 2408.00118](https://arxiv.org/abs/2408.00118)",
+        (),
+    ),
+    (
         "model.max_position=2048",
         "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them",
         "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
@@ -84,8 +108,9 @@ tokens in training, L' in the sequences at hand. "Enters" says which functions o
 [the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
 layers, {num_heads} heads of {head_dim}). What is added to logits is added after their division by sqrt(head_dim),
 unless the formula says otherwise. Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_position`
-(randomised positions) and `model.window` (a sliding window). [Layers may differ](training.md#layers-that-differ) in
-all of these but `model.max_position`; methods that enter the embeddings are the same in all layers.
+(randomised positions) and `model.window` (a sliding window), and any of the other options below.
+[Layers may differ](training.md#layers-that-differ) in position method, options, window and `model.logit_scale`;
+methods that enter the embeddings are the same in all layers.
 
 This page is made by `python scripts/methods_page.py`.
 """

@@ -47,7 +47,8 @@ def added_to_logits(kind):
     method = kind.position
 
     def logits(query, key):
-        return jnp.einsum("bqhd,bkhd->hqk", query, key, precision="highest") * method.head_dim**-0.5
+        products = jnp.einsum("bqhd,bkhd->hqk", query, key, precision="highest")
+        return products * query.shape[-1] ** -0.5
 
     @jax.jit
     def compute():
@@ -61,8 +62,8 @@ def added_to_logits(kind):
             params, content.reshape(1, length, -1), content, padding=None, before=None
         )
         query, key = (
-            method.queries(params, content, positions),
-            method.keys(params, content, positions),
+            method.queries(params, content, positions, kept),
+            method.keys(params, content, positions, kept),
         )
         if kind.logit_scale:
             query = scaled_queries(kind.logit_scale, method.train_length, params, query, positions)

@@ -25,6 +25,7 @@ from alibi.testing import (
     check_position_method,
     check_tiles,
 )
+from alibi.testing.model import SmallModel
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -121,8 +122,38 @@ class Delays(PositionMethod):
 class CountsInside(PositionMethod):
     """Counts tokens by itself in place of taking the positions that it is given."""
 
-    def queries(self, params, query, positions):
+    def queries(self, params, query, positions, kept):
         return query * (1.0 + jnp.arange(query.shape[1], dtype=query.dtype)[None, :, None, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningSum(PositionMethod):
+    """Queries and keys grow and shrink with the sum of a feature of all tokens so far."""
+
+    forgets: bool = False
+
+    def keep(self, params, x, key, padding, before, segments=None):
+        of_tokens = jnp.where(False if padding is None else padding[..., None], 0.0, x[..., :1])
+        sums = jnp.cumsum(of_tokens, axis=1) + jnp.zeros(self.num_heads)[None, None]
+        return sums if before is None or self.forgets else sums + before[:, None]
+
+    def queries(self, params, query, positions, kept):
+        return (query * jnp.cos(kept)[..., None]).astype(query.dtype)
+
+    def keys(self, params, key, positions, kept):
+        return (key * jnp.sin(kept)[..., None]).astype(key.dtype)
+
+
+def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
+    """In the cache too, which keeps the newest token's data alone, since no bias reads the rest."""
+    check_position_method(RunningSum)
+    with pytest.raises(PositionMethodError, match="with a cache, token 4, in a prompt of two"):
+        check_position_method(RunningSum, forgets=True)
+    model = SmallModel(make_position(RunningSum, num_heads=4, head_dim=8, width=32, train_length=4))
+    held = jax.eval_shape(
+        lambda: model.model.init(jax.random.key(0), model.tokens, decode=True)["cache"]
+    )["layers_0"]["held"]
+    assert (held.key.shape, held.kept.shape) == ((2, model.length, 4, 8), (2, 1, 4))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ REASONS = {
     "added values": "its bias adds to the values",
     "dropout": "it has no dropout",
     "masks": "it has no masks or segments",
+    "sink": "its softmax has no sink",
+    "logit cap": "it caps no logits",
 }
 
 
@@ -44,11 +46,15 @@ class Backend:
 
 BACKENDS = {
     "reference": Backend(dense),
-    "saved": Backend(saved_attention, frozenset(), cannot_save),
-    "blocked": Backend(blocked_attention, frozenset({"added values", "dropout", "masks"})),
+    "saved": Backend(saved_attention, frozenset({"sink"}), cannot_save),
+    "blocked": Backend(blocked_attention, frozenset(REASONS) - {"weights"}),
     "augmented": Backend(augmented_attention, frozenset(), cannot_augment),
     "decoding": Backend(
-        decoding_attention, frozenset({"masks"}), cannot_decode, shares_heads=True, one_query=True
+        decoding_attention,
+        frozenset({"masks", "sink", "logit cap"}),
+        cannot_decode,
+        shares_heads=True,
+        one_query=True,
     ),
 }
 OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.one_query)

@@ -11,7 +11,8 @@ features,
 
 The gradient of the bias, `dbias`, is the gradient of the logits, tile by tile. If the bias adds to
 the values, v stands above for the values each query sees; `Bias.of_values` and its derivative
-compute these products.
+compute these products. A sink is one more key, whose value is zero: the online softmax starts with
+it, and its logit has the gradient -exp(sink - lse) * delta.
 """
 
 import functools
@@ -24,7 +25,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
-from alibi.attention.reference import MASKED
+from alibi.attention.reference import MASKED, capped
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
     Sides,
@@ -57,22 +58,23 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks
     # its fields refuses.
     leaves, bias_tree = jax.tree.flatten(bias)
-    out = _attention(q, k, v, tuple(leaves), sides, ranges, tiling, bias_tree)
+    out = _attention(q, k, v, tuple(leaves), call.sink, sides, ranges, tiling, bias_tree)
     return out.reshape(*batch, q_length, heads, -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8))
 def _attention(
     q: Array,
     k: Array,
     v: Array,
     bias: Leaves,
+    sink: Array | None,
     sides: Sides,
     ranges: Array,
     tiling: Tiling,
     bias_tree: Any,
 ) -> Float[Array, "batch q heads value_dim"]:
-    return _forward(q, k, v, bias, sides, ranges, tiling, bias_tree, v.dtype)[0]
+    return _forward(q, k, v, bias, sink, sides, ranges, tiling, bias_tree, v.dtype)[0]
 
 
 def _forward(
@@ -80,6 +82,7 @@ def _forward(
     k: Array,
     v: Array,
     bias: Leaves,
+    sink: Array | None,
     sides: Sides,
     ranges: Array,
     tiling: Tiling,
@@ -93,7 +96,8 @@ def _forward(
 
     def add_group(out: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
         index, ranges = group
-        own = _Group.take(index, q, k, v, jax.tree.unflatten(bias_tree, bias), sides, tiling)
+        tree = jax.tree.unflatten(bias_tree, bias)
+        own = _Group.take(index, q, k, v, tree, sink, sides, tiling)
         rows, lse = lax.map(
             lambda block: _forward_rows(own, *block), (jnp.arange(tiling.q_blocks), ranges)
         )
@@ -110,6 +114,7 @@ class _Group(NamedTuple):
     Attributes:
       number: the number of the group.
       q, k, v: filled up with zeros to whole blocks.
+      sink: of the group's heads, float32; None: there is none.
       bias, sides: of the whole call; each tile cuts its own part out of them.
     """
 
@@ -118,17 +123,29 @@ class _Group(NamedTuple):
     k: Float[Array, "batch heads k features"]
     v: Float[Array, "batch heads k value_dim"]
     bias: Any
+    sink: Float[Array, " heads"] | None
     sides: Sides
     tiling: Tiling
 
     @classmethod
     def take(
-        cls, index: Array, q: Array, k: Array, v: Array, bias: Any, sides: Sides, tiling: Tiling
+        cls,
+        index: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        bias: Any,
+        sink: Array | None,
+        sides: Sides,
+        tiling: Tiling,
     ) -> "_Group":
-        """Returns the group `index` of the queries, keys and values of the whole call."""
+        """Returns the group `index` of the queries, keys, values and sinks of the whole call."""
         q = take_group(q, tiling, index, tiling.q_blocks * tiling.q_block)
         k, v = (take_group(x, tiling, index, tiling.k_blocks * tiling.k_block) for x in (k, v))
-        return cls(index, q, k, v, bias, sides, tiling)
+        if sink is not None:
+            first, heads = tiling.first_of_group(index)[1], tiling.head_group
+            sink = lax.dynamic_slice_in_dim(sink.astype(jnp.float32), first, heads)
+        return cls(index, q, k, v, bias, sink, sides, tiling)
 
     def tile(self, q_block: Any, k_block: Any) -> tuple[Tile, Array, Array, Any]:
         """Returns a tile, with its keys, values and bias."""
@@ -143,14 +160,21 @@ class _Group(NamedTuple):
         return Tile(q_block, k_block, part, tiling, self.sides), k, v, bias
 
 
-def _logits(
-    tile: Tile,
+def _scaled(
     q: Float[Array, "batch heads q features"],
     k: Float[Array, "batch heads k features"],
+    tiling: Tiling,
+) -> Float[Array, "batch heads q k"]:
+    """Returns the scaled logits of a tile, float32."""
+    return _product(q, k, 3, 3, tiling) * q.shape[-1] ** -0.5
+
+
+def _logits(
+    tile: Tile,
+    logits: Float[Array, "batch heads q k"],
     bias: Float[Array, "#batch heads q k"] | None,
 ) -> Float[Array, "batch heads q k"]:
-    """Returns the logits of a tile, scaled, with the values of its bias and masked, float32."""
-    logits = _product(q, k, 3, 3, tile.tiling) * q.shape[-1] ** -0.5
+    """Returns the logits of a tile with the values of its bias, masked."""
     if bias is not None:
         logits = logits + bias
     visible = tile.visible()
@@ -168,7 +192,8 @@ def _forward_rows(
     def add(k_block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         largest, total, out = state
         tile, k, v, bias = group.tile(q_block, k_block)
-        logits = _logits(tile, q, k, tile.bias_values(bias))
+        logits = capped(_scaled(q, k, group.tiling), group.tiling.logit_cap)
+        logits = _logits(tile, logits, tile.bias_values(bias))
         larger = jnp.maximum(largest, logits.max(axis=-1))
         exponentials = jnp.exp(logits - larger[..., None])
         rescale = jnp.exp(largest - larger)
@@ -183,7 +208,10 @@ def _forward_rows(
         )
 
     rows = q.shape[:3]
-    start = (jnp.full(rows, MASKED), jnp.zeros(rows), jnp.zeros((*rows, group.v.shape[-1])))
+    largest, total = jnp.full(rows, MASKED), jnp.zeros(rows)
+    if group.sink is not None:
+        largest, total = jnp.broadcast_to(group.sink[:, None], rows), jnp.ones(rows)
+    start = (largest, total, jnp.zeros((*rows, group.v.shape[-1])))
     largest, total, out = lax.fori_loop(key_range[0], key_range[1], add, start)
     # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
     # zeros instead. (NaN is looked for in the sum, since XLA's maximum may pass over it.)
@@ -195,24 +223,32 @@ def _forward_rows(
 
 
 def _forward_saving(
-    q: Any, k: Any, v: Any, bias: Leaves, sides: Sides, ranges: Any, tiling: Tiling, bias_tree: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Leaves,
+    sink: Any,
+    sides: Sides,
+    ranges: Any,
+    tiling: Tiling,
+    bias_tree: Any,
 ) -> tuple[Array, tuple[Any, ...]]:
     """Returns `out` and the values saved for the backward pass; inputs tell if gradients are wanted
     (`perturbed`).
     """
     # An array if the gradient of the bias is wanted, else None.
     learned = jnp.zeros(()) if any(x.perturbed for x in bias) else None
-    q, k, v, bias, sides, ranges = saved = jax.tree.map(
-        lambda x: x.value, (q, k, v, bias, sides, ranges)
+    q, k, v, bias, sink, sides, ranges = saved = jax.tree.map(
+        lambda x: x.value, (q, k, v, bias, sink, sides, ranges)
     )
     # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq
     # and dk up to 1.4 times as large.
-    out, lse = _forward(q, k, v, bias, sides, ranges, tiling, bias_tree, jnp.float32)
+    out, lse = _forward(q, k, v, bias, sink, sides, ranges, tiling, bias_tree, jnp.float32)
     return out.astype(v.dtype), (*saved, out, lse, learned)
 
 
 def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any) -> tuple[Any, ...]:
-    q, k, v, leaves, sides, ranges, out, lse, learned = saved
+    q, k, v, leaves, sink, sides, ranges, out, lse, learned = saved
     bias = jax.tree.unflatten(bias_tree, leaves)
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
@@ -220,10 +256,10 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
         None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
     )
 
-    def add_group(state: tuple[Any, ...], group: tuple[Array, ...]) -> tuple[tuple[Any, ...], None]:
+    def add_group(state: tuple[Any, ...], group: tuple[Array, ...]) -> tuple[tuple[Any, ...], Any]:
         dbias, dq, dk, dv = state
         index, lse, ranges = group
-        own = _Group.take(index, q, k, v, bias, sides, tiling)
+        own = _Group.take(index, q, k, v, bias, sink, sides, tiling)
         group_dout, group_out = (take_group(x, tiling, index, own.q.shape[2]) for x in (dout, out))
         delta = dot_rows(group_dout, group_out)
         rows = functools.partial(_backward_rows, own, group_dout, delta, lse)
@@ -234,22 +270,26 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
         (dbias, group_dk, group_dv), group_dq = lax.scan(
             rows, start, (jnp.arange(tiling.q_blocks), ranges)
         )
-        scale = q.shape[-1] ** -0.5
+        scale, dsink = q.shape[-1] ** -0.5, None
+        if own.sink is not None:
+            dsink = -(jnp.exp(own.sink[None, :, None] - lse) * delta).sum(axis=(0, 2))
         return (
             dbias,
             put_group(dq, tiling, index, _joined(group_dq) * scale),
             put_group(dk, tiling, index, group_dk.swapaxes(2, 3) * scale),
             put_group(dv, tiling, index, group_dv.swapaxes(2, 3)),
-        ), None
+        ), dsink
 
     start: tuple[Any, ...] = (dbias, *(jnp.zeros(x.shape, x.dtype) for x in (q, k, v)))
     groups: tuple[Array, ...] = (jnp.arange(tiling.groups), lse, ranges)
-    (dbias, dq, dk, dv), _ = lax.scan(add_group, start, groups)
+    (dbias, dq, dk, dv), dsink = lax.scan(add_group, start, groups)
+    if sink is not None:
+        dsink = dsink.reshape(tiling.batch_groups, -1).sum(axis=0).astype(sink.dtype)
     if dbias is not None:
         dbias = tuple(
             x.astype(like.dtype) for x, like in zip(jax.tree.leaves(dbias), leaves, strict=True)
         )
-    return dq, dk, dv, dbias, None, None
+    return dq, dk, dv, dbias, dsink, None, None
 
 
 def _backward_rows(
@@ -282,7 +322,9 @@ def _backward_rows(
         dq, dbias, dk, dv = state
         tile, k, v, bias = group.tile(q_block, k_block)
         added, bias_vjp = jax.vjp(tile.bias_values, bias)
-        weights = jnp.exp(_logits(tile, q, k, added) - lse)
+        cap = functools.partial(capped, most=tiling.logit_cap)
+        logits, cap_vjp = jax.vjp(cap, _scaled(q, k, tiling))
+        weights = jnp.exp(_logits(tile, logits, added) - lse)
         dropped, dweights = tile.dropout(weights), _product(block_dout, v, 3, 3, tiling)
         if bias is not None and bias.adds_values:
             values, values_vjp = jax.vjp(tile.added_values, bias, dropped)
@@ -297,7 +339,7 @@ def _backward_rows(
                 dlogits if added is not None and added.shape[0] > 1 else sum_first(dlogits)[None]
             )
             dbias = dbias.with_added(bias_vjp(shared)[0], tile.part)
-        dlogits = dlogits.astype(q.dtype)
+        dlogits = cap_vjp(dlogits)[0].astype(q.dtype)
         dropped = dropped.astype(v.dtype)
         dq = dq + _product(dlogits, k, 3, 2, tiling)
         dk = _added(dk, _product(transposed_q, dlogits, 3, 2, tiling), tile.part.keys[0])

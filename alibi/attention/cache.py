@@ -95,16 +95,18 @@ class Slots(flax.struct.PyTreeNode):
     def put(self, slots: Array, new: Array) -> Array:
         """Returns the array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` in the
         next slots.
+
+        An array of one slot takes one token, the newest.
         """
         new = new.astype(slots.dtype)
         first = self.read % slots.shape[1] if self.ring else self.read
-        if not self.ring or new.shape[1] == 1:
+        if not self.ring or new.shape[1] == 1:  # the last slot if there are fewer: XLA clamps
             return lax.dynamic_update_slice(slots, new, (0, first, *(0,) * (slots.ndim - 2)))
         return slots.at[:, (first + jnp.arange(new.shape[1])) % slots.shape[1]].set(new)
 
     def newest(self, slots: Array) -> Array:
-        """Returns the newest token's row of the array `slots` `[batch, slots, ...]`; zeros before
-        the first token.
+        """Returns the newest token's row of the array `slots` `[batch, slots, ...]`, which may have
+        one slot; zeros before the first token.
         """
         index = (self.read - 1) % slots.shape[1]
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
@@ -129,9 +131,9 @@ class KeyValues(flax.struct.PyTreeNode):
     Attributes:
       key: `[batch, slots, heads, head_dim]`, after `PositionMethod.keys`: rotary's keys are rotated
         already.
-      value: `[batch, slots, heads, head_dim]`.
+      value: `[batch, slots, heads, value_dim]`.
       kept: a tree of `[batch, slots, heads, ...]`, the result of `PositionMethod.keep` for each
-        token.
+        token; with a single slot, for the newest token alone, if no query needs that of others.
       key_norm: `[batch, heads]`, the largest norm of all keys ever written, NaN if a key or value
         was not finite. By it, decoding leaves out keys out of reach.
     """
@@ -144,11 +146,11 @@ class KeyValues(flax.struct.PyTreeNode):
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
         """Returns an empty cache for keys, values and kept arrays shaped like these, but for their
-        length.
+        length; kept data of the newest token alone gets one slot.
         """
         arrays = key, value, kept
         key, value, kept = jax.tree.map(
-            lambda x: jnp.zeros((x.shape[0], slots, *x.shape[2:]), x.dtype), arrays
+            lambda x: jnp.zeros((x.shape[0], min(slots, x.shape[1]), *x.shape[2:]), x.dtype), arrays
         )
         return cls(key, value, kept, jnp.zeros(key.shape[::2], jnp.float32))
 
@@ -156,10 +158,12 @@ class KeyValues(flax.struct.PyTreeNode):
         self,
         slots: Slots,
         key: Float[Array, "batch tokens heads head_dim"],
-        value: Float[Array, "batch tokens heads head_dim"],
-        kept: PyTree[Float[Array, "batch tokens heads ..."]],
+        value: Float[Array, "batch tokens heads value_dim"],
+        kept: PyTree[Float[Array, "batch _ heads ..."]],
     ) -> "KeyValues":
-        """Returns the cache with new tokens; `slots` are the slots before them."""
+        """Returns the cache with new tokens, whose kept data is of all or of the newest; `slots`
+        are the slots before them.
+        """
         norm = norm_of_all(key, value)
         # Not jnp.maximum, since XLA's may pass over NaN.
         larger = jnp.where(self.key_norm >= norm, self.key_norm, norm + 0.0 * self.key_norm)

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 from alibi.attention.reference import dropout_factors, reference_attention
 from alibi.positions.bias import Bias, KnownPositions, Part
 from alibi.positions.distance import check_integers, rows_and_columns
+from alibi.positions.shapes import PerHead
 
 _TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar(
     "target", default=None
@@ -54,6 +56,7 @@ class AttentionOptions:
       block: the largest tile of `blocked`, in queries and in keys, and the number of keys
         `decoding` reads at a time; None: the fastest sizes measured.
       platform: the platform the program is compiled for: "cpu", "gpu" or "tpu".
+      logit_cap: see `alibi.attention.attend`.
     """
 
     window: int | None = None
@@ -62,6 +65,7 @@ class AttentionOptions:
     backend: str = "auto"
     block: int | None = None
     platform: str = dataclasses.field(default_factory=lambda: current_target()[0])
+    logit_cap: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +97,7 @@ class AttentionCall:
     values_einsum: Callable[..., Array] | None = None
     sow: Callable[[Array], None] | None = None
     key_norm: Float[Array, "*batch kv_heads"] | None = None
+    sink: PerHead | None = None
     ascending: bool = False
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
     devices: int = dataclasses.field(default_factory=lambda: current_target()[1])
@@ -127,7 +132,7 @@ class AttentionCall:
     @property
     def features(self) -> set[str]:
         """The features in use among those some backends lack: "weights", "dropout", "masks", "added
-        values".
+        values", "sink", "logit cap".
         """
         used = {
             "weights": self.sow is not None
@@ -138,6 +143,8 @@ class AttentionCall:
                 x is not None for x in (self.mask, self.query_segments, self.key_segments)
             ),
             "added values": self.bias is not None and self.bias.adds_values,
+            "sink": self.sink is not None,
+            "logit cap": self.options.logit_cap is not None,
         }
         return {feature for feature, is_used in used.items() if is_used}
 
@@ -177,13 +184,18 @@ def validate(call: AttentionCall) -> None:
         raise ValueError(
             f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}"
         )
-    needed = (*key.shape[:-3], key.shape[-2])
-    if call.key_norm is not None and call.key_norm.shape != needed:
-        raise ValueError(f"key_norm has shape {call.key_norm.shape}; it must be {needed}")
+    of_keys, of_heads = (*key.shape[:-3], key.shape[-2]), (query.shape[-2],)
+    for name, x, needed in (("key_norm", call.key_norm, of_keys), ("sink", call.sink, of_heads)):
+        if x is not None and x.shape != needed:
+            raise ValueError(f"{name} has shape {x.shape}; it must be {needed}")
 
 
 def _check_options(options: AttentionOptions) -> None:
     window, epsilon, sharding = options.window, options.skip_epsilon, options.sharding
+    if options.logit_cap is not None and not 0 < options.logit_cap < math.inf:
+        raise ValueError(
+            f"logit_cap={options.logit_cap!r} must be above 0 and finite, such as 50, or None for no cap"
+        )
     is_whole = isinstance(window, int | np.integer) and not isinstance(window, bool)
     if window is not None and not (is_whole and 1 <= window < 2**31):
         raise ValueError(
@@ -277,6 +289,8 @@ def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
         weights_einsum=call.weights_einsum,
         values_einsum=call.values_einsum,
         sow=call.sow,
+        sink=call.sink,
+        logit_cap=call.options.logit_cap,
     )
 
 

@@ -15,6 +15,7 @@ from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall, AttentionOptions, validate
 from alibi.positions import AlibiBias
 from alibi.positions.bias import Bias, KnownPositions
+from alibi.positions.shapes import PerHead
 
 
 def attend(
@@ -39,12 +40,14 @@ def attend(
     sow: Callable[[Array], None] | None = None,
     skip_epsilon: float | None = 0.0,
     key_norm: Float[Array, "*batch kv_heads"] | None = None,
+    sink: PerHead | None = None,
+    logit_cap: float | None = None,
     sharding: NamedSharding | None = None,
     backend: str = "auto",
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Returns softmax(query key^T / sqrt(head_dim) + bias) value, in Flax's layout.
 
-    It is differentiable in query, key, value and the arrays of the bias, once and in reverse
+    It is differentiable in query, key, value, sink and the arrays of the bias, once and in reverse
     mode; with backend="reference" any number of times and in forward mode too.
 
     Args:
@@ -71,6 +74,12 @@ def attend(
         `sharding`, leave out only keys out of reach for all of them.
       key_norm: for each sequence and head an upper bound of the norms of its keys, not finite if a
         key or value is not. `decoding` uses it; without it, `decoding` reads all keys to find it.
+      sink: b of each head, which adds exp(b) to the denominator of the softmax, as a key of value
+        zero would: a query may attend to nothing. All zeros: softmax1 (Miller 2023); learned:
+        gpt-oss (arXiv 2508.10925).
+      logit_cap: c, by which a scaled logit z becomes c tanh(z / c), before the bias is added
+        (Gemma 2, arXiv 2408.00118). So the bias can still hide far keys; FlashAttention adds ALiBi
+        after its cap too.
       sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several devices,
         such as P("data", None, "tensor"): each device then computes its own sequences and heads by
         itself (`jax.shard_map`), as kernels and skipping by heads need. It should name every axis
@@ -82,9 +91,9 @@ def attend(
 
     Raises:
       ValueError: shapes that don't fit; slopes or a bias with another number of heads; both slopes
-        and bias; an unknown or unable backend; a window below 1; a skip_epsilon out of range; a
-        known negative slope with a skip_epsilon above 0; a sharding of lengths or features, or of
-        another kind.
+        and bias; an unknown or unable backend; a window below 1; a skip_epsilon or logit_cap out of
+        range; a known negative slope with a skip_epsilon above 0; a sharding of lengths or
+        features, or of another kind.
     """
     heads, q_length, k_length = query.shape[-2], query.shape[-3], key.shape[-3]
     if slopes is not None and bias is not None:
@@ -120,7 +129,8 @@ def attend(
             values_einsum=values_einsum,
             sow=sow,
             key_norm=key_norm,
-            options=AttentionOptions(window, skip_epsilon, sharding, backend),
+            sink=sink,
+            options=AttentionOptions(window, skip_epsilon, sharding, backend, logit_cap=logit_cap),
         )
     )
 
@@ -195,6 +205,8 @@ def on_each_device(
             specs[name] = P(over_batch if x.ndim > 1 and x.shape[0] > 1 else None)
     if call.key_norm is not None:
         split["key_norm"], specs["key_norm"] = call.key_norm, P(over_batch, over_heads)
+    if call.sink is not None:
+        split["sink"], specs["sink"] = call.sink, P(over_heads)
 
     bias, bias_tree = jax.tree.flatten(call.bias)
     bias_specs = (

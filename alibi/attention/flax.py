@@ -103,6 +103,7 @@ def method_attention_fn(
     ascending: bool = False,
     scale: Callable[[Array, KnownPositions], Array] | None = None,
     max_position: int = 0,
+    sink: Float[Array, " heads"] | None = None,
     options: AttentionOptions,
     cache: Cached | None = None,
 ) -> AttentionFn:
@@ -113,7 +114,7 @@ def method_attention_fn(
       params: the method's parameters, shared between layers and of this layer.
       query_positions: positions of the queries, which belong to the last tokens of `x`.
       key_positions: positions of all tokens of `x`.
-      segment_ids, options: see `alibi.attention.attend`.
+      segment_ids, sink, options: see `alibi.attention.attend`.
       ascending: see `alibi.attention.call.AttentionCall`.
       scale: applied to the queries, with their positions, after the position method.
       max_position: positions known only at run time are below it, and few of them may be used; 0:
@@ -133,14 +134,16 @@ def method_attention_fn(
         if cache is not None:
             held, padding = cache.variable.value, cache.reading.padding
             before = None if held is None else jax.tree.map(cache.reading.before.newest, held.kept)
-        kept = position.keep(params, x, key, padding, before)
+        kept = position.keep(params, x, key, padding, before, key_segments)
         kept_of_queries = jax.tree.map(lambda tokens: tokens[:, -query.shape[1] :], kept)
-        query = position.queries(params, query, query_positions)
+        query = position.queries(params, query, query_positions, kept_of_queries)
         if scale is not None:
             query = scale(query, query_positions)
-        key, places = position.keys(params, key, key_positions), key_positions
+        key, places = position.keys(params, key, key_positions, kept), key_positions
         if cache is not None:
             slots = cache.reading.before
+            if not position.reads_kept_of_keys:
+                kept = jax.tree.map(lambda tokens: tokens[:, -1:], kept)
             if held is None:
                 held = KeyValues.empty(slots.positions.shape[1], key, value, kept)
             else:
@@ -162,6 +165,7 @@ def method_attention_fn(
             query_segments=query_segments,
             key_segments=key_segments,
             key_norm=key_norm,
+            sink=sink,
             ascending=ascending,
             options=options,
             **arguments,

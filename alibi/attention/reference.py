@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from alibi.positions.bias import Bias
+from alibi.positions.shapes import PerHead
 
 # The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient
 # of a query that sees no key.
@@ -28,6 +29,8 @@ def reference_attention(
     weights_einsum: Callable[..., Array] | None = None,
     values_einsum: Callable[..., Array] | None = None,
     sow: Callable[[Array], None] | None = None,
+    sink: PerHead | None = None,
+    logit_cap: float | None = None,
 ) -> Float[Array, "*batch q heads value_dim"]:
     """Returns softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper,
     section 3).
@@ -42,15 +45,17 @@ def reference_attention(
       weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized
         ones.
       sow: a function called with the weights, before dropout.
+      sink, logit_cap: see `alibi.attention.attend`.
     """
     einsum = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     logits = (weights_einsum or einsum)("...qhd,...khd->...hqk", query, key).astype(
         jnp.float32
     ) * query.shape[-1] ** -0.5
+    logits = capped(logits, logit_cap)
     if bias is not None:
         block = bias(query_positions, key_positions)
         logits = logits + block.reshape((1,) * (logits.ndim - block.ndim) + block.shape)
-    weights = _softmax(logits, visible)
+    weights = _softmax(logits, visible, sink)
     if sow is not None:
         sow(weights)
     if keep is not None:
@@ -65,10 +70,24 @@ def reference_attention(
     return attended.astype(value.dtype)
 
 
+def capped(logits: Float[Array, "*shape"], most: float | None) -> Float[Array, "*shape"]:
+    """Returns scaled logits, smoothly bent to at most `most` on both sides of 0; None: as they are."""
+    return logits if most is None else most * jnp.tanh(logits / most)
+
+
 def _softmax(
-    logits: Float[Array, "*batch heads q k"], visible: Bool[Array, "*#batch #heads #q k"] | None
+    logits: Float[Array, "*batch heads q k"],
+    visible: Bool[Array, "*#batch #heads #q k"] | None,
+    sink: PerHead | None = None,
 ) -> Float[Array, "*batch heads q k"]:
     """Returns the weights of each query's visible keys; zeros for a query without any."""
+    if sink is not None:  # the logit of one more key
+        column = jnp.broadcast_to(sink[:, None, None], (*logits.shape[:-1], 1))
+        logits = jnp.concatenate([logits, column.astype(jnp.float32)], axis=-1)
+        if visible is not None:
+            added = [(0, 0)] * (visible.ndim - 1) + [(0, 1)]
+            visible = jnp.pad(visible, added, constant_values=True)
+        return _softmax(logits, visible)[..., :-1]
     if visible is None:
         return jax.nn.softmax(logits, axis=-1)
     visible = visible.reshape((1,) * (logits.ndim - visible.ndim) + visible.shape)

@@ -13,6 +13,8 @@ With `skip_epsilon` = 0 a block is left out if float32 rounds the first bound to
 a larger epsilon, blocks are left out from the farthest on, as long as the second is less than
 `skip_epsilon`. U and l are computed from the actual queries and keys when the program runs.
 For ALiBi b is -m d, if the nearest key of the block is at distance d, and s is a geometric series.
+A sink only makes weights smaller. A cap of the logits brings any two closer together, and each
+closer to 0, so that x and U bound them with it too.
 
 In decoding, a query that has read some blocks of keys knows more than l: the largest logit g so
 far, and the sum of exponentials relative to g. Relative to the weight gathered so far, all unread

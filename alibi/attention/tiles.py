@@ -39,7 +39,8 @@ class Tiling:
         together.
       q_blocks, k_blocks: the numbers of blocks of queries and keys.
       q_block, k_block: the numbers of queries and keys of a tile.
-      causal, window, dropout_rate, broadcast_dropout, precision, platform: those of the call.
+      causal, window, logit_cap, dropout_rate, broadcast_dropout, precision, platform: those of the
+        call.
     """
 
     q_length: int
@@ -54,6 +55,7 @@ class Tiling:
     k_block: int
     causal: bool
     window: int | None
+    logit_cap: float | None
     dropout_rate: float
     broadcast_dropout: bool
     precision: jax.lax.PrecisionLike
@@ -110,6 +112,7 @@ def make_tiling(call: AttentionCall) -> Tiling:
         k_block=blocks[1],
         causal=call.causal,
         window=call.options.window,
+        logit_cap=call.options.logit_cap,
         dropout_rate=call.dropout_rate,
         broadcast_dropout=call.broadcast_dropout,
         precision=call.precision,

@@ -119,6 +119,13 @@ class ModelConfig(Section):
     # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no
     # share that float32 can tell. 1e-6 makes long sequences faster on CPUs.
     skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
+    # Of attention. sink: the denominator has one more term exp(b), b learned by each head of each
+    # layer (gpt-oss); softmax1: the same with b = 0.
+    normalizer: str = choice("softmax", ("softmax", "softmax1", "sink"))
+    # c, by which a scaled logit z of attention becomes c tanh(z / c) before its bias; 0: no cap
+    logit_cap: float = number(0.0, at_least=0.0)
+    qk_norm: bool = False  # RMS norms of each head's queries and keys, before position enters
+    attention_gate: bool = False  # multiplies attention's output by the sigmoid of a projection
     attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented"))
     logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from alibi.attention.cache import norm_of_all
 from alibi.attention.call import AttentionCall, dense, visible_keys
-from alibi.attention.reference import MASKED
+from alibi.attention.reference import MASKED, capped
 from alibi.attention.skipping import LOGIT_ROUNDING, UNDERFLOW, weight_left
 from alibi.positions.bias import Bias, Blocks, Part
 
@@ -31,6 +31,7 @@ ARRAYS = (
     *SEGMENTS,
     "mask",
     "key_norm",
+    "sink",
 )
 
 
@@ -145,8 +146,8 @@ def _positions(
 def _logit_bound(
     call: AttentionCall, query: Float[Array, "batch one heads head_dim"]
 ) -> Float[Array, "batch heads"]:
-    """Returns U, an upper bound of the scaled logits before their bias; NaN or infinite if an input
-    is not finite.
+    """Returns U, an upper bound of the scaled logits before their bias, capped or not; NaN or
+    infinite if an input is not finite.
     """
     batch, _, heads, head_dim = query.shape
     if call.options.skip_epsilon is None:
@@ -213,6 +214,7 @@ def _attend_head(
             block_size
         )
         logits = jnp.matmul(keys, query, precision=call.precision) * query.size**-0.5
+        logits = capped(logits, call.options.logit_cap)
         return jnp.where(visible, logits + added, MASKED), visible, values
 
     def matters(state: State) -> Array:
@@ -235,6 +237,9 @@ def _attend_head(
             attended * rescale + weighted,
         )
 
-    start = (last, jnp.asarray(MASKED, jnp.float32), jnp.zeros(()), jnp.zeros(value.shape[-1]))
+    largest, total = jnp.asarray(MASKED, jnp.float32), jnp.zeros(())
+    if call.sink is not None:  # one more key, whose value is zero
+        largest, total = call.sink[head].astype(jnp.float32), jnp.ones(())
+    start = (last, largest, total, jnp.zeros(value.shape[-1]))
     block, _, total, attended = lax.while_loop(matters, add, start)
     return attended / jnp.where(total == 0.0, 1.0, total), last - block

@@ -6,7 +6,8 @@ the weights are exponentials / totals, and as in FlashAttention
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
-Here dout and delta are divided by the totals in place of the exponentials, which are larger.
+Here dout and delta are divided by the totals in place of the exponentials, which are larger. A sink
+adds its exponential to the totals, and its logit has the gradient -exponential * delta / total.
 """
 
 import functools
@@ -24,6 +25,7 @@ from alibi.attention.reference import MASKED
 from alibi.cpu.sums import dot_rows, sum_first
 from alibi.positions.bias import Part, consecutive
 from alibi.positions.kernels import in_own_kernel
+from alibi.positions.shapes import PerHead
 
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch
 # dimension alone.
@@ -51,14 +53,19 @@ class QueryBlock(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """The static values of a call: its masks, the precision of products, and the dtype of the saved
-    exponentials.
+    """The static values of a call.
+
+    Attributes:
+      precision: of products.
+      kept: the dtype of the saved exponentials.
+      shifts: a constant may be subtracted from the logits of a query: there is no sink.
     """
 
     causal: bool
     window: int | None
     precision: lax.PrecisionLike
     kept: Any
+    shifts: bool
 
 
 def cannot_save(call: AttentionCall) -> str:
@@ -92,8 +99,14 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
     blocks = query_blocks(call.query.shape[1], call.key.shape[1], causal=call.causal)
     # By a barrier XLA writes each bias once; it would else compute it again for each sequence.
     biases = () if call.bias is None else lax.optimization_barrier(_biases(call, blocks))
-    settings = _Settings(call.causal, call.options.window, call.precision, call.value.dtype)
-    return _attention(*wide, biases, settings).astype(call.value.dtype)
+    settings = _Settings(
+        call.causal,
+        call.options.window,
+        call.precision,
+        kept=call.value.dtype,
+        shifts=call.sink is None,
+    )
+    return _attention(*wide, biases, call.sink, settings).astype(call.value.dtype)
 
 
 def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
@@ -123,7 +136,7 @@ def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
         jnp.asarray(call.key_positions),
         bias.key_term,
     )
-    if term is not None:
+    if term is not None and call.sink is None:
         return tuple(jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen] for block in blocks)
     parts = [
         Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
@@ -135,32 +148,47 @@ def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _attention(
-    query: Array, key: Array, value: Array, biases: Biases, settings: _Settings
+    query: Array,
+    key: Array,
+    value: Array,
+    biases: Biases,
+    sink: PerHead | None,
+    settings: _Settings,
 ) -> Array:
-    return _forward(query, key, value, biases, settings)[0]
+    return _forward(query, key, value, biases, sink, settings)[0]
 
 
 def _forward(
-    query: Array, key: Array, value: Array, biases: Biases, settings: _Settings
-) -> tuple[Array, tuple[Folded, Folded, Folded, Array, Exponentials, tuple[Array, ...]]]:
+    query: Array,
+    key: Array,
+    value: Array,
+    biases: Biases,
+    sink: PerHead | None,
+    settings: _Settings,
+) -> tuple[Array, tuple[Any, ...]]:
     """Returns `out` of float32 queries, keys and values, and the values saved for the backward
     pass.
 
-    These include the exponentials of each block of queries and their sums (`totals`).
+    These include the exponentials of each block of queries, their sums (`totals`), and the
+    exponentials of the sink (`drained`; empty without one).
     """
     batch, q_length, _, head_dim = query.shape
     # Here and below barriers keep XLA from folding these transposes into the products, which it
     # would then compute, on strided operands, at a fraction of the speed. (The queries are
     # scaled, since a factor of the logits would be written out as large as they are.)
     q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
-    outputs, exponentials, totals = [], [], []
+    outputs, exponentials, totals, drained = [], [], [], []
+    of_rows = None if sink is None else jnp.tile(sink.astype(jnp.float32), batch)[:, None, None]
     blocks = query_blocks(q_length, k.shape[1], causal=settings.causal)
     for block, bias in zip(blocks, biases or (None,) * len(blocks), strict=True):
         logits = _product(q[:, block.start : block.stop], k[:, : block.seen], 2, 2, settings)
         logits = _biased(logits, bias, batch, block, settings)
         largest = logits.max(axis=-1, keepdims=True)
+        if of_rows is not None:
+            largest = jnp.maximum(largest, of_rows)
+            drained.append(jnp.exp(of_rows - largest))
         exponentials.append(
             lax.optimization_barrier(jnp.exp(logits - largest).astype(settings.kept))
         )
@@ -168,34 +196,38 @@ def _forward(
         # the backward pass.
         exponential = exponentials[-1].astype(jnp.float32)
         totals.append(exponential.sum(axis=-1, keepdims=True))
+        if of_rows is not None:
+            totals[-1] = totals[-1] + drained[-1]
         outputs.append(_product(exponential, v[:, : block.seen], 2, 1, settings) / totals[-1])
     out = _unfold(jnp.concatenate(outputs, axis=1), batch)
-    return out, (q, k, v, out, tuple(exponentials), tuple(totals))
+    return out, (q, k, v, out, tuple(exponentials), tuple(totals), tuple(drained))
 
 
 def _forward_saving(
-    query: Any, key: Any, value: Any, biases: Any, settings: _Settings
+    query: Any, key: Any, value: Any, biases: Any, sink: Any, settings: _Settings
 ) -> tuple[Array, tuple]:
     """Returns `_forward`'s results for inputs with their `perturbed`: whether gradients are wanted."""
-    added = tuple(bias.value for bias in biases)
-    out, saved = _forward(query.value, key.value, value.value, added, settings)
     # None if the gradient of the bias is not wanted; else arrays of its shape, by which its
     # gradient is summed.
     wanted = any(bias.perturbed for bias in biases)
+    query, key, value, added, sink = jax.tree.map(
+        lambda x: x.value, (query, key, value, biases, sink)
+    )
+    out, saved = _forward(query, key, value, added, sink, settings)
     learned = tuple(jnp.zeros((*bias.shape[:-1], 0)) for bias in added) if wanted else None
     return out, (*saved, learned)
 
 
 def _backward(
     settings: _Settings, saved: tuple, dout: Any
-) -> tuple[Array, Array, Array, Biases | None]:
-    q, k, v, out, exponentials, totals, learned = saved
+) -> tuple[Array, Array, Array, Biases | None, PerHead | None]:
+    q, k, v, out, exponentials, totals, drained, learned = saved
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
     batch, q_length, k_length = dout.shape[0], q.shape[1], k.shape[1]
     delta = _fold(dot_rows(dout, out)[..., None])
     folded_dout = lax.optimization_barrier(_fold(dout))
-    dq, dbias = [], []
+    dq, dbias, dsink = [], [], []
     dk = dv = jnp.zeros(())
     blocks = query_blocks(q_length, k_length, causal=settings.causal)
     for number, (block, narrow, total) in enumerate(zip(blocks, exponentials, totals, strict=True)):
@@ -211,6 +243,8 @@ def _backward(
         dlogits = lax.optimization_barrier(dlogits)
         if learned is not None:
             dbias.append(_bias_gradient(dlogits, learned[number], batch, settings))
+        if drained:
+            dsink.append(-(drained[number] * scaled_delta).sum(axis=(1, 2)))
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings))
         # These two products contract the queries of [queries, keys]. With the small operand first
         # and already transposed they take half the time; `_unfold_transposed` transposes the small
@@ -230,6 +264,7 @@ def _backward(
         of_key,
         _unfold_transposed(dv, batch),
         None if learned is None else tuple(dbias),
+        jnp.stack(dsink).reshape(len(dsink) * batch, -1).sum(axis=0) if drained else None,
     )
 
 
@@ -251,7 +286,7 @@ def _biased(
     if settings.window is not None:
         visible = visible & (np.abs(of_queries - of_keys) < settings.window)
     added = jnp.zeros((1, rows, seen))
-    if bias is not None and bias.shape[-2] == 1:
+    if bias is not None and bias.shape[-2] == 1 and settings.shifts:
         # Softmax ignores a constant, without which the numbers of near keys are small enough to be
         # exact. They are added by themselves, since with the mask they would be written out for
         # each query.

@@ -17,6 +17,7 @@ from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import AttentionFn, Cached, method_attention_fn
 from alibi.config import ModelConfig
 from alibi.cpu.products import Products
+from alibi.model.attention import normed_and_gated, sink_logits
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.positions import LayerKind, init_layer, scaled_queries
 from alibi.parallel.sharding import heads_sharding
@@ -93,7 +94,12 @@ class Block(nn.Module):
             dtype=DTYPES[config.dtype],
             dropout_rate=config.attention_dropout,
             broadcast_dropout=False,
-            attention_fn=self._attention_fn(y, kind, {**shared, **own}, call, last),
+            attention_fn=normed_and_gated(
+                config,
+                self._attention_fn(y, kind, {**shared, **own}, call, last),
+                y[:, -last:],
+                DTYPES[config.dtype],
+            ),
             qkv_dot_general=products.dot_general,
             out_dot_general=products.dot_general,
             kernel_init=initialization.attention_in,
@@ -143,6 +149,7 @@ class Block(nn.Module):
             skip_epsilon=config.skip_epsilon,
             sharding=heads_sharding(self.sharding),
             backend="reference" if plain else config.attention,
+            logit_cap=config.logit_cap or None,
         )
         return method_attention_fn(
             kind.position,
@@ -154,6 +161,7 @@ class Block(nn.Module):
             ascending=call.ascending,
             scale=scale,
             max_position=config.max_position,
+            sink=sink_logits(self, config),
             options=options,
             cache=cached,
         )

@@ -17,6 +17,7 @@ from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.cpu.products import Products
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
+from alibi.model.attention import check_backend
 from alibi.model.block import DTYPES, Block, BlockCall, position_params
 from alibi.model.layers import STACKED
 from alibi.model.loss import Head, TiedEmbedding
@@ -439,9 +440,11 @@ def build_model(
     Raises:
       ValueError: see `ModelConfig` and `layer_pattern`; cutoffs that don't fit the vocabulary;
         `max_position` below the training length; `logit_scale` with a training length of 1;
-        `scan_layers` with layers of different parameters.
+        `scan_layers` with layers of different parameters; an `attention` that lacks an
+        option of attention.
     """
     model = config.model
+    check_backend(model)
     if 0 < model.max_position < config.train_length:
         raise ValueError(
             f"model.max_position={model.max_position} must be at least train_length={config.train_length}, or 0"

@@ -33,7 +33,8 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
     tokens in a hundred.
     """
     model = config.model
-    layers = model.num_layers * model.width * (4 * model.width + 2 * model.feed_forward)
+    attended = (4 + model.attention_gate) * model.width
+    layers = model.num_layers * model.width * (attended + 2 * model.feed_forward)
     if model.embedding == "adaptive":
         rows = model.cutoffs[0] + len(model.cutoffs)
         ends = model.width * (rows + model.width)

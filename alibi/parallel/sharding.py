@@ -20,6 +20,7 @@ _AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"embedding$", ("tensor", "fsdp")),
     (r"attention/(query|key|value)/kernel$", ("fsdp", "tensor", None)),
+    (r"attention_gate/kernel$", ("fsdp", "tensor", None)),
     (r"attention/(query|key|value)/bias$", ("tensor", None)),
     (r"attention/out/kernel$", ("tensor", None, "fsdp")),
     (r"position/(query|key)_kernel$", ("fsdp", "tensor", None)),

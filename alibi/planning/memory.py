@@ -94,7 +94,8 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
         2 x 4 w                the input of each layer norm, float32 (the residual stream)
       + 2 b w                  the results of the norms, which the products read
       + (4 b w + 4 w + 4 h) / tensor   queries, keys, values, the result of attention: as the next product reads it,
-                               and in float32 with an lse per head, as blocked attention keeps them
+                               and in float32 with an lse per head, as blocked attention keeps them; b w more for the
+                               gate of the result, if there is one
       + 2 b f / tensor         the features before and after the activation
       + 4 h L / tensor         the weights of attention, if it is dense
       + masks of 1 byte        for each dropout whose rate is not 0: 2 w, f / tensor, and h L / tensor if dense
@@ -107,7 +108,7 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
     model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize
     weights = model.num_heads * config.train_length if dense else 0
     whole = (2 * FLOAT32 + 2 * b) * model.width
-    split = 4 * b * model.width + 2 * b * model.feed_forward
+    split = (4 + model.attention_gate) * b * model.width + 2 * b * model.feed_forward
     split += FLOAT32 * (weights if dense else model.width + model.num_heads)
     whole += 2 * model.width if model.dropout else 0
     split += model.feed_forward if model.activation_dropout else 0

@@ -46,6 +46,8 @@ METHODS = {
     "rotary_ntk": "alibi.positions.rotary_stretched:RotaryNtk",
     "yarn": "alibi.positions.rotary_stretched:Yarn",
     "xpos": "alibi.positions.xpos:XPos",
+    "pope": "alibi.positions.pope:Pope",
+    "selective_rope": "alibi.positions.selective_rope:SelectiveRope",
     "sinusoidal": "alibi.positions.sinusoidal:Sinusoidal",
     "learned": "alibi.positions.learned:Learned",
     "none": "alibi.positions.none:NoPosition",

@@ -3,7 +3,8 @@
 The methods that the paper compares differ only in where position enters a transformer. A
 method is a frozen dataclass without arrays. Its fields are its options. Each function is one
 place where position can enter: `embed`, `queries`, `keys`, `bias`, and, for biases that depend
-on content, `keep` and `content_bias`. A method overrides those that it uses. `init` makes the
+on content, `content_bias`. `keep` gives these functions data of the tokens. A method overrides
+those that it uses. `init` makes the
 parameters that all layers share, `init_layer` those of each layer; the other functions get both
 in one mapping, `params`. All are plain functions of arrays, so a method serves Linen, NNX and
 bare JAX.
@@ -17,10 +18,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.positions.bias import Bias
-from alibi.positions.shapes import Features, Keys, PerKey, PerQuery, Positions, Queries
+from alibi.positions.shapes import (
+    Features,
+    Keys,
+    PerKey,
+    PerQuery,
+    Positions,
+    Queries,
+    TurnedKeys,
+    TurnedQueries,
+)
 
 Params = Mapping[str, Any]
 
@@ -108,6 +118,11 @@ class PositionMethod:
         )
 
     @property
+    def reads_kept_of_keys(self) -> bool:
+        """Whether a later query needs the result of `keep` of an earlier token: for its bias."""
+        return type(self).content_bias is not PositionMethod.content_bias
+
+    @property
     def scale(self) -> float:
         """The length of the computed sequences divided by the training length."""
         return (self.length or self.train_length) / self.train_length
@@ -134,16 +149,26 @@ class PositionMethod:
         """Returns the token embeddings `x` with position added."""
         return x
 
-    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+    def queries(
+        self, params: Params, query: Queries, positions: Positions, kept: PerQuery
+    ) -> TurnedQueries:
         """Returns the queries with position in them, for example rotated, in the dtype of `query`.
 
-        NumPy positions are known when the program is traced; NumPy functions of them are computed
-        once.
+        They may have another number of features than `query`, the same as `keys` gives. Attention
+        divides their products by the square root of this number.
+
+        Args:
+          positions: NumPy positions are known when the program is traced; NumPy functions of them
+            are computed once.
+          kept: the result of `keep` for these tokens.
         """
         return query
 
-    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
-        """Returns the keys with position in them; a cache holds these, so no key is rotated twice."""
+    def keys(self, params: Params, key: Keys, positions: Positions, kept: PerKey) -> TurnedKeys:
+        """Returns the keys with position in them; arguments as in `queries`.
+
+        A cache holds these, so no key is rotated twice.
+        """
         return key
 
     def keep(
@@ -153,18 +178,24 @@ class PositionMethod:
         key: Float[Array, "batch length heads head_dim"],
         padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
+        segments: Int[Array, "batch length"] | None = None,
     ) -> PyTree[Float[Array, "batch length heads ..."]]:
-        """Returns the data of each token that `content_bias` needs besides positions.
+        """Returns the data of each token that `queries`, `keys` or `content_bias` need besides
+        positions.
 
-        It is computed once, when the token is read; a cache keeps it beside the token's key.
+        It is computed once, when the token is read. It may depend on earlier tokens, by `before`:
+        running sums, or convolutions, whose last inputs each token keeps. A cache keeps the data
+        of each token for `content_bias`; if the method has none, it keeps only the newest token's.
 
         Args:
           x: the attention layer's input.
           key: the layer's projected keys, before `keys`.
           padding: True for cache slots without a token, which may lie between tokens; None: there
-            are none.
-          before: the data of the token before the first one of `x`; None, or zeros from an empty
-            cache, if there is none.
+            are none. Data that later tokens need passes through padding unchanged.
+          before: the data of the token, or padding, before the first one of `x`; None, or zeros
+            from an empty cache, if there is none.
+          segments: of the tokens, such as packed documents, which must not see each other; None: a
+            single segment. With a cache there is a single one.
         """
         return None
 

@@ -111,8 +111,8 @@ class Bias(flax.struct.PyTreeNode):
       slopes: m of each head, `[heads]`, if the bias is -m (i - j), or -m |i - j| if `symmetric`; else None.
       symmetric: the bias depends on |i - j| in place of i - j.
       key_term: if the bias is a number of the query plus a number of the key, the latter, `[batch,
-        k, heads]`; else None. Attention may add it alone, since softmax ignores a term that all
-        keys of a query share.
+        k, heads]`; else None. Attention may add it alone, since softmax without a sink ignores a
+        term that all keys of a query share.
       adds_values: `of_values` is given, by which each query sees other values than the layer's.
     """
 

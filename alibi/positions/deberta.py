@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, shared
@@ -86,7 +86,9 @@ class Deberta(PositionMethod):
             for name, key in zip(names, keys, strict=True)
         }
 
-    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+    def queries(
+        self, params: Params, query: Queries, positions: Positions, kept: PerQuery
+    ) -> Queries:
         # Attention divides by sqrt(head_dim); the products with Kr use these queries too.
         return (query.astype(jnp.float32) * PARTS**-0.5).astype(query.dtype)
 
@@ -97,6 +99,7 @@ class Deberta(PositionMethod):
         key: Float[Array, "batch length heads head_dim"],
         padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
+        segments: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch length heads head_dim"]:
         return key.astype(jnp.float32) * (PARTS * self.head_dim) ** -0.5
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_key, per_query
@@ -86,6 +86,7 @@ class Fox(PositionMethod):
         key: Float[Array, "batch length heads head_dim"],
         padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
+        segments: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch length heads"]:
         kernel, start = (params[name].astype(jnp.float32) for name in ("kernel", "bias"))
         gates = jnp.matmul(x.astype(jnp.float32), kernel, precision="highest") + start[None, None]

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.kernels import in_own_kernel
-from alibi.positions.shapes import Keys, Positions, Queries
+from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
 
 MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables make large programs
 
@@ -83,10 +83,12 @@ class Rotary(PositionMethod):
         half = self.rotary_dim // 2
         return self.base ** (-np.arange(half) / half)
 
-    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+    def queries(
+        self, params: Params, query: Queries, positions: Positions, kept: PerQuery
+    ) -> Queries:
         return self.turn(query, positions)
 
-    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
+    def keys(self, params: Params, key: Keys, positions: Positions, kept: PerKey) -> Keys:
         return self.turn(key, positions)
 
     def turn(
@@ -102,7 +104,6 @@ class Rotary(PositionMethod):
           amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim /
             2]`.
         """
-        half = self.rotary_dim // 2
         angles = by_position(positions, np.where(self.turned, self.frequencies(), 0.0), x.ndim)
         if isinstance(angles, np.ndarray):
             cos, sin = (
@@ -112,13 +113,22 @@ class Rotary(PositionMethod):
         else:
             waves = in_own_kernel(_waves, angles) if positions.shape[-1] > 1 else _waves(angles)
             cos, sin = (wave * amplitude for wave in waves)
-        first, second = (
-            part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half])
-        )
-        pairs = [first * cos - second * sin, second * cos + first * sin]
-        return jnp.concatenate(
-            [*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1
-        )
+        return rotated(x, cos, sin)
+
+
+def rotated(
+    x: Float[Array, "*batch length heads head_dim"], cos: Any, sin: Any
+) -> Float[Array, "*batch length heads head_dim"]:
+    """Returns features with pair k, features k and k + pairs, turned by the angle of these waves, in
+    the dtype of `x`; features beyond the pairs stay.
+
+    Args:
+      cos, sin: `[..., length, heads or 1, pairs]`, float32.
+    """
+    half = cos.shape[-1]
+    first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
+    pairs = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
 
 
 def by_position(

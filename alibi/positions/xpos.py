@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from alibi.positions.base import About, Params
 from alibi.positions.rotary import Rotary, by_position
-from alibi.positions.shapes import Keys, Positions, Queries
+from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
 
 LEAST_ZETA = 0.4 / 1.4  # of the fastest pair
 LARGEST_EXPONENT = 80.0  # e to this power, and its inverse, times a feature are float32
@@ -66,10 +66,12 @@ class XPos(Rotary):
         hidden = math.floor(LARGEST_HIDDEN / of_token)
         return hidden if hidden < MASKED_BY_SUM else math.floor(2 * LARGEST_EXPONENT / of_token)
 
-    def queries(self, params: Params, query: Queries, positions: Positions) -> Queries:
+    def queries(
+        self, params: Params, query: Queries, positions: Positions, kept: PerQuery
+    ) -> Queries:
         return self.turn(query, positions, self.decay(positions, query.ndim))
 
-    def keys(self, params: Params, key: Keys, positions: Positions) -> Keys:
+    def keys(self, params: Params, key: Keys, positions: Positions, kept: PerKey) -> Keys:
         return self.turn(key, positions, 1.0 / self.decay(positions, key.ndim))
 
     def decay(

@@ -15,7 +15,8 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
               "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 # Keys whose default is left out of the hash: a new key changes no hash.
 HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
-                 "model.max_position", "data.document_end", "data.tokenizer_train_bytes",
+                 "model.max_position", "model.normalizer", "model.logit_cap", "model.qk_norm",
+                 "model.attention_gate", "data.document_end", "data.tokenizer_train_bytes",
                  "data.passkey_distance")  # fmt: skip
 _DEFAULTS = flatten(Config())
 

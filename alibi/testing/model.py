@@ -22,11 +22,15 @@ PADDING = (0, 4, 5)  # empty slots of the second sequence in `check_cache`
 
 
 class SmallModel:
-    """A model of two layers with its parameters, two sequences and their features."""
+    """A model of two layers with its parameters, two sequences and their features.
 
-    def __init__(self, method: PositionMethod):
+    Args:
+      keys: of `config.model`.
+    """
+
+    def __init__(self, method: PositionMethod, **keys: Any):
         self.method = method
-        config = ModelConfig(num_layers=2, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH)
+        config = ModelConfig(num_layers=2, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH, **keys)
         self.model = DecoderLM(config, (LayerKind(method),), vocab_size=TOKENS)
         self.length = min(TOKENS, method.max_length or TOKENS)
         self.tokens = jnp.stack([jnp.arange(self.length), jnp.arange(self.length)[::-1]])

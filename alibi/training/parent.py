@@ -23,7 +23,15 @@ from alibi.runs.checkpoint import Checkpoints, TrainState
 # computation.
 OF_ADAPTIVE = ("cutoffs", "adaptive_factor")
 SHAPING = ("num_layers", "width", "num_heads", "feed_forward", "embedding", *OF_ADAPTIVE)
-COMPUTING = ("activation", "final_norm", "norm_epsilon")
+COMPUTING = (
+    "activation",
+    "final_norm",
+    "norm_epsilon",
+    "normalizer",
+    "logit_cap",
+    "qk_norm",
+    "attention_gate",
+)
 
 
 class Parent:

@@ -297,7 +297,7 @@ def test_the_remembered_norm_is_of_all_keys_and_a_key_that_is_no_number_stays_kn
     keys = np.zeros((1, 4, 2, 3), np.float32)
     keys[0, :, :, 0] = np.transpose([[1.0, np.nan, 5.0, 2.0], np.arange(4)])
     slots, one = Slots.empty(1, 4, 4), jnp.zeros((1, 1, 2, 3))
-    held, found = KeyValues.empty(4, one, one, None), []
+    held, found = KeyValues.empty(4, *[jnp.zeros((1, 4, 2, 3))] * 2, None), []
     for newest in range(4):
         position = jnp.full((1, 1), newest)
         held = held.append(slots, jnp.asarray(keys[:, newest : newest + 1]), one, None)

@@ -181,8 +181,8 @@ def test_the_bias_and_its_gradients_are_those_of_the_paper(name, options, formul
     @jax.jit
     def run(given):
         def loss(given):
-            query = method.queries(given, given["query"], jnp.arange(LENGTH))
             kept = method.keep(given, given["x"], given["key"], padding=None, before=None)
+            query = method.queries(given, given["query"], jnp.arange(LENGTH), kept)
             bias = method.content_bias(given, query, kept, kept).tabulated(*[np.arange(LENGTH)] * 2)
             whole = jnp.broadcast_to(bias(jnp.arange(LENGTH), jnp.arange(LENGTH)), wanted.shape)
             return (whole * wanted.astype(np.float32)).sum(), whole
@@ -360,7 +360,7 @@ def test_deberta_is_that_of_transformers(peers, part: str, side: str) -> None:
         kept = method.keep(
             params, jnp.zeros((1, LENGTH, 8)), sides["key"], padding=None, before=None
         )
-        query = method.queries(params, sides["query"], jnp.arange(LENGTH))
+        query = method.queries(params, sides["query"], jnp.arange(LENGTH), kept)
         return method.content_bias(params, query, kept, kept)(
             jnp.arange(LENGTH), jnp.arange(LENGTH)
         )

@@ -155,6 +155,7 @@ WHOLE = [
 ]
 # others: 2^24
 LARGEST = {"num_buckets": 254, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}
+LARGEST |= {"taps": 64, "rank": 2**20}
 
 
 @pytest.mark.parametrize(("name", "option"), WHOLE)

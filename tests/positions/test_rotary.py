@@ -40,7 +40,10 @@ def logits_and_gradients(method: PositionMethod, params, query, key, weights, kn
 
     def product(params, query, key):
         positions = (np if known else jnp).arange(query.shape[1])
-        turned = method.queries(params, query, positions), method.keys(params, key, positions)
+        turned = (
+            method.queries(params, query, positions, None),
+            method.keys(params, key, positions, None),
+        )
         logits = jnp.einsum("bqhd,bkhd->bhqk", *turned, precision="highest")
         return (logits * weights).sum(), logits
 
@@ -219,7 +222,10 @@ def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_key
 
     @jax.jit
     def attended(key, value):
-        turned = method.queries({}, query, positions), method.keys({}, key, positions)
+        turned = (
+            method.queries({}, query, positions, None),
+            method.keys({}, key, positions, None),
+        )
         return attend(*turned, value, backend="saved")
 
     later = jnp.arange(length)[:, None, None] >= length // 2
@@ -238,8 +244,8 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
     x = jnp.full((1, 2, HEADS, HEAD_DIM), 0.5)
     for first in (0, 65_389):
         query, key = (
-            method.queries({}, x, jnp.arange(first, first + 2)),
-            method.keys({}, x, jnp.arange(first, first + 2)),
+            method.queries({}, x, jnp.arange(first, first + 2), None),
+            method.keys({}, x, jnp.arange(first, first + 2), None),
         )
         logits = jnp.einsum("bqhd,bkhd->bhqk", query, key)
         np.testing.assert_allclose(logits[..., 0, 0], 0.25 * HEAD_DIM, rtol=1e-4)

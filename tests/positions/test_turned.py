@@ -1,0 +1,102 @@
+"""Methods that make their own queries and keys, as attention, against formulas in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.attention import AttentionOptions, method_attention_fn
+from alibi.testing import check_cache
+from alibi.testing.model import SmallModel
+from tests.positions.test_biases import (
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    D,
+    check_derivatives,
+    double,
+    make,
+    params_of,
+    tokens,
+)
+
+
+def pope(given):
+    """The logits of the paper, times sqrt(head_dim); a key's angle is delta ahead."""
+    magnitudes = [np.log1p(np.exp(given[side])) for side in ("query", "key")]
+    theta = 100.0 ** (-np.arange(HEAD_DIM) / HEAD_DIM)
+    angles = -D[None, :, :, None] * theta + given["delta"][:, None, None]
+    return np.einsum("bihc,bjhc,hijc->bhij", *magnitudes, np.cos(angles))
+
+
+def selective_rope(given):
+    """Pair p is features p and p + head_dim / 2, as complex numbers; 3 taps, the last on the token
+    itself.
+    """
+    half, taps = HEAD_DIM // 2, 3
+    x = given["x"].reshape(2, LENGTH, HEADS, -1)
+    x = x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + 1e-6)
+    projected = np.einsum("blr,rhp->blhp", x.reshape(2, LENGTH, -1) @ given["down"], given["up"])
+    angles = np.zeros_like(projected)
+    for token, tap in np.ndindex(LENGTH, taps):
+        if (earlier := token - (taps - 1 - tap)) >= 0:
+            angles[:, token:] += (given["taps"][tap] * projected[:, earlier])[:, None]
+    turn = np.exp(1j * angles * 50.0 ** (-np.arange(half) / half))
+    query, key = (
+        (given[side][..., :half] + 1j * given[side][..., half:]) * turn for side in ("query", "key")
+    )
+    return np.einsum("bihp,bjhp->bhij", query, key.conj()).real
+
+
+CASES = [
+    ("pope", {"base": 100.0}, pope),
+    ("selective_rope", {"base": 50.0, "taps": 3, "rank": 5}, selective_rope),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "products"), CASES)
+def test_attention_and_its_gradients_are_those_of_the_formula(name, options, products) -> None:
+    method, sides = make(name, **options), tokens()
+    params = params_of(method)
+    wanted = np.random.default_rng(1).normal(size=(2, LENGTH, HEADS, HEAD_DIM))
+
+    def formula(given):
+        logits = np.where(D >= 0, products(given) / np.sqrt(HEAD_DIM), -np.inf)
+        weights = np.exp(logits)
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+        return np.einsum("bhij,bjhd->bihd", weights, given["value"])
+
+    @jax.jit
+    def run(given):
+        def loss(given):
+            positions = {side: np.arange(LENGTH) for side in ("query_positions", "key_positions")}
+            attend = method_attention_fn(
+                method, given, given["x"], **positions, options=AttentionOptions()
+            )
+            out = attend(given["query"], given["key"], given["value"])
+            return (out * wanted.astype(np.float32)).sum(), out
+
+        return jax.grad(loss, has_aux=True)(given)
+
+    gradients, out = run(params | sides)
+    exact = double(params | sides)
+    np.testing.assert_allclose(out, formula(exact), atol=3e-6)
+    moved = {leaf: gradient for leaf, gradient in gradients.items() if np.abs(gradient).max() > 0}
+    assert moved.keys() >= {*params, "query", "key", "value"}
+    check_derivatives(lambda given: (formula(given) * wanted).sum(), exact, moved)
+
+
+@pytest.mark.parametrize("taps", [2, 7])
+def test_a_convolution_longer_than_a_piece_goes_on_in_the_cache(taps: int) -> None:
+    """Pieces of 4 tokens, then single ones, with padding between: 7 taps reach across several."""
+    check_cache(SmallModel(make("selective_rope", taps=taps)))
+
+
+def test_packed_documents_share_no_convolution() -> None:
+    """Each has the features that it has alone, though the angles' sums go on."""
+    model = SmallModel(make("selective_rope"))
+    segments = jnp.asarray([[0] * 7 + [1] * (model.length - 7)] * 2)
+    packed = model.apply({"params": model.params}, model.tokens, segment_ids=segments)
+    for part in (slice(0, 7), slice(7, None)):
+        alone = model.apply({"params": model.params}, model.tokens[:, part])
+        np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)
