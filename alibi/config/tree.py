@@ -11,7 +11,7 @@ INT32 = 2**31 - 1  # counts and positions on the devices are int32
 DTYPES = ("float32", "bfloat16")
 
 # Short names of keys, wherever keys are set.
-SHORT_NAMES = {"length": "train_length"}
+SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +126,14 @@ class ModelConfig(Section):
     def head_dim(self) -> int:
         """The features of a head."""
         return self.width // self.num_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveConfig(Section):
+    """The prediction that a model is trained and evaluated for."""
+
+    # next_token: each token from the tokens before it
+    name: str = choice("next_token", ("next_token",))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,6 +280,7 @@ class Config(Section):
     init_from: str = ""
     # Options of the position method, by the names of its class's fields (alibi/positions).
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    objective: ObjectiveConfig = ObjectiveConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()

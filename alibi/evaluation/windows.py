@@ -12,10 +12,12 @@ score the last S of them.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
+
+from alibi.objectives import Sequences
 
 SAME_TOKENS = "same tokens"  # the mode of windows of several lengths that score the same tokens
 
@@ -62,13 +64,6 @@ class Windows:
             dataclasses.replace(self, start=together),
         )
         return [row, rest] if rest.num_tokens else [row]
-
-
-class Batch(NamedTuple):
-    """Rows of a static shape, int32."""
-
-    inputs: Int[np.ndarray, "rows length"]  # u of each row, padded on the right with the boundary
-    targets: Int[np.ndarray, "rows scored"]  # of the last inputs; -1 for nothing to score
 
 
 def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windows:
@@ -125,40 +120,33 @@ def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) ->
     ]
 
 
-def make_batch(
-    tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"], boundary_id: int
-) -> Batch:
-    """Returns the windows with the numbers `rows`; a row beyond the last window scores nothing.
+def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Sequences:
+    """Returns the windows with the numbers `rows`; a row ends with the tokens that its window
+    scores, and beyond the last window it has none.
 
     Args:
       tokens: the stream; only the tokens of these rows are read (a memory map stays on disk).
-      boundary_id: the token before the stream.
     """
     step = windows.spacing or windows.stride
     first_scored = np.minimum(windows.start + np.asarray(rows, np.int64) * step, windows.stop)[
         :, None
     ]
     stop = np.minimum(first_scored + windows.stride, windows.stop)
-    first_input = first_scored - (windows.length - windows.stride)
-    first = np.maximum(first_input - 1, 0)
+    first = first_scored - (windows.length - windows.stride)
+    before = np.maximum(first - 1, 0)
     # Neighbouring windows are read as one piece of the stream; between spaced windows may lie most
     # of the stream.
     begins, ends = (
-        (first, stop) if windows.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
+        (before, stop) if windows.spacing else (before.min(keepdims=True), stop.max(keepdims=True))
     )
     pieces = [
         np.asarray(tokens[begin:end]) for begin, end in zip(begins.flat, ends.flat, strict=True)
     ]
-    pieces.append(np.array([boundary_id]))  # at least one token, to index
+    pieces.append(np.array([-1]))  # at least one token, to index
     piece = np.concatenate(pieces, dtype=np.int32, casting="unsafe")
     # a row finds token i of the stream at `piece[i - start]`
     start = ends - np.cumsum(ends - begins)[:, None]
 
-    before = first_input + np.arange(windows.length)[None, :] - 1  # u[i] = t[i - 1]
-    inputs = piece[np.clip(before - start, 0, piece.size - 1)]
-    inputs = np.where((before >= 0) & (before < stop - 1), inputs, np.int32(boundary_id))
-
-    scored = first_scored + np.arange(windows.stride)[None, :]
-    targets = piece[np.clip(scored - start, 0, piece.size - 1)]
-    targets = np.where(scored < stop, targets, np.int32(-1))
-    return Batch(inputs, targets)
+    places = first + np.arange(-1, windows.length)[None, :]
+    found = piece[np.clip(places - start, 0, piece.size - 1)]
+    return Sequences(np.where((places >= 0) & (places < stop), found, np.int32(-1)), first[:, 0])

@@ -16,7 +16,7 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 # Keys whose default is left out of the hash: a new key changes no hash.
 HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
                  "model.max_position", "data.document_end", "data.tokenizer_train_bytes",
-                 "data.passkey_distance")  # fmt: skip
+                 "data.passkey_distance", "objective.name")  # fmt: skip
 _DEFAULTS = flatten(Config())
 
 

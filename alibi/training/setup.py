@@ -16,6 +16,7 @@ from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
+from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory
@@ -78,7 +79,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
         length=config.train_length,
         batch_size=sequences_per_update(config, batch_parts(sharding)),
         seed=config.seed,
-        boundary_id=text.boundary_id,
+        objective=objective_of(config, files["train"]),
     )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     hosts.check_alike(
@@ -197,6 +198,14 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     return files
 
 
+def objective_of(config: Config, text: TokenFile) -> Objective:
+    """Returns the objective of a run for a text."""
+    manifest = text.manifest
+    return make_objective(
+        config.objective, vocab_size=manifest.vocab_size, boundary_id=manifest.boundary_id
+    )
+
+
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
     """Returns a function from parameters to the mean validation NLL, in nats per token.
 
@@ -205,7 +214,7 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
     limit = config.eval.max_tokens
     scorer = Scorer(
         model_nll(evaluated(model, config)),
-        boundary_id=text.manifest.boundary_id,
+        objective=objective_of(config, text),
         batch_tokens=config.eval.batch_tokens,
         sharding=model.sharding,
     )

@@ -4,24 +4,23 @@ import concurrent.futures
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from alibi.data.batches import TrainBatches
 from alibi.model.decoder import DecoderLM
+from alibi.objectives import Batch
 from alibi.parallel.sharding import batch_sharding, laid_out, local_rows
 from alibi.runs.checkpoint import TrainState
 
-Batch = tuple[Int[Array, "micro batch length"], Int[Array, "micro batch length"]]
 Metrics = dict[str, Float[Array, ""]]
-TrainStep = Callable[[TrainState, Int[Array, "micro batch length"], Int[Array, "micro batch length"]],
-                     tuple[TrainState, Metrics]]  # fmt: skip
+TrainStep = Callable[..., tuple[TrainState, Metrics]]  # of a state and the arrays of a batch
 
 
 class Feed:
@@ -49,10 +48,10 @@ class Feed:
         self.waited = 0.0
 
     @property
-    def abstract(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    def abstract(self) -> Batch:
         """Shape, dtype and sharding of a batch."""
         array = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._sharding)
-        return array, array
+        return jax.tree.map(lambda x: array, self._batches.rows(0, []))
 
     def read_ahead(self, step: int) -> None:
         """Starts to read the batch of update number `step`, in a thread."""
@@ -69,16 +68,15 @@ class Feed:
         self.waited += time.perf_counter() - start
         if not last:
             self.read_ahead(step + 1)
-        inputs, targets = (
-            jax.make_array_from_process_local_data(self._sharding, rows, self._shape)
-            for rows in local
+        return jax.tree.map(
+            lambda rows: jax.make_array_from_process_local_data(self._sharding, rows, self._shape),
+            local,
         )
-        return inputs, targets
 
-    def _read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, step: int) -> Batch:
         shape = (*self._rows.shape, self._batches.length)
-        inputs, targets = self._batches.rows(step, self._rows.ravel().tolist())
-        return inputs.reshape(shape), targets.reshape(shape)
+        batch = self._batches.rows(step, self._rows.ravel().tolist())
+        return jax.tree.map(lambda x: x.reshape(shape), batch)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -131,11 +129,12 @@ def make_train_step(
       state_shardings: shardings of the returned state; None leaves them to the compiler.
     """
 
-    token_nll = nn.apply(DecoderLM.token_nll, model)
-
     def loss(params: PyTree, inputs: Array, targets: Array, key: Array) -> Array:
         variables, rngs = {"params": params}, {"dropout": key}
-        return jnp.sum(token_nll(variables, inputs, targets, deterministic=False, rngs=rngs))
+        nll: Any = model.apply(
+            variables, inputs, targets, deterministic=False, rngs=rngs, method="token_nll"
+        )
+        return jnp.sum(nll)
 
     def update(state: TrainState, inputs: Array, targets: Array) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from alibi.data.batches import TrainBatches
+from alibi.objectives import NextToken
 
 BOUNDARY = 10_000
 
@@ -11,7 +12,11 @@ BOUNDARY = 10_000
 def batches(num_tokens=103, *, length=10, batch_size=4, seed=0):
     tokens = np.arange(num_tokens, dtype=np.uint16)
     return TrainBatches(
-        tokens, length=length, batch_size=batch_size, seed=seed, boundary_id=BOUNDARY
+        tokens,
+        length=length,
+        batch_size=batch_size,
+        seed=seed,
+        objective=NextToken(BOUNDARY + 1, BOUNDARY),
     )
 
 
@@ -102,7 +107,9 @@ def test_no_corpus_is_too_long_to_be_addressed():
                 return index % 2**31
             return np.arange(*index.indices(num_tokens), dtype=np.int64) % 2**31
 
-    made = TrainBatches(Tokens(), length=128, batch_size=8, seed=0, boundary_id=BOUNDARY)
+    made = TrainBatches(
+        Tokens(), length=128, batch_size=8, seed=0, objective=NextToken(BOUNDARY + 1, BOUNDARY)
+    )
     assert made.num_blocks == num_tokens // 128
     last_epoch = 3 * made.num_blocks // 8
     for step in (0, last_epoch):

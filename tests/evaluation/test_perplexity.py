@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from alibi.config import make_config, replaced
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import build_model, evaluated
+from alibi.objectives import NextToken
 
 VOCAB, BOUNDARY = 11, 10
 SHAPES = [(37, 8, 8), (37, 8, 3), (37, 7, 1), (5, 8, 8), (5, 8, 3), (1, 4, 2), (64, 16, 5)]
@@ -29,7 +30,9 @@ def stream(num_tokens, vocabulary=VOCAB):
 
 
 def scorer(function=bigram_nll, **arguments):
-    return Scorer(function, boundary_id=BOUNDARY, **({"batch_tokens": 64} | arguments))
+    return Scorer(
+        function, objective=NextToken(VOCAB, BOUNDARY), **({"batch_tokens": 64} | arguments)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,12 @@
+"""Objectives of training and evaluation: a block of tokens -> inputs and targets; no JAX in here."""
+
+from alibi.config import ObjectiveConfig
+from alibi.objectives.base import Batch, Objective, Sequences
+from alibi.objectives.next_token import NextToken
+
+__all__ = ["Batch", "NextToken", "Objective", "Sequences", "make_objective"]
+
+
+def make_objective(config: ObjectiveConfig, *, vocab_size: int, boundary_id: int) -> Objective:
+    """Returns the objective of a config for texts of this vocabulary and boundary."""
+    return NextToken(vocab_size, boundary_id)
