@@ -135,6 +135,11 @@ class ObjectiveConfig(Section):
     # next_token: each token from the tokens before it
     name: str = choice("next_token", ("next_token",))
 
+    @property
+    def causal(self) -> bool:
+        """Whether a token is predicted from the tokens before it alone, not from both sides."""
+        return self.name == "next_token"
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Section):

@@ -13,8 +13,8 @@ class TrainBatches:
     """The blocks of a token stream, shuffled anew in each epoch.
 
     Blocks are `length` tokens long, cross document borders and are the same in each epoch; the last
-    block may be shorter. An epoch holds each block once (arXiv 2108.12409; fairseq's "none" break
-    mode). Batches may cross epochs.
+    block may be shorter, or begins earlier if the objective sees both sides. An epoch holds each
+    block once (arXiv 2108.12409; fairseq's "none" break mode). Batches may cross epochs.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class TrainBatches:
             if not 0 <= row < self.batch_size:
                 raise ValueError(f"row {row} is outside the batch of {self.batch_size} rows")
         starts = [self.block(step, row) * self.length for row in rows]
+        if not self._objective.causal:  # padding would be seen
+            starts = [min(start, len(self._tokens) - self.length) for start in starts]
         if isinstance(self._tokens, TokenStream):
             for start in starts:
                 self._tokens.will_read(max(start - 1, 0), start + self.length)

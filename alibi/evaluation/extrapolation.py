@@ -152,11 +152,19 @@ class RunEvaluation:
     def __init__(self, workdir: str, options: Options, output: Output):
         self.options, self.output = options, output
         self.trained = options.trained(workdir)
+        objective = self.trained.config.objective
+        for option in ("context_windows", "dump_nll"):
+            if not objective.causal and getattr(options, option):
+                raise ValueError(
+                    f"{self.trained} was trained for objective={objective.name}, and {option} is for models that see "
+                    "the tokens before each; leave it out"
+                )
         self.text, self.title = self._prepare_text()
         self.scorer = run_scorer(self.trained)
         lengths = options.lengths_of(self.trained.config.train_length)
         self.windows = [
-            windows_of(len(self.text.tokens), length, options.stride) for length in lengths
+            windows_of(len(self.text.tokens), length, options.stride, causal=objective.causal)
+            for length in lengths
         ]
 
     def run(self) -> None:
@@ -285,7 +293,7 @@ class RunEvaluation:
             return
         words = size = None
         # else only some tokens are scored, and the counts are of the whole text
-        if row.context_use is None:
+        if row.context_use is None and not row.is_masked:
             words, size = manifest.words, manifest.bytes
             if self.options.dump_nll:
                 self.output.write_dump(

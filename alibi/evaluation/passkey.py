@@ -59,6 +59,10 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
 
     def evaluate(workdir: str, output: Output) -> None:
         run = options.trained(workdir)
+        if not run.config.objective.causal:
+            raise ValueError(
+                f"{run} was trained for objective={run.config.objective.name}; passkeys need objective=next_token"
+            )
         if run.config.data.tokenizer != "bytes":
             raise ValueError(
                 f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys need a model of bytes"

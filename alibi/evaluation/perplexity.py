@@ -95,9 +95,8 @@ class Scorer:
         Raises:
           ValueError: no tokens, a stride outside 1..length, or a length beyond the model's.
         """
-        return self.score_windows(
-            params, tokens, windows_of(len(tokens), length, stride), progress=progress
-        )
+        windows = windows_of(len(tokens), length, stride, causal=self._objective.causal)
+        return self.score_windows(params, tokens, windows, progress=progress)
 
     def score_windows(
         self,
@@ -107,8 +106,8 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns the NLL of the tokens that `windows` score, in their order; `progress` as in
-        `score`.
+        """Returns the NLL of the tokens that `windows` score and the objective predicts, in their
+        order; `progress` as in `score`.
         """
         compiled = [(group, *self._compile(params, group)) for group in windows.groups]
         running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
@@ -126,7 +125,8 @@ class Scorer:
                     progress(_fetch(*running.popleft()))
         while running:
             progress(_fetch(*running.popleft()))
-        return Score(windows, nll, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return Score(windows, nll[self._objective.predicted(windows.start, windows.stop)], seconds)
 
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
         """Returns the function compiled for the shape of `windows`, and the rows of its batch.

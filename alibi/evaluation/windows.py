@@ -5,6 +5,9 @@ token before t[i], and t[i] is the target of u[i]. Window k scores the targets t
 S the stride. It reads the inputs of those targets and up to L - S inputs before them, with L the
 length. With S = L the windows do not overlap. Each token is scored exactly once.
 
+A model that sees both sides reads the tokens t of a window itself, without overlap (S = L). A
+shorter last window is a row of its own length, since the model would see padding.
+
 With S < L the first L // S windows begin with the stream: each is the beginning of the last of
 them, so a causal model computes all of them in a single row. All further windows have L inputs, and
 score the last S of them.
@@ -18,6 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from alibi.objectives import Sequences
+from alibi.reporting.rows import MASKED
 
 SAME_TOKENS = "same tokens"  # the mode of windows of several lengths that score the same tokens
 
@@ -42,6 +46,7 @@ class Windows:
     mode: str  # the mode in result rows
     # tokens from the first scored token of a window to that of the next; 0: `stride`
     spacing: int = 0
+    causal: bool = True  # the model sees no inputs after those of a target
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.stride))
@@ -54,8 +59,13 @@ class Windows:
     @property
     def groups(self) -> list["Windows"]:
         """The same windows as rows to compute, in groups of equal shape: the windows at the start
-        share a row.
+        share a row, and a shorter last window is a group if the model sees both sides.
         """
+        if not self.causal:
+            left = self.num_tokens % self.length
+            whole = dataclasses.replace(self, stop=self.stop - left)
+            shorter = dataclasses.replace(self, start=whole.stop, length=left, stride=left)
+            return [part for part in (whole, shorter) if part.start < part.stop]
         if self.stride == self.length or self.start or self.spacing:
             return [self]
         together = min(self.length // self.stride * self.stride, self.stop)
@@ -66,7 +76,9 @@ class Windows:
         return [row, rest] if rest.num_tokens else [row]
 
 
-def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windows:
+def windows_of(
+    num_tokens: int, length: int, stride: int | None = None, *, causal: bool = True
+) -> Windows:
     """Returns the windows that score a stream of `num_tokens` as the paper's code does (section
     2.1, appendix B).
 
@@ -74,9 +86,11 @@ def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windo
       num_tokens: at least 1.
       length: inputs of a window, at least 1.
       stride: tokens that each window scores, 1 to `length`; None: `length`.
+      causal: see `Windows`.
 
     Raises:
-      ValueError: a number out of its range.
+      ValueError: a number out of its range, or a stride below the length of a model that sees both
+        sides.
     """
     stride = length if stride is None else stride
     if num_tokens < 1:
@@ -90,9 +104,13 @@ def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windo
             f"stride={stride} must be between 1 and the length {length}: "
             "a window scores its last `stride` tokens; leave it out for windows that do not overlap"
         )
-    return Windows(
-        0, num_tokens, length, stride, "nonoverlapping" if stride == length else "sliding"
-    )
+    if not causal and stride < length:
+        raise ValueError(
+            f"stride={stride} is for models that see the tokens before each; leave it out: masked tokens are "
+            f"scored in windows of {length} that do not overlap"
+        )
+    mode = "nonoverlapping" if stride == length else "sliding"
+    return Windows(0, num_tokens, length, stride, mode if causal else MASKED, causal=causal)
 
 
 def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:

@@ -69,14 +69,6 @@ class DecoderLM(nn.Module):
             self.param("embedding", nn.initializers.normal(config.width**-0.5), shape), head
         )
 
-    def with_vocabulary(self, vocab_size: int) -> "DecoderLM":
-        """Returns the model for texts of this vocabulary; ValueError if cutoffs of adaptive
-        embeddings don't fit.
-        """
-        if self.config.embedding == "adaptive":
-            check_bands(self.config, vocab_size)
-        return self.clone(vocab_size=vocab_size)
-
     def check_length(self, length: int) -> None:
         """Raises ValueError if the model is not defined for sequences of `length` tokens."""
         most = self.config.max_position
@@ -322,14 +314,14 @@ def build_model(
     """Returns the model of `config`.
 
     Args:
-      vocab_size: `UNKNOWN_VOCABULARY` before the text is known; `DecoderLM.with_vocabulary` sets it
-        later.
+      vocab_size: tokens of the text's vocabulary; `UNKNOWN_VOCABULARY` before the text is known.
       sharding: see `DecoderLM`; each part of the batch may hold the logits of
         `config.model.logits_chunk` tokens.
 
     Raises:
       ValueError: see `ModelConfig` and `make_position`; cutoffs that don't fit the vocabulary;
-        `max_position` below the training length; `logit_scale` with a training length of 1.
+        `max_position` below the training length; `logit_scale` with a training length of 1 or an
+        objective that sees both sides.
     """
     model = config.model
     if 0 < model.max_position < config.train_length:
@@ -340,16 +332,24 @@ def build_model(
         raise ValueError(
             f"model.logit_scale={model.logit_scale} needs a train_length of at least 2: ln 1 is 0"
         )
+    if model.logit_scale and not config.objective.causal:
+        raise ValueError(
+            f"model.logit_scale={model.logit_scale} counts the tokens before each; leave it empty with "
+            f"objective={config.objective.name}, which sees both sides"
+        )
     position = make_position(
         config.position,
         num_heads=model.num_heads,
         head_dim=model.head_dim,
         width=model.width,
         train_length=model.max_position or config.train_length,  # positions that training covers
+        causal=config.objective.causal,
         options=config.position_options,
     )
     position.check_length(model.max_position)
-    return DecoderLM(model, position, UNKNOWN_VOCABULARY, sharding).with_vocabulary(vocab_size)
+    if model.embedding == "adaptive":
+        check_bands(model, vocab_size)
+    return DecoderLM(model, position, vocab_size, sharding)
 
 
 def evaluated(model: DecoderLM, config: Config) -> DecoderLM:

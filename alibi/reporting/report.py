@@ -112,8 +112,11 @@ def write_report(
         passkey_table(rows),
     )
     for index, kinds in enumerate(measured):
-        panel, stride = kinds[0], "" if kinds[0].stride is None else f"-stride{kinds[0].stride}"
-        suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{stride}") if index else ""
+        panel, windows = kinds[0], "" if kinds[0].stride is None else f"-stride{kinds[0].stride}"
+        windows += "-masked" if panel.kind is tables.PSEUDO_PERPLEXITY else ""
+        suffix = (
+            re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if index else ""
+        )
         shown = [build_table(one) for one in kinds]
         note = explanation(panel)
         add(

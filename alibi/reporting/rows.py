@@ -16,6 +16,8 @@ from alibi.config.override import Override
 
 _log = logging.getLogger(__name__)
 
+MASKED = "masked"  # the mode of windows in which masked tokens are predicted from both sides
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
@@ -83,7 +85,8 @@ class Row:
     position: str
     train_length: int
     eval_length: int
-    # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey"
+    # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey";
+    # "masked": windows don't overlap, and masked tokens alone are scored
     mode: str
     stride: int  # tokens scored by each window
     corpus: str
@@ -135,6 +138,11 @@ class Row:
         return Scoring(
             self.run, self.step, text, self.config_hash, self.eval_length, self.stride, override
         )
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether masked tokens were predicted from both sides."""
+        return self.mode == MASKED
 
     @property
     def is_measured(self) -> bool:

@@ -86,7 +86,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
         {f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT}
     )
     hosts.broadcast(lambda: run.check_corpus(corpus))
-    model = model.with_vocabulary(text.vocab_size)
+    model = build_model(config, text.vocab_size, sharding=sharding)
     return Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
 
 
