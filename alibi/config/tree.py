@@ -132,13 +132,32 @@ class ModelConfig(Section):
 class ObjectiveConfig(Section):
     """The prediction that a model is trained and evaluated for."""
 
-    # next_token: each token from the tokens before it
-    name: str = choice("next_token", ("next_token",))
+    # next_token: each token from the tokens before it; masked: masked tokens from both sides (BERT)
+    name: str = choice("next_token", ("next_token", "masked"))
+    # masked, as the next two: share of the tokens that are predicted
+    mask_rate: float = number(0.15, above=0.0, at_most=1.0)
+    # of these, replaced by a random token
+    mask_random: float = number(0.1, at_least=0.0, at_most=1.0)
+    # of these, left as they are; the others become the mask token
+    mask_kept: float = number(0.1, at_least=0.0, at_most=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_random + self.mask_kept > 1:
+            raise ValueError(
+                f"objective.mask_random={self.mask_random} and objective.mask_kept={self.mask_kept} are shares of the "
+                "predicted tokens; their sum must be at most 1"
+            )
 
     @property
     def causal(self) -> bool:
         """Whether a token is predicted from the tokens before it alone, not from both sides."""
         return self.name == "next_token"
+
+    @property
+    def added_tokens(self) -> int:
+        """The tokens of a model's vocabulary after the text's: the mask token."""
+        return int(self.name == "masked")
 
 
 @dataclasses.dataclass(frozen=True)

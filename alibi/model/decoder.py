@@ -349,7 +349,12 @@ def build_model(
     position.check_length(model.max_position)
     if model.embedding == "adaptive":
         check_bands(model, vocab_size)
-    return DecoderLM(model, position, vocab_size, sharding)
+        if config.objective.added_tokens:
+            raise ValueError(
+                f"model.embedding=adaptive has no room for the mask token of objective={config.objective.name}: it "
+                "would be the rarest word; use model.embedding=tied"
+            )
+    return DecoderLM(model, position, vocab_size + config.objective.added_tokens, sharding)
 
 
 def evaluated(model: DecoderLM, config: Config) -> DecoderLM:
