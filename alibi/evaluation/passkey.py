@@ -130,7 +130,10 @@ def _scorer(run: TrainedRun) -> Scorer:
     model = run.model
 
     def wrong(
-        params: PyTree, inputs: Int[Array, "rows length"], targets: Int[Array, "rows scored"]
+        params: PyTree,
+        inputs: Int[Array, "rows length"],
+        targets: Int[Array, "rows scored"],
+        *_: None,
     ) -> Array:
         def last_logits(model: DecoderLM) -> Array:
             return model.vocabulary.logits(model.features(inputs, last=targets.shape[1]), True)

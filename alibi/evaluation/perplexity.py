@@ -19,7 +19,7 @@ from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
 
-# (params, *batch) -> nats [rows, scored]. With a causal objective the NLL of a target does not
+# (params, *Batch) -> nats [rows, scored]. With a causal objective the NLL of a target does not
 # depend on inputs after its own.
 NllFunction = Callable[..., Array]
 
@@ -179,16 +179,17 @@ def run_objective(run: TrainedRun) -> Objective:
     """Returns the objective that a run was trained for, with its tokenizer."""
     tokenizer = run.tokenizer
     return make_objective(
-        run.config.objective, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
+        run.config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
     )
 
 
 def model_nll(model: DecoderLM) -> NllFunction:
     """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
 
-    def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
+    def nll(params: PyTree, *batch: Array) -> Array:
+        arguments: dict[str, Any] = Batch(*batch)._asdict()
         with unrounded(model):
-            return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
+            return jnp.asarray(model.apply({"params": params}, method="token_nll", **arguments))
 
     return nll
 

@@ -5,7 +5,7 @@ An objective knows tokens alone, no model: it serves training and evaluation on 
 
 import abc
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32
@@ -24,15 +24,19 @@ class Sequences(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The arguments of a model's `token_nll`, int32.
+    """The arguments of a model's `token_nll`, int32 rows: NumPy's on the host, JAX's on devices.
 
     Attributes:
-      inputs: the tokens that the model reads.
-      targets: the tokens that it predicts at the last inputs; negative: none.
+      inputs: the tokens that the model reads, `[rows, length]`, as the last two.
+      targets: the tokens that it predicts at the last inputs, `[rows, scored]`; negative: none.
+      positions: of the inputs; None: 0, 1, ...
+      segment_ids: of the inputs, which see only inputs of the same segment; None: they see all.
     """
 
-    inputs: Int32[np.ndarray, "rows length"]
-    targets: Int32[np.ndarray, "rows scored"]
+    inputs: Any
+    targets: Any
+    positions: Any = None
+    segment_ids: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +48,13 @@ class Objective(abc.ABC):
       boundary_id: the token that stands before the text.
     """
 
-    # Whether a token is predicted from the tokens before it alone; else a model sees both sides.
-    causal: ClassVar[bool]
-
     vocab_size: int
     boundary_id: int
+
+    @property
+    @abc.abstractmethod
+    def causal(self) -> bool:
+        """Whether a token is predicted from the tokens before it alone, not from both sides."""
 
     @abc.abstractmethod
     def batch(self, sequences: Sequences, seed: int = 0, step: int = 0) -> Batch:

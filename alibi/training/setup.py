@@ -201,9 +201,7 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
 def objective_of(config: Config, text: TokenFile) -> Objective:
     """Returns the objective of a run for a text."""
     manifest = text.manifest
-    return make_objective(
-        config.objective, vocab_size=manifest.vocab_size, boundary_id=manifest.boundary_id
-    )
+    return make_objective(config, vocab_size=manifest.vocab_size, boundary_id=manifest.boundary_id)
 
 
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:

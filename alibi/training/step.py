@@ -117,10 +117,9 @@ def make_train_step(
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
 ) -> jax.stages.Wrapped:
-    """Returns a jitted function from (state, inputs, targets) to (state, metrics); it donates the
-    state.
+    """Returns a jitted function from (state, *batch) to (state, metrics); it donates the state.
 
-    Inputs and targets are `[micro, batch, length]`. The update follows the gradient of the mean NLL
+    The arrays of the batch are `[micro, batch, length]`. The update follows the gradient of the mean NLL
     of all tokens of all micro-batches. The metrics are nll_nats and tokens, which are sums,
     gradient_norm (before clipping), update_norm and learning_rate.
 
@@ -129,17 +128,17 @@ def make_train_step(
       state_shardings: shardings of the returned state; None leaves them to the compiler.
     """
 
-    def loss(params: PyTree, inputs: Array, targets: Array, key: Array) -> Array:
+    def loss(params: PyTree, batch: Batch, key: Array) -> Array:
         variables, rngs = {"params": params}, {"dropout": key}
-        nll: Any = model.apply(
-            variables, inputs, targets, deterministic=False, rngs=rngs, method="token_nll"
-        )
+        arguments: dict[str, Any] = {"deterministic": False, **batch._asdict()}
+        nll: Any = model.apply(variables, rngs=rngs, method="token_nll", **arguments)
         return jnp.sum(nll)
 
-    def update(state: TrainState, inputs: Array, targets: Array) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, *arrays: Array) -> tuple[TrainState, Metrics]:
+        batch = Batch(*arrays)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        nll, gradient = _summed(jax.value_and_grad(loss), state.params, inputs, targets, key)
-        tokens = (targets >= 0).sum().astype(jnp.float32)
+        nll, gradient = _summed(jax.value_and_grad(loss), state.params, batch, key)
+        tokens = (batch.targets >= 0).sum().astype(jnp.float32)
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         update_norm = optax.tree.norm(updates)
@@ -168,20 +167,20 @@ def make_train_step(
 def _summed(
     value_and_gradient: Callable[..., tuple[Array, PyTree]],
     params: PyTree,
-    inputs: Array,
-    targets: Array,
+    batch: Batch,
     key: Array,
 ) -> tuple[Array, PyTree]:
     """Returns the sums over micro-batches; only the current micro-batch is in memory."""
-    micro_batches = inputs.shape[0]
+    micro_batches = batch.inputs.shape[0]
     if micro_batches == 1:
-        return value_and_gradient(params, inputs[0], targets[0], jax.random.fold_in(key, 0))
+        only = jax.tree.map(lambda x: x[0], batch)
+        return value_and_gradient(params, only, jax.random.fold_in(key, 0))
 
-    def add(total: PyTree, micro: tuple[Array, Array, Array]) -> tuple[PyTree, None]:
-        index, *batch = micro
-        part = value_and_gradient(params, *batch, jax.random.fold_in(key, index))
+    def add(total: PyTree, micro: tuple[Array, Batch]) -> tuple[PyTree, None]:
+        index, of_micro = micro
+        part = value_and_gradient(params, of_micro, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, part), None
 
     zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
-    total, _ = jax.lax.scan(add, zero, (jnp.arange(micro_batches), inputs, targets))
+    total, _ = jax.lax.scan(add, zero, (jnp.arange(micro_batches), batch))
     return total

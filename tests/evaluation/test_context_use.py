@@ -64,7 +64,7 @@ def test_windows_reach_from_the_texts_start_to_its_end():
 def nll_up_to(most):
     """Returns the NLL of a model which gains from at most `most` tokens of context."""
 
-    def nll(params, inputs, targets):
+    def nll(params, inputs, targets, *_):
         context = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :] + 1
         cost = 5.0 - jnp.log(jnp.minimum(context, most).astype(jnp.float32)) + params[targets]
         return jnp.where(targets < 0, 0.0, cost)
