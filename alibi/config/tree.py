@@ -175,6 +175,9 @@ class DataConfig(Section):
     test: str = ""
     # text: the end of a document; blank_line for files of many documents, such as CC100's.
     document_end: str = choice("file", ("file", "blank_line"))
+    # Packed documents don't see each other; positions restart at each, or count through the
+    # sequence. Needs bpe, which ends documents by a token. Empty: a sequence is one text.
+    isolate_documents: str = choice("", ("", "restart", "through"))
     # passkeys: most bytes between a key and its question
     passkey_distance: int = number(0, at_least=0, at_most=INT32)
     max_train_bytes: int = number(-1, at_least=1, or_all=-1)  # most UTF-8 bytes of text
@@ -193,6 +196,14 @@ class DataConfig(Section):
     # files.
     tokenizer_train_bytes: int = number(-1, at_least=1, or_all=-1)
     cache_dir: str = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.isolate_documents and self.tokenizer != "bpe":
+            raise ValueError(
+                f"data.isolate_documents={self.isolate_documents} needs the ends of documents among the tokens, which "
+                f"data.tokenizer={self.tokenizer} does not write; use bpe, or leave it empty"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from alibi.evaluation.windows import Windows
 from alibi.parallel.hosts import gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
-from alibi.reporting.rows import Device, Row, Scoring, latest
+from alibi.reporting.rows import Device, Documents, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import check_writable, resolve
@@ -173,4 +173,5 @@ def row_of(
         config_hash=evaluation_hash(config),
         tokens_sha256=tokens_sha256,
         override=run.override,
+        documents=Documents(positions) if (positions := config.data.isolate_documents) else None,
     )

@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
-from alibi.objectives import Sequences
+from alibi.objectives import IsolatedDocuments, Objective, Sequences
 from alibi.reporting.rows import MASKED
 
 SAME_TOKENS = "same tokens"  # the mode of windows of several lengths that score the same tokens
@@ -168,3 +168,19 @@ def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " row
     places = first + np.arange(-1, windows.length)[None, :]
     found = piece[np.clip(places - start, 0, piece.size - 1)]
     return Sequences(np.where((places >= 0) & (places < stop), found, np.int32(-1)), first[:, 0])
+
+
+def mean_context(objective: Objective, tokens: Tokens, windows: Windows) -> float:
+    """Returns the mean number of inputs that the predictions of the scored tokens see, for an
+    objective that isolates documents.
+    """
+    assert isinstance(objective, IsolatedDocuments)
+    inputs = scored = 0
+    for group in windows.groups:
+        for first in range(0, len(group), 256):  # rows at a time
+            rows = np.arange(first, min(first + 256, len(group)))
+            sequences = read_sequences(tokens, group, rows)
+            targets = objective.batch(sequences).targets[:, -group.stride :] >= 0
+            inputs += int(objective.context(sequences)[:, -group.stride :][targets].sum())
+            scored += int(targets.sum())
+    return inputs / max(scored, 1)

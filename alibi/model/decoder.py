@@ -337,6 +337,11 @@ def build_model(
             f"model.logit_scale={model.logit_scale} counts the tokens before each; leave it empty with "
             f"objective={config.objective.name}, which sees both sides"
         )
+    if model.logit_scale and config.data.isolate_documents == "through":
+        raise ValueError(
+            f"model.logit_scale={model.logit_scale} counts visible tokens by their positions; use "
+            "data.isolate_documents=restart, or leave one out"
+        )
     position = make_position(
         config.position,
         num_heads=model.num_heads,

@@ -2,11 +2,13 @@
 
 from alibi.config import Config
 from alibi.objectives.base import Batch, Objective, Sequences
+from alibi.objectives.documents import IsolatedDocuments
 from alibi.objectives.masked import Masked
 from alibi.objectives.next_token import NextToken
 
 __all__ = [
     "Batch",
+    "IsolatedDocuments",
     "Masked",
     "NextToken",
     "Objective",
@@ -21,4 +23,6 @@ def make_objective(config: Config, *, vocab_size: int, boundary_id: int) -> Obje
     objective: Objective = NextToken(*text)
     if given.name == "masked":
         objective = Masked(*text, given.mask_rate, given.mask_random, given.mask_kept)
+    if positions := config.data.isolate_documents:
+        return IsolatedDocuments(*text, objective, restart=positions == "restart")
     return objective

@@ -76,7 +76,7 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     names = series_names(rows)  # of all rows, so that a run has one name in all panels
     rows = [row for row in rows if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
     rows = [row for row in rows if row.passkey is None]
-    for (corpus, split, stride, use, masked), group in _grouped(rows, _panel_key).items():
+    for (corpus, split, stride, use, masked, _), group in _grouped(rows, _panel_key).items():
         of_group = tables.PSEUDO_PERPLEXITY if masked and kind is PERPLEXITY else kind
         by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
         in_order = (
@@ -140,10 +140,11 @@ def _make_series(
     return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
 
 
-def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None, bool]:
+def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None, bool, str]:
     use = row.context_use and row.context_use.tokens
     stride = None if row.mode in ("nonoverlapping", MASKED) else row.stride
-    return row.corpus, row.split, stride, use, row.is_masked
+    documents = row.documents.positions if row.documents else ""
+    return row.corpus, row.split, stride, use, row.is_masked, documents
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -247,9 +248,12 @@ def caption(panel: Panel) -> str:
         if panel.use.longest:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
+    documents = [row.documents for row in rows if row.documents is not None]
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
+        fact("documents that don't see each other, positions {}", (d.positions for d in documents)),
+        fact("mean context {}", (f"{d.mean_context or 0:,.1f}" for d in documents), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
         fact("commit {}", (row.short_commit for row in rows if row.commit)),

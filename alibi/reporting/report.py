@@ -114,6 +114,7 @@ def write_report(
     for index, kinds in enumerate(measured):
         panel, windows = kinds[0], "" if kinds[0].stride is None else f"-stride{kinds[0].stride}"
         windows += "-masked" if panel.kind is tables.PSEUDO_PERPLEXITY else ""
+        windows += "-documents" if any(row.documents for row in panel.rows) else ""
         suffix = (
             re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if index else ""
         )

@@ -51,6 +51,15 @@ class ContextUse:
 
 
 @dataclasses.dataclass(frozen=True)
+class Documents:
+    """Packed documents that don't see each other."""
+
+    positions: str  # counted from each document's start ("restart") or "through" a window
+    # inputs that the prediction of a scored token sees, at most those of its document in its window
+    mean_context: float | None = None  # None until it is known
+
+
+@dataclasses.dataclass(frozen=True)
 class Passkey:
     """The accuracy of passkey retrieval in windows of a row's length."""
 
@@ -112,6 +121,7 @@ class Row:
     override: Override | None = None  # None: evaluated as it was trained, with `position`
     context_use: ContextUse | None = None
     passkey: Passkey | None = None
+    documents: Documents | None = None  # None: a token sees all documents in its window
     limit: bool = False  # the error is final: the method or the text has no such length
     error: str | None = None  # why there is no result
 
@@ -192,7 +202,8 @@ class Row:
     def from_json(cls, content: Mapping[str, Any]) -> "Row":
         """Returns the row of a line's content; raises TypeError if a key is missing or unknown."""
         values = without_lists(content)
-        for key, kind in (("device", Device), ("context_use", ContextUse), ("passkey", Passkey)):
+        kinds = {"device": Device, "context_use": ContextUse, "passkey": Passkey}
+        for key, kind in (kinds | {"documents": Documents}).items():
             if values.get(key) is not None:
                 values[key] = kind(**values[key])
         if values.get("override") is not None:

@@ -16,7 +16,7 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 # Keys whose default is left out of the hash: a new key changes no hash.
 HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
                  "model.max_position", "data.document_end", "data.tokenizer_train_bytes",
-                 "data.passkey_distance", "objective.name", "objective.mask_rate",
+                 "data.passkey_distance", "data.isolate_documents", "objective.name", "objective.mask_rate",
                  "objective.mask_random", "objective.mask_kept")  # fmt: skip
 _DEFAULTS = flatten(Config())
 

@@ -72,6 +72,11 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
 
     files = prepare_files(config.data)
     text = files["train"].manifest
+    if config.data.isolate_documents and text.documents < 2:
+        raise ValueError(
+            f"data.isolate_documents={config.data.isolate_documents} needs several documents, and the train text "
+            f"{text.source} is one; leave it empty, or see data.document_end"
+        )
     if parent:
         parent.check_vocabulary(text.tokenizer_fingerprint)
     batches = TrainBatches(

@@ -103,9 +103,10 @@ def test_a_score_is_that_of_each_window_alone():
     tokens = np.random.default_rng(0).integers(0, VOCAB, 43)
     score = Scorer(model_nll(model), objective=MASKED, batch_tokens=24).score(params, tokens, 16)
     whole, expected = MASKED.batch(sequences(tokens)), []
+    apply = jax.jit(model.apply)
     for start in (0, 16, 32):
         window = slice(start, start + 16)
-        logits = model.apply({"params": params}, jnp.asarray(whole.inputs[:, window]))[0]
+        logits = apply({"params": params}, jnp.asarray(whole.inputs[:, window]))[0]
         log_probabilities = np.asarray(jax.nn.log_softmax(logits))
         targets = whole.targets[0, window]
         expected += [-log_probabilities[i, targets[i]] for i in np.flatnonzero(targets >= 0)]
