@@ -15,6 +15,6 @@ from configs import base, quickstart
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config = quickstart.get_config()
     config.objective.name = "masked"
-    config.train.steps = 2000
+    config.train.steps = 1000
     config.eval.every_steps = config.checkpoint.every_steps = 500
     return base.apply(config, arg)
