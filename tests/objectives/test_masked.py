@@ -185,3 +185,47 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
 def test_bad_configs_are_refused(keys, words):
     with pytest.raises(ValueError, match=words):
         build_model(make_config(keys), 256)
+
+
+def normed(x, norm):
+    x = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-6)
+    return x * norm["scale"] + norm["bias"]
+
+
+def masked_nll(params, bias, tokens, targets):
+    """The model's formula in float64, for one sequence: every token sees every other."""
+    layer, width = params["layers_0"], params["embedding"].shape[1]
+    x = params["embedding"][tokens] * np.sqrt(width)
+    y, own = normed(x, layer["attention_norm"]), layer["attention"]
+    q, k, v = (
+        np.einsum("tw,whd->htd", y, own[name]["kernel"]) + own[name]["bias"][:, None]
+        for name in ("query", "key", "value")
+    )
+    weights = np.exp(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]) + bias)
+    attended = weights / weights.sum(axis=-1, keepdims=True) @ v
+    x = x + np.einsum("htd,hdw->tw", attended, own["out"]["kernel"]) + own["out"]["bias"]
+    y = normed(x, layer["feed_forward_norm"])
+    y = np.maximum(y @ layer["up"]["kernel"] + layer["up"]["bias"], 0)
+    x = normed(x + y @ layer["down"]["kernel"] + layer["down"]["bias"], params["final_norm"])
+    logits = x @ params["embedding"].T
+    nll = np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(tokens.size), targets]
+    return np.where(targets < 0, 0.0, nll)
+
+
+@pytest.mark.parametrize("slopes_after", ["", "0.03125:0.25"])
+def test_the_nll_is_that_of_the_formula_in_float64(slopes_after):
+    """-m |i - j| with ALiBi's slopes 1/16 and 1/256, or with other slopes n for later keys."""
+    keys = "objective=masked,length=16,model.num_layers=1,model.width=16,model.num_heads=2"
+    keys += f",position_options.slopes_after={slopes_after}" if slopes_after else ""
+    model = build_model(make_config(keys), VOCAB)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    inputs, targets, *_ = dataclasses.replace(MASKED, rate=0.5).batch(sequences(np.arange(40)))
+    found = jax.jit(model_nll(model))(params, inputs, targets)[0]
+    m = np.array([2.0**-4, 2.0**-8])[:, None, None]
+    after = np.array([2.0**-5, 2.0**-2])[:, None, None] if slopes_after else m
+    distance = np.arange(40)[:, None] - np.arange(40)[None]
+    bias = np.where(distance > 0, -m * distance, after * distance)
+    exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    expected = masked_nll(exact, bias, inputs[0], targets[0])
+    assert (targets >= 0).sum() > 10
+    np.testing.assert_allclose(found, expected, atol=1e-5)
