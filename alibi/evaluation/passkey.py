@@ -25,10 +25,9 @@ from alibi.data.books import (
 )
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, print_once, row_of
-from alibi.evaluation.perplexity import Scorer, unrounded
+from alibi.evaluation.perplexity import Scorer, run_objective, unrounded
 from alibi.evaluation.windows import Windows
 from alibi.model.decoder import DecoderLM
-from alibi.objectives import NextToken
 from alibi.parallel.hosts import broadcast
 from alibi.reporting.rows import Passkey, Row
 from alibi.runs.trained import TrainedRun
@@ -142,7 +141,7 @@ def _scorer(run: TrainedRun) -> Scorer:
             logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
         return jnp.asarray(jnp.argmax(logits, axis=-1) != targets, jnp.float32)
 
-    objective = NextToken(model.vocab_size, boundary_id=0)
+    objective = run_objective(run)
     return Scorer(
         wrong, objective=objective, batch_tokens=run.batch_tokens, sharding=model.sharding
     )
