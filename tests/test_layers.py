@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Each room with the rooms that it may import, besides itself.
 LIBRARY = {"slopes", "positions", "attention", "cpu"}
 MODEL = LIBRARY | {"config", "parallel", "errors", "model"}
-RUNS = MODEL | {"storage", "progress", "data", "runs"}
+RUNS = MODEL | {"storage", "progress", "objectives", "data", "runs"}
 MEASURED = RUNS | {"evaluation", "reporting"}
 ALLOWED: dict[str, set[str]] = {
     "slopes": set(),
@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "generation": MODEL,
     "testing": MODEL,
     "alibi": LIBRARY,
-    "data": {"config", "storage", "errors", "progress"},
+    "objectives": {"config"},
+    "data": {"config", "storage", "errors", "progress", "objectives"},
     "reporting": {"config", "storage", "errors", "progress"},
     "runs": RUNS,
     "evaluation": MEASURED,

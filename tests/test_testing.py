@@ -41,12 +41,11 @@ def test_options_that_add_parameters(name: str, option: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("alibi", {}),
         ("alibi", {"slopes_after": "closed_form", "alibi_bias_max": 16.0}),
-        ("sandwich", {}),
+        ("alibi_learned", {"slopes_after": "closed_form"}),
     ],
 )
-def test_attention_in_both_directions(name: str, options: dict) -> None:
+def test_slopes_of_two_sides(name: str, options: dict) -> None:
     sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
     method = make_position(name, **sizes, causal=False, options=options)
     for check in (check_blocks, check_tiles, check_bounds):

@@ -11,7 +11,7 @@ INT32 = 2**31 - 1  # counts and positions on the devices are int32
 DTYPES = ("float32", "bfloat16")
 
 # Short names of keys, wherever keys are set.
-SHORT_NAMES = {"length": "train_length"}
+SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +157,38 @@ class ModelConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
+class ObjectiveConfig(Section):
+    """The prediction that a model is trained and evaluated for."""
+
+    # next_token: each token from the tokens before it; masked: masked tokens from both sides (BERT)
+    name: str = choice("next_token", ("next_token", "masked"))
+    # masked, as the next two: share of the tokens that are predicted
+    mask_rate: float = number(0.15, above=0.0, at_most=1.0)
+    # of these, replaced by a random token
+    mask_random: float = number(0.1, at_least=0.0, at_most=1.0)
+    # of these, left as they are; the others become the mask token
+    mask_kept: float = number(0.1, at_least=0.0, at_most=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_random + self.mask_kept > 1:
+            raise ValueError(
+                f"objective.mask_random={self.mask_random} and objective.mask_kept={self.mask_kept} are shares of the "
+                "predicted tokens; their sum must be at most 1"
+            )
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token is predicted from the tokens before it alone, not from both sides."""
+        return self.name == "next_token"
+
+    @property
+    def added_tokens(self) -> int:
+        """The tokens of a model's vocabulary after the text's: the mask token."""
+        return int(self.name == "masked")
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
     """The text and its tokens."""
 
@@ -171,6 +203,9 @@ class DataConfig(Section):
     test: str = ""
     # text: the end of a document; blank_line for files of many documents, such as CC100's.
     document_end: str = choice("file", ("file", "blank_line"))
+    # Packed documents don't see each other; positions restart at each, or count through the
+    # sequence. Needs bpe, which ends documents by a token. Empty: a sequence is one text.
+    isolate_documents: str = choice("", ("", "restart", "through"))
     # passkeys: most bytes between a key and its question
     passkey_distance: int = number(0, at_least=0, at_most=INT32)
     max_train_bytes: int = number(-1, at_least=1, or_all=-1)  # most UTF-8 bytes of text
@@ -189,6 +224,14 @@ class DataConfig(Section):
     # files.
     tokenizer_train_bytes: int = number(-1, at_least=1, or_all=-1)
     cache_dir: str = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.isolate_documents and self.tokenizer != "bpe":
+            raise ValueError(
+                f"data.isolate_documents={self.isolate_documents} needs the ends of documents among the tokens, which "
+                f"data.tokenizer={self.tokenizer} does not write; use bpe, or leave it empty"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,6 +346,7 @@ class Config(Section):
     # Options of the position method, by the names of its class's fields (alibi/positions). A list
     # for an option that takes one value is repeated over the layers.
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    objective: ObjectiveConfig = ObjectiveConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()

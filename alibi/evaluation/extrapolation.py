@@ -22,8 +22,14 @@ from alibi.errors import UserError, print_error
 from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, print_once, row_of
-from alibi.evaluation.perplexity import Score, run_scorer
-from alibi.evaluation.windows import SAME_TOKENS, Windows, same_token_windows, windows_of
+from alibi.evaluation.perplexity import Score, run_objective, run_scorer
+from alibi.evaluation.windows import (
+    SAME_TOKENS,
+    Windows,
+    mean_context,
+    same_token_windows,
+    windows_of,
+)
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
 from alibi.reporting.rows import ContextUse, Row
@@ -152,11 +158,23 @@ class RunEvaluation:
     def __init__(self, workdir: str, options: Options, output: Output):
         self.options, self.output = options, output
         self.trained = options.trained(workdir)
+        objective = self.trained.config.objective
+        for option in ("context_windows", "dump_nll"):
+            if not objective.causal and getattr(options, option):
+                raise ValueError(
+                    f"{self.trained} was trained for objective={objective.name}, and {option} is for models that see "
+                    "the tokens before each; leave it out"
+                )
+        if options.dump_nll and self.trained.config.data.isolate_documents:
+            raise ValueError(
+                f"{self.trained} isolates documents, and dump_nll is for models that see the whole window; leave it out"
+            )
         self.text, self.title = self._prepare_text()
         self.scorer = run_scorer(self.trained)
         lengths = options.lengths_of(self.trained.config.train_length)
         self.windows = [
-            windows_of(len(self.text.tokens), length, options.stride) for length in lengths
+            windows_of(len(self.text.tokens), length, options.stride, causal=objective.causal)
+            for length in lengths
         ]
 
     def run(self) -> None:
@@ -273,7 +291,7 @@ class RunEvaluation:
             return
         words = size = None
         # else only some tokens are scored, and the counts are of the whole text
-        if row.context_use is None:
+        if row.context_use is None and not row.is_masked:
             words, size = manifest.words, manifest.bytes
             if self.options.dump_nll:
                 self.output.write_dump(
@@ -286,6 +304,10 @@ class RunEvaluation:
             "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
         )
         print_once(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
+        if row.documents is not None:
+            context = mean_context(run_objective(self.trained), self.text.tokens, score.windows)
+            documents = dataclasses.replace(row.documents, mean_context=context)
+            measured = dataclasses.replace(measured, documents=documents)
         self.output.add(measured)
 
     def _unmeasured(self, windows: Windows) -> Row:

@@ -18,7 +18,7 @@ from alibi.evaluation.windows import Windows
 from alibi.parallel.hosts import broadcast, gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
-from alibi.reporting.rows import Device, Row, Scoring, latest
+from alibi.reporting.rows import Device, Documents, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import check_writable, resolve
@@ -198,4 +198,5 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
         config_hash=evaluation_hash(config),
         override=run.override,
         **text,
+        documents=Documents(positions) if (positions := config.data.isolate_documents) else None,
     )

@@ -25,7 +25,7 @@ from alibi.data.books import (
 )
 from alibi.evaluation.extrapolation import RunOptions, evaluate_each
 from alibi.evaluation.output import Output, print_once, row_of
-from alibi.evaluation.perplexity import Scorer, unrounded
+from alibi.evaluation.perplexity import Scorer, run_objective, unrounded
 from alibi.evaluation.windows import Windows
 from alibi.model.decoder import DecoderLM
 from alibi.reporting.rows import Passkey
@@ -57,6 +57,10 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
 
     def evaluate(workdir: str, output: Output) -> None:
         run = options.trained(workdir)
+        if not run.config.objective.causal:
+            raise ValueError(
+                f"{run} was trained for objective={run.config.objective.name}; passkeys need objective=next_token"
+            )
         if run.config.data.tokenizer != "bytes":
             raise ValueError(
                 f"{run} has data.tokenizer={run.config.data.tokenizer}; passkeys need a model of bytes"
@@ -119,7 +123,10 @@ def _scorer(run: TrainedRun) -> Scorer:
     model = run.model
 
     def wrong(
-        params: PyTree, inputs: Int[Array, "rows length"], targets: Int[Array, "rows scored"]
+        params: PyTree,
+        inputs: Int[Array, "rows length"],
+        targets: Int[Array, "rows scored"],
+        *_: None,
     ) -> Array:
         def last_logits(model: DecoderLM) -> Array:
             return model.vocabulary.logits(model.features(inputs, last=targets.shape[1]), True)
@@ -128,4 +135,7 @@ def _scorer(run: TrainedRun) -> Scorer:
             logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
         return jnp.asarray(jnp.argmax(logits, axis=-1) != targets, jnp.float32)
 
-    return Scorer(wrong, boundary_id=0, batch_tokens=run.batch_tokens, sharding=model.sharding)
+    objective = run_objective(run)
+    return Scorer(
+        wrong, objective=objective, batch_tokens=run.batch_tokens, sharding=model.sharding
+    )

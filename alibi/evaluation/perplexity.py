@@ -13,13 +13,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Tokens, Windows, make_batch, windows_of
+from alibi.evaluation.windows import Tokens, Windows, read_sequences, windows_of
 from alibi.model.decoder import DecoderLM
+from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
 
-# (params, inputs [rows, length], targets [rows, scored]) -> nats [rows, scored]. The targets belong
-# to the last inputs; the NLL of a target does not depend on inputs after its own.
+# (params, *Batch) -> nats [rows, scored]. With a causal objective the NLL of a target does not
+# depend on inputs after its own.
 NllFunction = Callable[..., Array]
 
 
@@ -47,7 +48,7 @@ class Scorer:
 
     Args:
       nll_function: see `model_nll`.
-      boundary_id: the token before a stream.
+      objective: makes inputs and targets of a stream's tokens.
       batch_tokens: inputs per device and batch, but at least a window: longer windows come in
         smaller batches.
       sharding: of the batch dimension; by default on the first device. Each of several hosts reads
@@ -58,7 +59,7 @@ class Scorer:
         self,
         nll_function: NllFunction,
         *,
-        boundary_id: int,
+        objective: Objective,
         batch_tokens: int,
         sharding: Sharding | None = None,
     ):
@@ -67,7 +68,7 @@ class Scorer:
         self._sharding = replicated = (
             SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
         )
-        self._boundary_id, self._batch_tokens = boundary_id, batch_tokens
+        self._objective, self._batch_tokens = objective, batch_tokens
         if isinstance(sharding, NamedSharding):
             # each host gets the whole batch
             replicated = NamedSharding(sharding.mesh, PartitionSpec())
@@ -94,9 +95,8 @@ class Scorer:
         Raises:
           ValueError: no tokens, a stride outside 1..length, or a length beyond the model's.
         """
-        return self.score_windows(
-            params, tokens, windows_of(len(tokens), length, stride), progress=progress
-        )
+        windows = windows_of(len(tokens), length, stride, causal=self._objective.causal)
+        return self.score_windows(params, tokens, windows, progress=progress)
 
     def score_windows(
         self,
@@ -106,8 +106,8 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns the NLL of the tokens that `windows` score, in their order; `progress` as in
-        `score`.
+        """Returns the NLL of the tokens that `windows` score and the objective predicts, in their
+        order; `progress` as in `score`.
         """
         compiled = [(group, *self._compile(params, group)) for group in windows.groups]
         running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
@@ -125,7 +125,8 @@ class Scorer:
                     progress(_fetch(*running.popleft()))
         while running:
             progress(_fetch(*running.popleft()))
-        return Score(windows, nll, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return Score(windows, nll[self._objective.predicted(windows.start, windows.stop)], seconds)
 
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
         """Returns the function compiled for the shape of `windows`, and the rows of its batch.
@@ -139,40 +140,56 @@ class Scorer:
         )
         shape = rows, windows.length, windows.stride
         if shape not in self._compiled:
-            sizes = (rows, windows.length), (rows, windows.stride)
-            batch = [
-                jax.ShapeDtypeStruct(size, np.int32, sharding=self._sharding) for size in sizes
-            ]
+            none = Sequences(np.zeros((0, windows.length + 1), np.int32), np.zeros(0, np.int64))
+            batch = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(
+                    (rows, x.shape[1]), np.int32, sharding=self._sharding
+                ),
+                self._batch(none, windows),
+            )
             self._compiled[shape] = self._jitted.lower(params, *batch).compile()
         return self._compiled[shape], rows
 
-    def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> list:
+    def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:
         """Returns the batch on the devices; reads only the rows of this host's devices."""
-        batch = make_batch(
-            tokens, windows, rows[local_rows(self._sharding, rows.size)], self._boundary_id
-        )
-        return [
-            jax.make_array_from_process_local_data(
+        own = rows[local_rows(self._sharding, rows.size)]
+        return jax.tree.map(
+            lambda local: jax.make_array_from_process_local_data(
                 self._sharding, local, (rows.size, local.shape[1])
-            )
-            for local in batch
-        ]
+            ),
+            self._batch(read_sequences(tokens, windows, own), windows),
+        )
+
+    def _batch(self, sequences: Sequences, windows: Windows) -> Batch:
+        batch = self._objective.batch(sequences)
+        return batch._replace(targets=batch.targets[:, -windows.stride :])
 
 
 def run_scorer(run: TrainedRun) -> Scorer:
     """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`."""
-    nll, boundary_id = model_nll(run.model), run.tokenizer.boundary_id
     return Scorer(
-        nll, boundary_id=boundary_id, batch_tokens=run.batch_tokens, sharding=run.model.sharding
+        model_nll(run.model),
+        objective=run_objective(run),
+        batch_tokens=run.batch_tokens,
+        sharding=run.model.sharding,
+    )
+
+
+def run_objective(run: TrainedRun) -> Objective:
+    """Returns the objective that a run was trained for, with its tokenizer."""
+    tokenizer = run.tokenizer
+    return make_objective(
+        run.config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
     )
 
 
 def model_nll(model: DecoderLM) -> NllFunction:
     """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
 
-    def nll(params: PyTree, inputs: Array, targets: Array) -> Array:
+    def nll(params: PyTree, *batch: Array) -> Array:
+        arguments: dict[str, Any] = Batch(*batch)._asdict()
         with unrounded(model):
-            return jnp.asarray(model.apply({"params": params}, inputs, targets, method="token_nll"))
+            return jnp.asarray(model.apply({"params": params}, method="token_nll", **arguments))
 
     return nll
 

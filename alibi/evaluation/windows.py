@@ -5,6 +5,9 @@ token before t[i], and t[i] is the target of u[i]. Window k scores the targets t
 S the stride. It reads the inputs of those targets and up to L - S inputs before them, with L the
 length. With S = L the windows do not overlap. Each token is scored exactly once.
 
+A model that sees both sides reads the tokens t of a window itself, without overlap (S = L). A
+shorter last window is a row of its own length, since the model would see padding.
+
 With S < L the first L // S windows begin with the stream: each is the beginning of the last of
 them, so a causal model computes all of them in a single row. All further windows have L inputs, and
 score the last S of them.
@@ -12,10 +15,13 @@ score the last S of them.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
+
+from alibi.objectives import IsolatedDocuments, Objective, Sequences
+from alibi.reporting.rows import MASKED
 
 SAME_TOKENS = "same tokens"  # the mode of windows of several lengths that score the same tokens
 
@@ -40,6 +46,7 @@ class Windows:
     mode: str  # the mode in result rows
     # tokens from the first scored token of a window to that of the next; 0: `stride`
     spacing: int = 0
+    causal: bool = True  # the model sees no inputs after those of a target
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.stride))
@@ -52,8 +59,13 @@ class Windows:
     @property
     def groups(self) -> list["Windows"]:
         """The same windows as rows to compute, in groups of equal shape: the windows at the start
-        share a row.
+        share a row, and a shorter last window is a group if the model sees both sides.
         """
+        if not self.causal:
+            left = self.num_tokens % self.length
+            whole = dataclasses.replace(self, stop=self.stop - left)
+            shorter = dataclasses.replace(self, start=whole.stop, length=left, stride=left)
+            return [part for part in (whole, shorter) if part.start < part.stop]
         if self.stride == self.length or self.start or self.spacing:
             return [self]
         together = min(self.length // self.stride * self.stride, self.stop)
@@ -64,14 +76,9 @@ class Windows:
         return [row, rest] if rest.num_tokens else [row]
 
 
-class Batch(NamedTuple):
-    """Rows of a static shape, int32."""
-
-    inputs: Int[np.ndarray, "rows length"]  # u of each row, padded on the right with the boundary
-    targets: Int[np.ndarray, "rows scored"]  # of the last inputs; -1 for nothing to score
-
-
-def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windows:
+def windows_of(
+    num_tokens: int, length: int, stride: int | None = None, *, causal: bool = True
+) -> Windows:
     """Returns the windows that score a stream of `num_tokens` as the paper's code does (section
     2.1, appendix B).
 
@@ -79,9 +86,11 @@ def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windo
       num_tokens: at least 1.
       length: inputs of a window, at least 1.
       stride: tokens that each window scores, 1 to `length`; None: `length`.
+      causal: see `Windows`.
 
     Raises:
-      ValueError: a number out of its range.
+      ValueError: a number out of its range, or a stride below the length of a model that sees both
+        sides.
     """
     stride = length if stride is None else stride
     if num_tokens < 1:
@@ -95,9 +104,13 @@ def windows_of(num_tokens: int, length: int, stride: int | None = None) -> Windo
             f"stride={stride} must be between 1 and the length {length}: "
             "a window scores its last `stride` tokens; leave it out for windows that do not overlap"
         )
-    return Windows(
-        0, num_tokens, length, stride, "nonoverlapping" if stride == length else "sliding"
-    )
+    if not causal and stride < length:
+        raise ValueError(
+            f"stride={stride} is for models that see the tokens before each; leave it out: masked tokens are "
+            f"scored in windows of {length} that do not overlap"
+        )
+    mode = "nonoverlapping" if stride == length else "sliding"
+    return Windows(0, num_tokens, length, stride, mode if causal else MASKED, causal=causal)
 
 
 def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:
@@ -125,40 +138,49 @@ def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) ->
     ]
 
 
-def make_batch(
-    tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"], boundary_id: int
-) -> Batch:
-    """Returns the windows with the numbers `rows`; a row beyond the last window scores nothing.
+def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Sequences:
+    """Returns the windows with the numbers `rows`; a row ends with the tokens that its window
+    scores, and beyond the last window it has none.
 
     Args:
       tokens: the stream; only the tokens of these rows are read (a memory map stays on disk).
-      boundary_id: the token before the stream.
     """
     step = windows.spacing or windows.stride
     first_scored = np.minimum(windows.start + np.asarray(rows, np.int64) * step, windows.stop)[
         :, None
     ]
     stop = np.minimum(first_scored + windows.stride, windows.stop)
-    first_input = first_scored - (windows.length - windows.stride)
-    first = np.maximum(first_input - 1, 0)
+    first = first_scored - (windows.length - windows.stride)
+    before = np.maximum(first - 1, 0)
     # Neighbouring windows are read as one piece of the stream; between spaced windows may lie most
     # of the stream.
     begins, ends = (
-        (first, stop) if windows.spacing else (first.min(keepdims=True), stop.max(keepdims=True))
+        (before, stop) if windows.spacing else (before.min(keepdims=True), stop.max(keepdims=True))
     )
     pieces = [
         np.asarray(tokens[begin:end]) for begin, end in zip(begins.flat, ends.flat, strict=True)
     ]
-    pieces.append(np.array([boundary_id]))  # at least one token, to index
+    pieces.append(np.array([-1]))  # at least one token, to index
     piece = np.concatenate(pieces, dtype=np.int32, casting="unsafe")
     # a row finds token i of the stream at `piece[i - start]`
     start = ends - np.cumsum(ends - begins)[:, None]
 
-    before = first_input + np.arange(windows.length)[None, :] - 1  # u[i] = t[i - 1]
-    inputs = piece[np.clip(before - start, 0, piece.size - 1)]
-    inputs = np.where((before >= 0) & (before < stop - 1), inputs, np.int32(boundary_id))
+    places = first + np.arange(-1, windows.length)[None, :]
+    found = piece[np.clip(places - start, 0, piece.size - 1)]
+    return Sequences(np.where((places >= 0) & (places < stop), found, np.int32(-1)), first[:, 0])
 
-    scored = first_scored + np.arange(windows.stride)[None, :]
-    targets = piece[np.clip(scored - start, 0, piece.size - 1)]
-    targets = np.where(scored < stop, targets, np.int32(-1))
-    return Batch(inputs, targets)
+
+def mean_context(objective: Objective, tokens: Tokens, windows: Windows) -> float:
+    """Returns the mean number of inputs that the predictions of the scored tokens see, for an
+    objective that isolates documents.
+    """
+    assert isinstance(objective, IsolatedDocuments)
+    inputs = scored = 0
+    for group in windows.groups:
+        for first in range(0, len(group), 256):  # rows at a time
+            rows = np.arange(first, min(first + 256, len(group)))
+            sequences = read_sequences(tokens, group, rows)
+            targets = objective.batch(sequences).targets[:, -group.stride :] >= 0
+            inputs += int(objective.context(sequences)[:, -group.stride :][targets].sum())
+            scored += int(targets.sum())
+    return inputs / max(scored, 1)

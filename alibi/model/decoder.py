@@ -131,14 +131,6 @@ class DecoderLM(nn.Module):
 
         return jax.tree.map_with_path(clip, params)
 
-    def with_vocabulary(self, vocab_size: int) -> "DecoderLM":
-        """Returns the model for texts of this vocabulary; ValueError if cutoffs of adaptive
-        embeddings don't fit.
-        """
-        if self.config.embedding == "adaptive":
-            check_bands(self.config, vocab_size)
-        return self.clone(vocab_size=vocab_size)
-
     def check_length(self, length: int) -> None:
         """Raises ValueError if the model is not defined for sequences of `length` tokens."""
         most = self.config.max_position
@@ -432,16 +424,15 @@ def build_model(
     """Returns the model of `config`.
 
     Args:
-      vocab_size: `UNKNOWN_VOCABULARY` before the text is known; `DecoderLM.with_vocabulary` sets it
-        later.
+      vocab_size: tokens of the text's vocabulary; `UNKNOWN_VOCABULARY` before the text is known.
       sharding: see `DecoderLM`; each part of the batch may hold the logits of
         `config.model.logits_chunk` tokens.
 
     Raises:
       ValueError: see `ModelConfig` and `layer_pattern`; cutoffs that don't fit the vocabulary;
-        `max_position` below the training length; `logit_scale` with a training length of 1;
-        `scan_layers` with layers of different parameters; an `attention` that lacks an
-        option of attention.
+        `max_position` below the training length; `logit_scale` with a training length of 1 or an
+        objective that sees both sides; `scan_layers` with layers of different parameters; an
+        `attention` that lacks an option of attention.
     """
     model = config.model
     check_backend(model)
@@ -453,13 +444,30 @@ def build_model(
         raise ValueError(
             f"model.logit_scale={as_text(model.logit_scale)} needs a train_length of at least 2: ln 1 is 0"
         )
+    if any(model.by_layer("logit_scale")) and not config.objective.causal:
+        raise ValueError(
+            f"model.logit_scale={as_text(model.logit_scale)} counts the tokens before each; leave it empty with "
+            f"objective={config.objective.name}, which sees both sides"
+        )
+    if any(model.by_layer("logit_scale")) and config.data.isolate_documents == "through":
+        raise ValueError(
+            f"model.logit_scale={as_text(model.logit_scale)} counts visible tokens by their positions; use "
+            "data.isolate_documents=restart, or leave one out"
+        )
+    if model.embedding == "adaptive":
+        check_bands(model, vocab_size)
+        if config.objective.added_tokens:
+            raise ValueError(
+                f"model.embedding=adaptive has no room for the mask token of objective={config.objective.name}: it "
+                "would be the rarest word; use model.embedding=tied"
+            )
     pattern = layer_pattern(config)
     if model.scan_layers:
         _check_alike(config.position, pattern)
-    made = DecoderLM(model, pattern, UNKNOWN_VOCABULARY, sharding)
+    made = DecoderLM(model, pattern, vocab_size + config.objective.added_tokens, sharding)
     for method in made.methods:
         method.check_length(model.max_position)
-    return made.with_vocabulary(vocab_size)
+    return made
 
 
 def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:

@@ -40,12 +40,14 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
         ends = model.width * (rows + model.width)
     else:
         ends = model.width * vocab_size
-    keys = sum(keys_seen(window, length) for window in model.by_layer("window"))
+    causal = config.objective.causal
+    keys = sum(keys_seen(window, length, causal=causal) for window in model.by_layer("window"))
     attention = 2 * model.width * keys / length
     return 2 * (layers + ends + attention)
 
 
-def keys_seen(window: int, length: int) -> int:
+def keys_seen(window: int, length: int, *, causal: bool = True) -> int:
     """Returns the number of keys that the `length` queries of a sequence see in all."""
     reach = min(window or length, length)
-    return reach * length - reach * (reach - 1) // 2
+    before = reach * length - reach * (reach - 1) // 2  # and its own
+    return before if causal else 2 * before - length

@@ -70,6 +70,7 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
                 width=model.width,
                 # positions that training covers
                 train_length=model.max_position or config.train_length,
+                causal=config.objective.causal,
                 options=options,
             )
         kinds.append(LayerKind(made[key], window, scale))

@@ -72,7 +72,9 @@ class Fox(PositionMethod):
 
     def __post_init__(self) -> None:
         if not self.causal:
-            raise ValueError("fox needs causal=True: its gates forget earlier tokens")
+            raise ValueError(
+                "fox needs causal=True (objective=next_token): its gates forget earlier tokens"
+            )
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         # as in the paper's code

@@ -48,7 +48,7 @@ class XPos(Rotary):
         super().__post_init__()
         if not self.causal:
             raise ValueError(
-                "xpos needs causal=True: its products with keys after the query would grow with distance"
+                "xpos needs causal=True (objective=next_token): products with later keys would grow with distance"
             )
         if not 0 < self.scale_base < math.inf:
             raise ValueError(

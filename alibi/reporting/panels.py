@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from alibi.reporting import tables
-from alibi.reporting.rows import ContextUse, Row, latest
+from alibi.reporting.rows import MASKED, ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Kind, Missing, Number, Part, Table, related
 
 Key = TypeVar("Key")
@@ -16,6 +16,7 @@ _KEYS = re.compile(r"-(?=L\d+(?:-|$)|[A-Za-z_]\w*=)")  # before each key of a ru
 # The value of each kind in a row.
 VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
     PERPLEXITY: lambda row: row.perplexity,
+    tables.PSEUDO_PERPLEXITY: lambda row: row.perplexity,
     tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
     tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
     tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
@@ -75,16 +76,16 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     names = series_names(rows)  # of all rows, so that a run has one name in all panels
     rows = [row for row in rows if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
     rows = [row for row in rows if row.passkey is None]
-    for (corpus, split, stride, use), group in _grouped(rows, _panel_key).items():
+    for (corpus, split, stride, use, masked, _), group in _grouped(rows, _panel_key).items():
+        of_group = tables.PSEUDO_PERPLEXITY if masked and kind is PERPLEXITY else kind
         by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
         in_order = (
             row
             for runs in by_series.values()
             for row in sorted(runs, key=lambda row: row.eval_length)
         )
-        found.append(
-            Panel(corpus, split, stride, kind, _make_series(by_series, kind), tuple(in_order), use)
-        )
+        series = _make_series(by_series, of_group)
+        found.append(Panel(corpus, split, stride, of_group, series, tuple(in_order), use))
     return found
 
 
@@ -139,9 +140,11 @@ def _make_series(
     return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
 
 
-def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None]:
+def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None, bool, str]:
     use = row.context_use and row.context_use.tokens
-    return row.corpus, row.split, None if row.mode == "nonoverlapping" else row.stride, use
+    stride = None if row.mode in ("nonoverlapping", MASKED) else row.stride
+    documents = row.documents.positions if row.documents else ""
+    return row.corpus, row.split, stride, use, row.is_masked, documents
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -161,7 +164,8 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
             values, kind, interval=use.interval if use is not None and len(values) == 1 else None
         )
     if measured:
-        why = "too large to write" if kind is PERPLEXITY else "is not known"
+        perplexities = PERPLEXITY, tables.PSEUDO_PERPLEXITY
+        why = "too large to write" if kind in perplexities else "is not known"
         return Missing(f"{kind.title.lower()} {why}", is_reason=True)
     return Missing(rows[0].error or "no result", is_reason=True)
 
@@ -241,9 +245,12 @@ def caption(panel: Panel) -> str:
         if panel.use.longest:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
+    documents = [row.documents for row in rows if row.documents is not None]
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
+        fact("documents that don't see each other, positions {}", (d.positions for d in documents)),
+        fact("mean context {}", (f"{d.mean_context or 0:,.1f}" for d in documents), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
         fact("commit {}", (row.short_commit for row in rows if row.commit)),

@@ -41,7 +41,7 @@ from alibi.reporting.panels import (
 )
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import Row, latest
-from alibi.reporting.tables import Table
+from alibi.reporting.tables import PSEUDO_PERPLEXITY, Table
 from alibi.reporting.writers import to_html, to_markdown, to_text
 from alibi.storage.files import read_rows, resolve, write_whole
 
@@ -119,8 +119,10 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     if panel.use:
         count = sum(name.startswith("context_use") for name in taken)
         return f"context_use-{count + 1}.png" if count else "context_use.png"
-    stride = "" if panel.stride is None else f"-stride{panel.stride}"
-    suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{stride}") if taken else ""
+    windows = "" if panel.stride is None else f"-stride{panel.stride}"
+    windows += "-masked" if panel.kind is PSEUDO_PERPLEXITY else ""
+    windows += "-documents" if any(row.documents for row in panel.rows) else ""
+    suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
     return f"extrapolation{suffix}.png"
 
 

@@ -22,6 +22,9 @@ def warn_once(message: str) -> None:
     logging.getLogger(__name__).warning(message)
 
 
+MASKED = "masked"  # the mode of windows in which masked tokens are predicted from both sides
+
+
 @dataclasses.dataclass(frozen=True)
 class Device:
     """The kind and number of the devices of an evaluation."""
@@ -51,6 +54,15 @@ class ContextUse:
     def tokens(self) -> "ContextUse":
         """The identity of the scored tokens: gains can be compared only on the same tokens."""
         return dataclasses.replace(self, gain_nats=None, interval=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+    """Packed documents that don't see each other."""
+
+    positions: str  # counted from each document's start ("restart") or "through" a window
+    # inputs that the prediction of a scored token sees, at most those of its document in its window
+    mean_context: float | None = None  # None until it is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +100,8 @@ class Row:
     position: str
     train_length: int
     eval_length: int
-    # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey"
+    # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey";
+    # "masked": windows don't overlap, and masked tokens alone are scored
     mode: str
     stride: int  # tokens scored by each window
     corpus: str
@@ -114,6 +127,7 @@ class Row:
     override: Override | None = None  # None: evaluated as it was trained, with `position`
     context_use: ContextUse | None = None
     passkey: Passkey | None = None
+    documents: Documents | None = None  # None: a token sees all documents in its window
     limit: bool = False  # the error is final: the method or the text has no such length
     error: str | None = None  # why there is no result
 
@@ -140,6 +154,11 @@ class Row:
         return Scoring(
             self.run, self.step, text, self.config_hash, self.eval_length, self.stride, override
         )
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether masked tokens were predicted from both sides."""
+        return self.mode == MASKED
 
     @property
     def is_measured(self) -> bool:
@@ -189,7 +208,8 @@ class Row:
     def from_json(cls, content: Mapping[str, Any]) -> "Row":
         """Returns the row of a line's content; raises TypeError if a key is missing or unknown."""
         values = without_lists(content)
-        for key, kind in (("device", Device), ("context_use", ContextUse), ("passkey", Passkey)):
+        kinds = {"device": Device, "context_use": ContextUse, "passkey": Passkey}
+        for key, kind in (kinds | {"documents": Documents}).items():
             if values.get(key) is not None:
                 values[key] = kind(**values[key])
         if values.get("override") is not None:

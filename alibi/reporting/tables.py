@@ -56,6 +56,7 @@ def write_difference(value: float) -> str:
 
 
 PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
+PSEUDO_PERPLEXITY = Kind("Pseudo-perplexity of masked tokens", write_perplexity, is_loss=True)
 BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
 CONTEXT_GAIN = Kind("Nats gained by context", "{:+.4f}".format)
 ACCURACY = Kind("Keys found again", "{:.0%}".format)

@@ -52,7 +52,7 @@ class RunDirectory:
 
     def config(self) -> Config:
         """Returns the resolved config of the run's training."""
-        content = self._read("config.json", *(field.name for field in dataclasses.fields(Config)))
+        content = self._read("config.json", "train_length", "position")
         try:
             return read_config(content)
         except ValueError as error:

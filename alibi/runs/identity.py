@@ -17,7 +17,8 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
                  "model.max_position", "model.normalizer", "model.logit_cap", "model.qk_norm",
                  "model.attention_gate", "data.document_end", "data.tokenizer_train_bytes",
-                 "data.passkey_distance")  # fmt: skip
+                 "data.passkey_distance", "data.isolate_documents", "objective.name",
+                 "objective.mask_rate", "objective.mask_random", "objective.mask_kept")  # fmt: skip
 _DEFAULTS = flatten(Config())
 
 

@@ -268,8 +268,12 @@ def _of_strides(part: Mapping[str, Any], config: Config) -> list[Evaluation]:
     if any(stride is not None and not isinstance(stride, int) for stride in strides):
         raise ValueError(f"stride={stride!r} must be a whole number of tokens, or a list of them")
     for length, stride in itertools.product(lengths, strides):
-        windows_of(1, length, stride)
+        windows_of(1, length, stride, causal=config.objective.causal)
     use, override = part.get("context_use", False), _override(part.get("override", {}), config)
+    if (use or passkey) and not config.objective.causal:
+        raise ValueError(
+            f"objective={config.objective.name} with context_use or passkey, which need objective=next_token"
+        )
     return [Evaluation(tuple(lengths), stride, split, use, passkey, override) for stride in strides]
 
 

@@ -9,7 +9,13 @@ def test_my_method():
 from typing import Any
 
 from alibi.positions import PositionMethod, make_position
-from alibi.testing.attention import check_blocks, check_bounds, check_half_precision, check_tiles
+from alibi.testing.attention import (
+    both_directions,
+    check_blocks,
+    check_bounds,
+    check_half_precision,
+    check_tiles,
+)
 from alibi.testing.model import SmallModel, check_cache, check_causality, check_layers, check_shift
 from alibi.testing.samples import HEAD_DIM, HEADS, TRAIN_LENGTH, WIDTH, PositionMethodError
 
@@ -31,6 +37,9 @@ def check_position_method(
     method: str | type[PositionMethod] | PositionMethod, **options: Any
 ) -> None:
     """Checks the contract of a position method and its own declarations; takes some seconds.
+
+    The bias is checked both under a causal mask and without one, unless the method raises
+    ValueError for either.
 
     Checked are: a bias that attention can take, and can cut anywhere; no influence of later
     tokens; the same result at shifted positions, if it is `shift_invariant`; a cache, with a prompt
@@ -59,8 +68,10 @@ def check_position_method(
             "train_length": TRAIN_LENGTH,
         }
         method = make_position(method, **sizes, options=options)
-    for check in (check_blocks, check_tiles, check_bounds, check_half_precision):
-        check(method)
+    for direction in both_directions(method):
+        for check in (check_blocks, check_tiles, check_bounds):
+            check(direction)
+    check_half_precision(method)
     model = SmallModel(method)
     for check_model in (check_causality, check_shift, check_cache, check_layers):
         check_model(model)

@@ -1,5 +1,7 @@
 """Checks of a layer's attention: every way to compute it agrees with the dense formula in float32."""
 
+import contextlib
+import dataclasses
 import functools
 from typing import Any
 
@@ -26,6 +28,17 @@ from alibi.testing.samples import (
     jit,
     params_of,
 )
+
+
+def both_directions(method: PositionMethod) -> list[PositionMethod]:
+    """Returns the method, and its form with the other value of `causal` if it has a bias and this
+    form.
+    """
+    if bias_of(method, params_of(method), inputs_of(9)) is None:
+        return [method]
+    with contextlib.suppress(ValueError):
+        return [method, dataclasses.replace(method, causal=not method.causal)]
+    return [method]
 
 
 def check_blocks(method: PositionMethod) -> None:

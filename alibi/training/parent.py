@@ -46,7 +46,7 @@ class Parent:
       step: the latest checkpoint; after `replace_in` the newest whole checkpoint, which was read.
 
     Raises:
-      ValueError: no work directory or no checkpoint in it; another vocabulary; a model whose
+      ValueError: no work directory or no checkpoint in it; another objective or vocabulary; a model whose
         parameters have other shapes or compute something else; a position method that would use the
         parent's training length as its own.
     """
@@ -54,6 +54,11 @@ class Parent:
     def __init__(self, config: Config, model: DecoderLM):
         self.run, self._given = RunDirectory(config.init_from), config
         self.config = self.run.config()
+        if (there := self.config.objective.name) != (here := config.objective.name):
+            raise ValueError(
+                f"init_from={self.run} was trained for objective={there}, and this run is for objective={here}; "
+                "start from a run of the same objective, or train from the start"
+            )
         self.step = hosts.broadcast(self._latest)
         self._tokenizer = self.run.tokenizer()
         tokenizer = given_tokenizer(config.data)  # None if it is known only with the train text
@@ -66,7 +71,7 @@ class Parent:
         for method, trained in model.method_pairs(self._model):
             check_known_length(method, trained, f"init_from={self.run}", option)
 
-        ours = _by_path(param_shapes(model.with_vocabulary(self._tokenizer.vocab_size)))
+        ours = _by_path(param_shapes(build_model(config, self._tokenizer.vocab_size)))
         theirs = _by_path(param_shapes(self._model))
         same = set()
         for path in ours.keys() & theirs.keys():

@@ -16,6 +16,7 @@ from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
+from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory
@@ -71,6 +72,11 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
 
     files = prepare_files(config.data)
     text = files["train"].manifest
+    if config.data.isolate_documents and text.documents < 2:
+        raise ValueError(
+            f"data.isolate_documents={config.data.isolate_documents} needs several documents, and the train text "
+            f"{text.source} is one; leave it empty, or see data.document_end"
+        )
     if parent:
         parent.check_vocabulary(text.tokenizer_fingerprint)
     batches = TrainBatches(
@@ -78,14 +84,14 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
         length=config.train_length,
         batch_size=sequences_per_update(config, batch_parts(sharding)),
         seed=config.seed,
-        boundary_id=text.boundary_id,
+        objective=objective_of(config, files["train"]),
     )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     hosts.check_alike(
         {f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT}
     )
     hosts.broadcast(lambda: run.check_corpus(corpus))
-    model = model.with_vocabulary(text.vocab_size)
+    model = build_model(config, text.vocab_size, sharding=sharding)
     return Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
 
 
@@ -197,6 +203,12 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     return files
 
 
+def objective_of(config: Config, text: TokenFile) -> Objective:
+    """Returns the objective of a run for a text."""
+    manifest = text.manifest
+    return make_objective(config, vocab_size=manifest.vocab_size, boundary_id=manifest.boundary_id)
+
+
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
     """Returns a function from parameters to the mean validation NLL, in nats per token.
 
@@ -205,7 +217,7 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
     limit = config.eval.max_tokens
     scorer = Scorer(
         model_nll(evaluated(model, config)),
-        boundary_id=text.manifest.boundary_id,
+        objective=objective_of(config, text),
         batch_tokens=config.eval.batch_tokens,
         sharding=model.sharding,
     )

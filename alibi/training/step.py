@@ -4,24 +4,23 @@ import concurrent.futures
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from alibi.data.batches import TrainBatches
 from alibi.model.decoder import DecoderLM
+from alibi.objectives import Batch
 from alibi.parallel.sharding import batch_sharding, laid_out, local_rows
 from alibi.runs.checkpoint import TrainState
 
-Batch = tuple[Int[Array, "micro batch length"], Int[Array, "micro batch length"]]
 Metrics = dict[str, Float[Array, ""]]
-TrainStep = Callable[[TrainState, Int[Array, "micro batch length"], Int[Array, "micro batch length"]],
-                     tuple[TrainState, Metrics]]  # fmt: skip
+TrainStep = Callable[..., tuple[TrainState, Metrics]]  # of a state and the arrays of a batch
 
 
 class Feed:
@@ -49,10 +48,10 @@ class Feed:
         self.waited = 0.0
 
     @property
-    def abstract(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    def abstract(self) -> Batch:
         """Shape, dtype and sharding of a batch."""
         array = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._sharding)
-        return array, array
+        return jax.tree.map(lambda x: array, self._batches.rows(0, []))
 
     def read_ahead(self, step: int) -> None:
         """Starts to read the batch of update number `step`, in a thread."""
@@ -69,16 +68,15 @@ class Feed:
         self.waited += time.perf_counter() - start
         if not last:
             self.read_ahead(step + 1)
-        inputs, targets = (
-            jax.make_array_from_process_local_data(self._sharding, rows, self._shape)
-            for rows in local
+        return jax.tree.map(
+            lambda rows: jax.make_array_from_process_local_data(self._sharding, rows, self._shape),
+            local,
         )
-        return inputs, targets
 
-    def _read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, step: int) -> Batch:
         shape = (*self._rows.shape, self._batches.length)
-        inputs, targets = self._batches.rows(step, self._rows.ravel().tolist())
-        return inputs.reshape(shape), targets.reshape(shape)
+        batch = self._batches.rows(step, self._rows.ravel().tolist())
+        return jax.tree.map(lambda x: x.reshape(shape), batch)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -119,10 +117,9 @@ def make_train_step(
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
 ) -> jax.stages.Wrapped:
-    """Returns a jitted function from (state, inputs, targets) to (state, metrics); it donates the
-    state.
+    """Returns a jitted function from (state, *batch) to (state, metrics); it donates the state.
 
-    Inputs and targets are `[micro, batch, length]`. The update follows the gradient of the mean NLL
+    The arrays of the batch are `[micro, batch, length]`. The update follows the gradient of the mean NLL
     of all tokens of all micro-batches. The metrics are nll_nats and tokens, which are sums,
     gradient_norm (before clipping), update_norm and learning_rate.
 
@@ -131,16 +128,17 @@ def make_train_step(
       state_shardings: shardings of the returned state; None leaves them to the compiler.
     """
 
-    token_nll = nn.apply(DecoderLM.token_nll, model)
-
-    def loss(params: PyTree, inputs: Array, targets: Array, key: Array) -> Array:
+    def loss(params: PyTree, batch: Batch, key: Array) -> Array:
         variables, rngs = {"params": params}, {"dropout": key}
-        return jnp.sum(token_nll(variables, inputs, targets, deterministic=False, rngs=rngs))
+        arguments: dict[str, Any] = {"deterministic": False, **batch._asdict()}
+        nll: Any = model.apply(variables, rngs=rngs, method="token_nll", **arguments)
+        return jnp.sum(nll)
 
-    def update(state: TrainState, inputs: Array, targets: Array) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, *arrays: Array) -> tuple[TrainState, Metrics]:
+        batch = Batch(*arrays)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        nll, gradient = _summed(jax.value_and_grad(loss), state.params, inputs, targets, key)
-        tokens = (targets >= 0).sum().astype(jnp.float32)
+        nll, gradient = _summed(jax.value_and_grad(loss), state.params, batch, key)
+        tokens = (batch.targets >= 0).sum().astype(jnp.float32)
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         update_norm = optax.tree.norm(updates)
@@ -169,20 +167,20 @@ def make_train_step(
 def _summed(
     value_and_gradient: Callable[..., tuple[Array, PyTree]],
     params: PyTree,
-    inputs: Array,
-    targets: Array,
+    batch: Batch,
     key: Array,
 ) -> tuple[Array, PyTree]:
     """Returns the sums over micro-batches; only the current micro-batch is in memory."""
-    micro_batches = inputs.shape[0]
+    micro_batches = batch.inputs.shape[0]
     if micro_batches == 1:
-        return value_and_gradient(params, inputs[0], targets[0], jax.random.fold_in(key, 0))
+        only = jax.tree.map(lambda x: x[0], batch)
+        return value_and_gradient(params, only, jax.random.fold_in(key, 0))
 
-    def add(total: PyTree, micro: tuple[Array, Array, Array]) -> tuple[PyTree, None]:
-        index, *batch = micro
-        part = value_and_gradient(params, *batch, jax.random.fold_in(key, index))
+    def add(total: PyTree, micro: tuple[Array, Batch]) -> tuple[PyTree, None]:
+        index, of_micro = micro
+        part = value_and_gradient(params, of_micro, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, part), None
 
     zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
-    total, _ = jax.lax.scan(add, zero, (jnp.arange(micro_batches), inputs, targets))
+    total, _ = jax.lax.scan(add, zero, (jnp.arange(micro_batches), batch))
     return total

@@ -147,6 +147,7 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
 
     from alibi.evaluation.perplexity import Scorer, model_nll, run_scorer
     from alibi.model.decoder import build_model
+    from alibi.objectives import NextToken
     from alibi.runs.trained import TrainedRun
 
     if workdir:
@@ -155,7 +156,8 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
     else:
         model, vocab_size = build_model(small_config(), VOCABULARY), VOCABULARY
         params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-        scorer = Scorer(model_nll(model), boundary_id=2, batch_tokens=budget)
+        objective = NextToken(VOCABULARY, boundary_id=2)
+        scorer = Scorer(model_nll(model), objective=objective, batch_tokens=budget)
     tokens = zipf_words(vocab_size, (num_tokens,))
     return Step({"run": repeated(lambda: scorer.score(params, tokens, length, stride))})
 

@@ -59,7 +59,9 @@ CASES = [
     Case(2, 1, 600, 2, 8, 8, True, (), {"saved", "blocked", "decoding"}, window=200),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, window=100, hiding="mask"),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, hiding="segments"),
+    Case(2, 150, 150, 3, 8, 8, False, (), {"blocked"}, window=100, hiding="segments"),
     Case(2, 1, 150, 3, 8, 8, True, (), {"blocked", "decoding"}, hiding="mask"),
+    Case(2, 1, 150, 3, 8, 8, False, (), {"blocked", "decoding"}, window=90, hiding="mask"),
     Case(1, 90, 150, 2, 8, 8, False, (), {"saved", "blocked"}, hiding="gaps"),
     Case(1, 90, 150, 2, 8, 8, True, (), {"blocked"}, window=40, hiding="gaps"),
 ]

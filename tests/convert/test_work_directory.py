@@ -16,7 +16,7 @@ from alibi.data.tokenizers import WordTokenizer
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
 from alibi.evaluation.extrapolation import Options, evaluate_runs
-from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.evaluation.perplexity import Scorer, model_nll, run_objective
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
@@ -98,7 +98,7 @@ def score(run, tokens, length, stride):
     """Returns the NLL of each token on a single device, which compiles faster than eight."""
     scorer = Scorer(
         model_nll(build_model(run.config, run.tokenizer.vocab_size)),
-        boundary_id=run.tokenizer.boundary_id,
+        objective=run_objective(run),
         batch_tokens=run.config.eval.batch_tokens,
     )
     return scorer.score(jax.device_get(run.params), tokens, length, stride).nll_nats

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from alibi.evaluation.context_use import gain_of, interval
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Score, Scorer
-from alibi.evaluation.windows import SAME_TOKENS, Windows, make_batch, same_token_windows
+from alibi.evaluation.windows import SAME_TOKENS, Windows, read_sequences, same_token_windows
+from alibi.objectives import NextToken
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import ContextUse, latest, read_rows
 from tests.evaluation.runs import make_run
@@ -33,7 +34,9 @@ def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, le
     for part in parts:
         assert part.num_tokens == len(part) * part.stride <= windows * part.stride
         # and one row that there is not
-        batch = make_batch(tokens, part, np.arange(len(part) + 1), BOUNDARY)
+        sequences = read_sequences(tokens, part, np.arange(len(part) + 1))
+        batch = NextToken(BOUNDARY, BOUNDARY).batch(sequences)
+        batch = batch._replace(targets=batch.targets[:, -part.stride :])
         assert (batch.targets[-1] == -1).all()
         for inputs, scored in zip(batch.inputs[:-1], batch.targets[:-1], strict=True):
             # All inputs are the text's own, up to the one before the last target.
@@ -61,7 +64,7 @@ def test_windows_reach_from_the_texts_start_to_its_end():
 def nll_up_to(most):
     """Returns the NLL of a model which gains from at most `most` tokens of context."""
 
-    def nll(params, inputs, targets):
+    def nll(params, inputs, targets, *_):
         context = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :] + 1
         cost = 5.0 - jnp.log(jnp.minimum(context, most).astype(jnp.float32)) + params[targets]
         return jnp.where(targets < 0, 0.0, cost)
@@ -78,7 +81,7 @@ def test_a_model_that_only_survives_gains_nothing(batch_tokens):
     params = jnp.linspace(0.0, 3.0, 10, dtype=jnp.float32)
     parts, gains = same_token_windows(tokens.size, (20, 40, 80), 50), {}
     for most in (18, 80):
-        scorer = Scorer(nll_up_to(most), boundary_id=0, batch_tokens=batch_tokens)
+        scorer = Scorer(nll_up_to(most), objective=NextToken(10, 0), batch_tokens=batch_tokens)
         scores = [scorer.score_windows(params, tokens, part) for part in parts]
         assert [score.nll_nats.shape for score in scores] == [(100,)] * 3
         gains[most] = [gain_of(scores[0], score) for score in scores]

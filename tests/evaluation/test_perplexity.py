@@ -12,12 +12,13 @@ from jax.sharding import PartitionSpec as P
 from alibi.config import make_config, replaced
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.model.decoder import build_model, evaluated
+from alibi.objectives import NextToken
 
 VOCAB, BOUNDARY = 11, 10
 SHAPES = [(37, 8, 8), (37, 8, 3), (37, 7, 1), (5, 8, 8), (5, 8, 3), (1, 4, 2), (64, 16, 5)]
 
 
-def bigram_nll(params, inputs, targets):
+def bigram_nll(params, inputs, targets, *_):
     """A model whose exact NLL is a table plus the number of inputs up to the token: its context."""
     columns = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :]
     previous = jnp.take_along_axis(inputs, jnp.broadcast_to(columns, targets.shape), axis=1)
@@ -29,7 +30,9 @@ def stream(num_tokens, vocabulary=VOCAB):
 
 
 def scorer(function=bigram_nll, **arguments):
-    return Scorer(function, boundary_id=BOUNDARY, **({"batch_tokens": 64} | arguments))
+    return Scorer(
+        function, objective=NextToken(VOCAB, BOUNDARY), **({"batch_tokens": 64} | arguments)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def traced():
     """The bigram model, and the shapes of the inputs it is traced with."""
     shapes = []
 
-    def nll(params, inputs, targets):
+    def nll(params, inputs, targets, *_):
         shapes.append(inputs.shape)
         return bigram_nll(params, inputs, targets)
 
@@ -198,7 +201,7 @@ def test_progress_counts_every_token(table):
 def test_sums_are_taken_in_float64():
     """2^24 + 1 is no float32: a running float32 sum would stop growing."""
 
-    def constant(params, inputs, targets):
+    def constant(params, inputs, targets, *_):
         return jnp.where(targets < 0, 0.0, 4096.1)
 
     score = scorer(constant, batch_tokens=4096).score({}, stream(50_000), 512)

@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi.evaluation.windows import make_batch, same_token_windows, windows_of
+from alibi.evaluation.windows import read_sequences, same_token_windows, windows_of
+from alibi.objectives import NextToken
 
 BOUNDARY = 7
+
+
+def make_batch(tokens, windows, rows, boundary=BOUNDARY):
+    """Returns the rows of windows as the model reads them, with the targets that they score."""
+    batch = NextToken(256, boundary).batch(read_sequences(tokens, windows, rows))
+    return batch._replace(targets=batch.targets[:, -windows.stride :])
 
 
 def literal_windows(tokens, length, stride):
@@ -37,7 +44,7 @@ def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
     for part in windows.groups:
         for first in range(0, len(part), batch_size):
             numbers = np.arange(first, first + batch_size)
-            batch = make_batch(tokens, part, numbers, BOUNDARY)
+            batch = make_batch(tokens, part, numbers)
             assert batch.inputs.shape == (batch_size, length)
             assert batch.targets.shape == (batch_size, part.stride)
             assert {batch.inputs.dtype, batch.targets.dtype} == {np.dtype(np.int32)}
@@ -65,14 +72,14 @@ def test_the_recipe_in_numbers():
     head, rest = windows_of(5, 4, 2).groups
     assert (head.start, head.stop, len(head)) == (0, 4, 1)
     tokens = np.array([10, 11, 12, 13, 14])
-    assert (make_batch(tokens, rest, np.arange(2), BOUNDARY).targets >= 0).sum(axis=1).tolist() == [
+    assert (make_batch(tokens, rest, np.arange(2)).targets >= 0).sum(axis=1).tolist() == [
         1,
         0,
     ]
-    batch = make_batch(tokens, head, np.arange(1), BOUNDARY)
+    batch = make_batch(tokens, head, np.arange(1))
     assert batch.inputs.tolist() == [[7, 10, 11, 12]]
     assert batch.targets.tolist() == [[10, 11, 12, 13]]
-    batch = make_batch(tokens, rest, np.arange(1), BOUNDARY)
+    batch = make_batch(tokens, rest, np.arange(1))
     assert batch.inputs.tolist() == [[11, 12, 13, 7]]
     assert batch.targets.tolist() == [[14, -1]]
 
@@ -82,10 +89,10 @@ def test_a_length_that_the_stride_does_not_divide():
     3 more.
     """
     head, rest = windows_of(9, 5, 2).groups
-    batch = make_batch(np.arange(9) + 10, head, np.arange(1), BOUNDARY)
+    batch = make_batch(np.arange(9) + 10, head, np.arange(1))
     assert batch.inputs.tolist() == [[7, 10, 11, 12, 7]]
     assert batch.targets.tolist() == [[10, 11, 12, 13, -1]]
-    batch = make_batch(np.arange(9) + 10, rest, np.arange(3), BOUNDARY)
+    batch = make_batch(np.arange(9) + 10, rest, np.arange(3))
     assert batch.inputs.tolist() == [
         [10, 11, 12, 13, 14],
         [12, 13, 14, 15, 16],
@@ -133,7 +140,7 @@ def test_only_the_windows_own_part_of_the_stream_is_read():
     recorder = Recorder()
     _, sliding = windows_of(10**9, 512, 1).groups
     # of the tokens 512 further on
-    make_batch(recorder, sliding, np.arange(5_000_000, 5_000_032), BOUNDARY)
+    make_batch(recorder, sliding, np.arange(5_000_000, 5_000_032))
     assert recorder.places == [(5_000_000, 5_000_544)]
 
 
@@ -144,9 +151,9 @@ def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
     for part in same_token_windows(10**7, [128, 1024], 512):
         recorder = Recorder(10**7)
         rows = np.arange(448, 576)  # the last half of them beyond the last window
-        batch = make_batch(recorder, part, rows, BOUNDARY)
+        batch = make_batch(recorder, part, rows)
         assert recorder.read <= len(rows) * (part.length + 1)
-        for row, inputs, targets in zip(rows, *batch, strict=True):
+        for row, inputs, targets in zip(rows, *batch[:2], strict=True):
             first = part.start + row * part.spacing
             if row < len(part):
                 assert targets.tolist() == list(range(first, first + part.stride))
@@ -159,7 +166,5 @@ def test_spread_windows_that_begin_with_the_text():
     """7 tokens, windows of 4 and 7 inputs: the longest window begins with the boundary."""
     short, long = same_token_windows(7, [4, 7], 2)
     tokens = np.arange(7) + 10
-    assert make_batch(tokens, long, np.arange(1), BOUNDARY).inputs.tolist() == [
-        [7, 10, 11, 12, 13, 14, 15]
-    ]
-    assert make_batch(tokens, short, np.arange(2), BOUNDARY).inputs[0].tolist() == [12, 13, 14, 15]
+    assert make_batch(tokens, long, np.arange(1)).inputs.tolist() == [[7, 10, 11, 12, 13, 14, 15]]
+    assert make_batch(tokens, short, np.arange(2)).inputs[0].tolist() == [12, 13, 14, 15]

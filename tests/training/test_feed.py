@@ -7,12 +7,14 @@ import numpy as np
 
 from alibi.config import make_config
 from alibi.data.batches import TrainBatches
+from alibi.objectives import NextToken
 from alibi.parallel.sharding import make_mesh
 from alibi.training.step import Feed
 
 
 def test_waiting_for_data_is_measured(monkeypatch):
-    batches = TrainBatches(np.arange(256), length=4, batch_size=8, seed=0, boundary_id=0)
+    objective = NextToken(256, boundary_id=0)
+    batches = TrainBatches(np.arange(256), length=4, batch_size=8, seed=0, objective=objective)
     batches.rows(0, [0])  # imports what shuffles
     read = batches.rows
 

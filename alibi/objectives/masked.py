@@ -1,0 +1,63 @@
+"""Prediction of masked tokens from both sides (BERT; Devlin et al. 2019, arXiv 1810.04805, section
+3.1).
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Bool, UInt64
+
+from alibi.objectives.base import Batch, Objective, Sequences
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Objective):
+    """A share of the tokens is predicted; most of these are replaced in the inputs.
+
+    Each token has four random numbers, a pure function of the seed, the step and its place in the
+    text: the same tokens are masked in windows of every length, on any number of hosts.
+
+    Attributes:
+      rate: the share of tokens that are predicted.
+      random: of these, the share replaced by a token drawn uniformly from the text's vocabulary.
+      kept: of these, the share left as they are. All others become the mask token, the id after the
+        text's vocabulary, which is never predicted.
+    """
+
+    causal = False
+
+    rate: float
+    random: float
+    kept: float
+
+    def batch(self, sequences: Sequences, seed: int = 0, step: int = 0) -> Batch:
+        tokens = sequences.tokens[:, 1:]
+        of_rows = [_lots(first, tokens.shape[1], seed, step) for first in sequences.first]
+        lots = np.array(of_rows, np.uint64).reshape(*tokens.shape, 4)
+        kind, drawn = _uniform(lots[..., 1]), lots[..., 2] % np.uint64(self.vocab_size)
+        hidden = np.where(kind < self.random, drawn.astype(np.int32), np.int32(self.vocab_size))
+        hidden = np.where((kind >= self.random) & (kind < self.random + self.kept), tokens, hidden)
+        predicted = self._predicted(lots) & (tokens >= 0)
+        shown = np.where(tokens < 0, np.int32(self.boundary_id), tokens)
+        return Batch(np.where(predicted, hidden, shown), np.where(predicted, tokens, np.int32(-1)))
+
+    def predicted(self, start: int, stop: int) -> Bool[np.ndarray, " tokens"]:
+        return self._predicted(_lots(start, stop - start, 0, 0))
+
+    def _predicted(self, lots: UInt64[np.ndarray, "*shape four"]) -> Bool[np.ndarray, "*shape"]:
+        return _uniform(lots[..., 0]) < self.rate
+
+
+def _lots(first: int, count: int, seed: int, step: int) -> UInt64[np.ndarray, "count four"]:
+    """Returns four random numbers of each of `count` tokens from the place `first` on.
+
+    Those of a place are a block of the counter-based generator Philox (Salmon et al. 2011), with
+    the place as its counter.
+    """
+    generator = np.random.Philox(key=[seed, step], counter=int(first))
+    return generator.random_raw(4 * count).reshape(count, 4)
+
+
+def _uniform(lots: UInt64[np.ndarray, "*shape"]) -> np.ndarray:
+    """Returns numbers from 0 to below 1, float64."""
+    return (lots >> np.uint64(11)) * 2.0**-53

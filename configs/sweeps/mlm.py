@@ -1,0 +1,35 @@
+"""Masked language models trained at 128 tokens, tested to 2,048: position methods that see both sides.
+
+python scripts/sweep.py --sweep=configs/sweeps/mlm.py --workdir=workdirs/mlm --jobs=2
+python scripts/frequency_baseline.py --config=configs/mlm.py
+
+ALiBi has the same slopes on both sides, or slopes of their own: fixed, where the head that is steep
+before a token is flat after it, or learned.
+"""
+
+FLAT_AFTER_STEEP = "0.00390625:0.015625:0.0625:0.25"  # the paper's four slopes, backwards
+VARIANTS = {
+    "alibi": {"position": "alibi"},
+    "alibi-two-slopes": {
+        "position": "alibi",
+        "position_options.slopes_after": FLAT_AFTER_STEEP,
+    },
+    "alibi-two-learned-slopes": {
+        "position": "alibi_learned",
+        "position_options.slopes_after": "paper",
+    },
+    **{name: {"position": name} for name in ("rotary", "t5", "sinusoidal", "learned", "none")},
+}
+
+
+def get_sweep() -> dict:
+    return {
+        "title": "Masked language models, trained at 128 tokens",
+        "config": "configs/mlm.py",
+        "runs": [
+            {"name": f"{name}-seed{seed}", "seed": seed, **keys}
+            for seed in range(3)
+            for name, keys in VARIANTS.items()
+        ],
+        "multiples": [1, 2, 4, 8, 16],
+    }

@@ -1,0 +1,134 @@
+"""Packed documents that don't see each other: as each document alone, in training and in scoring."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from alibi.config import make_config
+from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.evaluation.windows import mean_context, windows_of
+from alibi.model.decoder import build_model
+from alibi.objectives import IsolatedDocuments, Masked, NextToken, Sequences
+from alibi.reporting.panels import caption, measured_panels
+from alibi.reporting.rows import Documents, Row, read_rows
+from alibi.runs.checkpoint import TrainState
+from alibi.training.loop import train
+from alibi.training.step import make_train_step
+from tests.training.runs import on_one_device
+
+VOCAB, END = 11, 10
+# three documents, of which the second has an end alone, and a beginning of a fourth
+TEXT = np.array([1, 2, 3, END, END, 4, 5, 6, 7, END, 8, 9])
+NEXT = NextToken(VOCAB, END)
+MASKED = Masked(VOCAB, END, 0.5, 0.1, 0.1)
+
+
+def isolated(objective, *, restart=True):
+    return IsolatedDocuments(VOCAB, END, objective, restart=restart)
+
+
+def whole_text():
+    return Sequences(np.concatenate([[-1], TEXT]).astype(np.int32)[None], np.array([0]))
+
+
+def test_segments_end_with_the_documents():
+    """A token after an end is predicted from the end; an end belongs to the document it ends."""
+    batch = isolated(NEXT).batch(whole_text())
+    assert batch.inputs[0].tolist() == [END, 1, 2, 3, END, END, 4, 5, 6, 7, END, 8]
+    assert batch.segment_ids[0].tolist() == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
+    assert batch.positions[0].tolist() == [0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 0, 1]
+    assert isolated(NEXT, restart=False).batch(whole_text()).positions is None
+    assert isolated(NEXT).context(whole_text())[0].tolist() == [1, 2, 3, 4, 1, 1, 2, 3, 4, 5, 1, 2]
+    both = isolated(MASKED)
+    assert not both.causal
+    np.testing.assert_array_equal(
+        both.batch(whole_text()).inputs, MASKED.batch(whole_text()).inputs
+    )
+    assert both.context(whole_text())[0].tolist() == [4] * 4 + [1] + [5] * 5 + [2] * 2
+
+
+@pytest.mark.parametrize("objective", [NEXT, MASKED], ids=["next_token", "masked"])
+@pytest.mark.parametrize("position", ["alibi", "learned"])
+def test_packed_documents_have_the_scores_of_single_ones(objective, position):
+    """With positions that restart, even a learned table gives what it gives each document alone."""
+    name = "masked" if objective is MASKED else "next_token"
+    keys = "length=12,model.num_layers=2,model.width=16,model.num_heads=2"
+    config = make_config(f"{keys},objective={name}", position=position)
+    model = build_model(config, VOCAB)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    scorer = Scorer(model_nll(model), objective=isolated(objective), batch_tokens=64)
+    found = scorer.score(params, TEXT, 12).nll_nats
+    batch, expected, nll_of = objective.batch(whole_text()), [], jax.jit(model_nll(model))
+    for start, stop in ((0, 4), (4, 5), (5, 10), (10, 12)):
+        nll = np.asarray(nll_of(params, *(x[:, start:stop] for x in batch[:2])))[0]
+        expected += nll[batch.targets[0, start:stop] >= 0].tolist()
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+def test_training_sees_the_segments():
+    """The loss of an update is that of the documents alone, in one micro-batch and in two."""
+    config = make_config("length=12,model.num_layers=1,model.width=16,model.num_heads=2")
+    model = build_model(config, VOCAB)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    batch, losses = isolated(NEXT).batch(whole_text()), []
+    for shape in ((1, 2, 12), (2, 1, 12)):
+        arrays = (np.broadcast_to(x[0], shape).copy() for x in batch)
+        state = TrainState(jnp.zeros((), jnp.int32), params, optax.sgd(0.1).init(params))
+        state = jax.tree.map(jnp.array, state)
+        _, metrics = make_train_step(model, optax.sgd(0.1), 0)(state, *arrays)
+        losses.append(float(metrics["nll_nats"]))
+    nll = jax.jit(model_nll(model))(params, *batch[:2])
+    scorer = Scorer(model_nll(model), objective=isolated(NEXT), batch_tokens=64)
+    alone = 2 * scorer.score(params, TEXT, 12).total_nats
+    assert losses == pytest.approx([alone, alone], rel=1e-5)
+    assert abs(2 * float(np.sum(nll)) - alone) > 1e-2
+
+
+def test_the_mean_context_is_at_most_a_document():
+    """In windows of 6 the third document is cut: 1 to 4, 1, 1 | 1 to 4, 1, 2 inputs."""
+    windows = windows_of(TEXT.size, 6)
+    expected = (1 + 2 + 3 + 4 + 1 + 1 + 1 + 2 + 3 + 4 + 1 + 2) / 12
+    assert mean_context(isolated(NEXT), TEXT, windows) == pytest.approx(expected)
+
+
+def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
+    on_one_device(monkeypatch)
+    for split, path in tiny_text.items():
+        lines = path.read_text().splitlines()
+        (tmp_path / split).write_text("\n\n".join(lines) + "\n")
+    config = tiny_config(
+        data__tokenizer="bpe",
+        data__bpe_vocab_size=280,
+        data__document_end="blank_line",
+        data__isolate_documents="restart",
+        data__train=str(tmp_path / "train"),
+        data__valid=str(tmp_path / "valid"),
+    )
+    train(config, str(tmp_path / "run"))
+    assert evaluate_runs([tmp_path / "run"], Options(tmp_path / "out", lengths=(16, 64))) == []
+    short, long = read_rows(tmp_path / "out" / "results.jsonl")
+    assert short.documents.positions == long.documents.positions == "restart"
+    assert 1 < short.documents.mean_context < long.documents.mean_context < 64
+    assert Row.from_json(long.to_json()) == long
+    plain = dataclasses.replace(long, run="other", documents=None)
+    isolated_panel, _ = (kinds[0] for kinds in measured_panels([short, long, plain]))
+    assert "documents that don't see each other, positions restart" in caption(isolated_panel)
+    [failure] = evaluate_runs([tmp_path / "run"], Options(tmp_path / "no", (16,), dump_nll=True))
+    assert "isolates documents, and dump_nll" in failure
+    one = dataclasses.replace(config, data=dataclasses.replace(config.data, document_end="file"))
+    with pytest.raises(ValueError, match=r"needs several documents, and the train text .* is one"):
+        train(one, str(tmp_path / "one"))
+
+
+def test_texts_without_ends_are_refused():
+    with pytest.raises(ValueError, match=r"which data\.tokenizer=bytes does not write; use bpe"):
+        make_config("data.isolate_documents=restart")
+    keys = "data.tokenizer=bpe,data.isolate_documents=through,model.logit_scale=log_n"
+    with pytest.raises(ValueError, match="counts visible tokens by their positions"):
+        build_model(make_config(keys), VOCAB)
+    assert Documents("through").mean_context is None
