@@ -83,12 +83,16 @@ def write_report(
 
     Args:
       failures: reasons by the name of a failed run, listed at the end.
-      runs: runs whose commands, configs and training curves the page shows.
+      runs: runs whose commands, configs and training curves the page shows; tables and figures
+        have their order.
     """
     folder = resolve(directory)
     rows = merge_rows(folder)
     if not rows and not failures:
         return f"no results in {folder}/{ROWS_FILE} yet\n"
+    # Other runs, then `runs` in their order, whichever was evaluated first.
+    order = {run.name: number for number, run in enumerate(runs)}
+    rows = sorted(rows, key=lambda row: order.get(row.run, -1))
     markdown, text = [f"# {title}\n"], []
 
     def add(shown: Sequence[Table], spec: Spec, figure: str, about: str, notes: str = "") -> None:

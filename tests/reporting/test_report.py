@@ -2,7 +2,7 @@
 
 import struct
 
-from alibi.reporting.report import write_report
+from alibi.reporting.report import RunSource, write_report
 from tests.reporting.rowmaker import append_rows, make_row
 
 
@@ -35,3 +35,13 @@ def test_without_rows_a_report_has_reasons_alone(tmp_path):
     assert not list(tmp_path.iterdir())
     write_report(tmp_path, failures={"t5-L128": "no memory left"})
     assert "- t5-L128: no memory left" in (tmp_path / "report.md").read_text()
+
+
+def test_tables_have_the_order_of_the_runs(tmp_path):
+    """Jobs side by side finish in any order, and a sweep's report must not depend on it."""
+    append_rows(tmp_path / "results.jsonl", [make_row("t5"), make_row("alibi"), make_row("none")])
+    runs = [RunSource(f"{name}-L128-seed0", {}, "") for name in ("none", "t5")]
+    write_report(tmp_path, runs=runs)
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    methods = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
+    assert methods[2:5] == ["alibi", "none", "t5"]
