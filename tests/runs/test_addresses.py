@@ -53,8 +53,8 @@ def bucket() -> Iterator[str]:
             def download_with_generation(request, response, storage) -> None:
                 """Sends the generation, as Cloud Storage does; TensorStore needs it to write."""
                 with contextlib.suppress(server.objects.NotFound):
-                    file = storage.get_file_obj(**request.params)
-                    response["X-Goog-Generation"] = file["generation"]
+                    name = request.params["bucket_name"], request.params["object_id"]
+                    response["X-Goog-Generation"] = storage.get_file_obj(*name)["generation"]
                 download(request, response, storage)
 
             patch.setattr(server.objects, "download", download_with_generation)
