@@ -14,7 +14,7 @@ from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.evaluation.windows import mean_context, windows_of
 from alibi.model.decoder import build_model
 from alibi.objectives import IsolatedDocuments, Masked, NextToken, Sequences
-from alibi.reporting.panels import caption, measured_panels
+from alibi.reporting.panels import caption, panel_groups
 from alibi.reporting.rows import Documents, Row, read_rows
 from alibi.runs.checkpoint import TrainState
 from alibi.training.loop import train
@@ -116,7 +116,7 @@ def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
     assert 1 < short.documents.mean_context < long.documents.mean_context < 64
     assert Row.from_json(long.to_json()) == long
     plain = dataclasses.replace(long, run="other", documents=None)
-    isolated_panel, _ = (kinds[0] for kinds in measured_panels([short, long, plain]))
+    isolated_panel, _ = (kinds[0] for kinds in panel_groups([short, long, plain]))
     assert "documents that don't see each other, positions restart" in caption(isolated_panel)
     [failure] = evaluate_runs([tmp_path / "run"], Options(tmp_path / "no", (16,), dump_nll=True))
     assert "isolates documents, and dump_nll" in failure

@@ -16,7 +16,7 @@ from alibi.generation import generate
 from alibi.model.decoder import build_model
 from alibi.objectives import Masked, Sequences
 from alibi.positions import METHODS
-from alibi.reporting.panels import caption, measured_panels
+from alibi.reporting.panels import caption, panel_groups
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
@@ -151,7 +151,7 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
         ("masked", 64, predicted),
     ]
     assert {(row.words, row.bytes, row.bits_per_byte) for row in rows} == {(None, None, None)}
-    [[panel]] = measured_panels(rows)
+    [[panel]] = panel_groups(rows)
     assert caption(panel).startswith("Pseudo-perplexity of masked tokens by evaluation length")
     for options, words in (
         ({"stride": 8}, "stride=8 is for models that see the tokens before each"),
