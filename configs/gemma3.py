@@ -5,8 +5,9 @@ python train.py --config=configs/gemma3.py:length=128 --workdir=workdirs/gemma3
 
 Published: windows of 1,024 tokens, the first layer local, contexts of 128K tokens (32K for the
 model of 1B parameters). Here the model is the quickstart's with six layers, and the window a
-quarter of L = 128: set model.window with another length. Gemma 3 also has grouped queries and norms
-of queries and keys, which are not part of this config.
+quarter of L = 128: set model.window with another length. Gemma 3 also has norms of queries and keys
+(here model.qk_norm), grouped queries, and positions of the global layers divided by 8 for contexts
+of 128K, which are not part of this config.
 """
 
 import ml_collections

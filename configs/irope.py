@@ -9,7 +9,8 @@ p; rotary's base 500,000; attention in chunks of 8,192 tokens in the other layer
 256K tokens, contexts of 10M tokens claimed for Scout. Here the model is the quickstart's; queries
 grow with each training length of tokens in place of 8,192, and a sliding window takes the place of
 chunks, a quarter of L = 128: set model.window with another length. Llama 4 also normalises queries
-and keys of its rotary layers, which is not part of this config.
+and keys of its rotary layers after their rotation, which is not part of this config; model.qk_norm
+does so in all layers, before rotation.
 """
 
 import ml_collections

@@ -5,10 +5,10 @@ curves by distance.
     python scripts/plot_bias.py --config=configs/rnope_swa.py --length=64
 
 Writes METHOD.png to --output_dir for each; with --config a figure for each kind of layer, such as
-layers_0_1_2.png, with its window and the scale of its queries. Parameters are initial, and every token has the same
-content, drawn from a normal distribution, so that all differences come from positions. The figure
-shows the logit with the method minus the logit without it: a bias, or the effect of a rotation.
-Methods that change the token embeddings alone have no figure.
+layers_0_1_2.png, with its window and the scale of its queries. Parameters are initial, and every
+token has the same content, drawn from a normal distribution, so that all differences come from
+positions. The figure shows the logit with the method minus the logit without it: a bias, or the
+effect of a rotation. Methods that change the token embeddings alone have no figure.
 """
 
 import pathlib
@@ -81,11 +81,15 @@ def added_to_logits(kind):
 
 def layers_of(config):
     """Returns the kinds of layers in a config, by the names of their figures."""
-    from alibi.model.positions import layer_pattern
+    from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
     from alibi.positions import method_names
 
-    pattern, names = layer_pattern(config), method_names(config.position)
-    kinds = {}
+    of_methods = (_METHODS, _HEADS, _HEAD_DIM, _TRAIN_LENGTH, _CAUSAL)
+    if given := [f"--{flag.name}" for flag in of_methods if flag.present]:
+        raise ValueError(f"--config says all of {', '.join(given)}; leave out these, or --config")
+    model, names = build_model(config, UNKNOWN_VOCABULARY), method_names(config.position)
+    model.check_length(_LENGTH.value)
+    pattern, kinds = model.pattern, {}
     for layer in range(config.model.num_layers):
         kinds.setdefault(pattern[layer % len(pattern)], []).append(layer)
     return {
@@ -125,7 +129,7 @@ def main() -> None:
         else:
             title += f", window {kind.window}" if kind.window else ""
             title += f", logits by {kind.logit_scale}" if kind.logit_scale else ""
-            path.write_bytes(png(bias_figure(title, added, causal=_CAUSAL.value)))
+            path.write_bytes(png(bias_figure(title, added, causal=kind.position.causal)))
             print(f"{name}: {path}")
 
 

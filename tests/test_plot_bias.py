@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 
 from alibi import alibi_slopes
+from alibi.config import load_config
 from alibi.model.positions import LayerKind
 from alibi.positions import make_position
 
@@ -103,3 +104,27 @@ def test_a_config_is_drawn_by_kinds_of_layers(run_script, tmp_path) -> None:
         f"layers_0_1_2: {tmp_path}/layers_0_1_2.png",
         "layers_3: adds nothing to the logits itself",
     ]
+    refused = run_script(SCRIPT, f"--config={config}", "--heads=2", "--nocausal")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: --config says all of --heads, --causal; leave out")
+
+
+def test_a_config_that_sees_both_sides_is_drawn_so(script, monkeypatch, tmp_path) -> None:
+    drawn = []
+
+    def bias_figure(name, added, *, causal):
+        drawn.append((name, added, causal))
+
+    monkeypatch.setattr("alibi.reporting.figures.bias_figure", bias_figure)
+    monkeypatch.setattr("alibi.reporting.charts.png", lambda figure: b"")
+    config = SCRIPT.parent.parent / "configs" / "mlm.py"
+    for words in (("objective=next_token", True), ("objective=masked", False)):
+        flags.FLAGS["config"].value = load_config(f"{config}:{words[0]}")
+        flags.FLAGS["output_dir"].value = str(tmp_path)
+        script.main()
+        (name, added, causal) = drawn.pop()
+        assert (name, causal) == ("alibi", words[1])
+        np.testing.assert_array_equal(np.isfinite(added), True)
+    distance = np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
+    slopes = np.asarray(alibi_slopes(4))[:, None, None]
+    np.testing.assert_allclose(added, -slopes * distance, rtol=1e-5, atol=1e-6)

@@ -140,11 +140,13 @@ class ModelConfig(Section):
             )
         # A scale needs positions that count the visible keys, a window positions that count tokens.
         exclusive = "logit_scale", "max_position", "window"
-        for values in zip(*map(self.by_layer, exclusive), strict=True):
+        for layer, values in enumerate(zip(*map(self.by_layer, exclusive), strict=True)):
             keys = [key for key, value in zip(exclusive, values, strict=True) if value]
             if len(keys) > 1:
                 given = ", ".join(f"model.{key}={as_text(self[key])}" for key in keys)
-                raise ValueError(f"{given} exclude each other in a layer; leave out all but one")
+                raise ValueError(
+                    f"{given} exclude each other in layer {layer}; set at most one there"
+                )
 
     def by_layer(self, key: str) -> tuple[Any, ...]:
         """Returns the value of a key in each layer."""

@@ -327,22 +327,27 @@ class DecoderLM(nn.Module):
         layers, period = self.config.num_layers, len(pattern)
         repeats = (layers - (last < x.shape[1])) // period
 
-        def layer(x: Array, number: int | Array, place: int, params: Params, last: int) -> Any:
+        def layer(x: Array, number: int | Array, tree: Params, index: Any, *static: int) -> Any:
+            pick = functools.partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+            (place, queries), params = static, jax.tree.map(pick, tree)
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, number)}
-            arguments = (x, pattern[place], self.shared[place], call, deterministic, last)
+            arguments = (x, pattern[place], self.shared[place], call, deterministic, queries)
             return block.apply({"params": params}, *arguments, rngs=rngs)
+
+        # Each layer by itself, so that the backward pass holds one; a loop keeps a single layer's
+        # recomputation apart without a barrier.
+        remat = functools.partial(jax.checkpoint, prevent_cse=period > 1, static_argnums=(4, 5))
+        run = remat(layer) if self.config.remat else layer
 
         def step(x: Array, numbered: tuple[Array, Params | None]) -> tuple[Array, None]:
             first, params = numbered
             for place in range(period):
                 number = first + place
                 tree, index = (stack, number) if params is None else (params, place)
-                pick = functools.partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
-                x = layer(x, number, place, jax.tree.map(pick, tree), x.shape[1])
+                x = run(x, number, tree, index, place, x.shape[1])
             return x, None
 
         if repeats:
-            body = jax.checkpoint(step, prevent_cse=False) if self.config.remat else step
             params: Params | None = None
             # A part of the stack would be copied for the loop, so each step then takes its layers
             # from the whole.
@@ -350,11 +355,10 @@ class DecoderLM(nn.Module):
                 params = jax.tree.map(
                     lambda leaf: leaf.reshape(repeats, period, *leaf.shape[1:]), stack
                 )
-            x, _ = jax.lax.scan(body, x, (jnp.arange(0, repeats * period, period), params))
+            x, _ = jax.lax.scan(step, x, (jnp.arange(0, repeats * period, period), params))
         for number in range(repeats * period, layers):
             queries = last if number == layers - 1 else x.shape[1]
-            own = jax.tree.map(lambda leaf, i=number: leaf[i], stack)
-            x = layer(x, number, number % period, own, queries)
+            x = run(x, number, stack, number, number % period, queries)
         return x
 
     def _stacked_params(self) -> Params:

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 from alibi.config import Config, replaced
 from alibi.config.fields import as_text, without_lists
 from alibi.config.override import MODEL_KEYS, Override
+from alibi.config.tree import by_layer
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.positions import init_layer
 from alibi.positions import changed_options, known_options
@@ -36,7 +37,11 @@ def effective(override: Override, config: Config) -> Override | None:
         for name, value in sorted(given.items())
         if name in kept or value != defaults.get(name, ...)
     }
-    model = {key: value for key, value in override.model.items() if value != config.model[key]}
+    model = {
+        key: value
+        for key, value in override.model.items()
+        if by_layer(f"model.{key}", value, config.model.num_layers) != config.model.by_layer(key)
+    }
     if position != config.position or options != kept:
         return Override(position, tuple(options.items()), **model)
     return Override(**model) if model else None

@@ -297,7 +297,7 @@ def test_lists_are_compared_with_those_of_training():
         (
             "position=rotary,model.window=8,0",
             Override(logit_scale="log_n"),
-            "model.logit_scale=log_n, model.window=8,0 exclude each other in a layer",
+            "model.logit_scale=log_n, model.window=8,0 exclude each other in layer 0",
         ),
     ],
 )
@@ -308,3 +308,11 @@ def test_each_layer_needs_the_parameters_of_its_own(trained, override, message):
         return
     with pytest.raises(ValueError, match=re.escape(message)):
         overridden(config, effective(override, config))
+
+
+def test_a_list_of_the_values_of_training_is_no_override():
+    config = make_config("model.num_layers=4,model.window=8,0")
+    for window in ((8, 0), (8, 0, 8, 0)):
+        assert effective(Override(window=window, logit_scale=("", "")), config) is None
+    assert effective(Override(window=(8, 0, 8)), config) == Override(window=(8, 0, 8))
+    assert effective(Override(window=(8, 8)), make_config("model.window=8")) is None

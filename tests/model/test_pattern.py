@@ -113,11 +113,11 @@ def test_a_list_that_does_not_divide_the_layers_is_said_and_repeated(caplog) -> 
         ),
         (
             "model.window=8,0,model.logit_scale=log_n,log_n",
-            "model.logit_scale=log_n,log_n, model.window=8,0 exclude each other in a layer",
+            "model.logit_scale=log_n,log_n, model.window=8,0 exclude each other in layer 0; set at most one",
         ),
         (
-            "model.window=8,0,model.max_position=512",
-            "model.max_position=512, model.window=8,0 exclude each other in a layer",
+            "model.window=0,8,model.max_position=512",
+            "model.max_position=512, model.window=0,8 exclude each other in layer 1; set at most one",
         ),
         ("model.logit_scale=,log_n,length=1", "model.logit_scale=,log_n needs a train_length"),
         (
@@ -211,6 +211,18 @@ def test_scanned_patterns_compute_as_unrolled_layers_do(
     compute = jax.jit(jax.value_and_grad(loss), static_argnums=1)
     expected, got = (compute(params, m) for m in (model, scanned))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, expected)
+
+
+def test_remat_computes_each_layer_of_a_scanned_pattern_by_itself(tiny_config) -> None:
+    """Two layers of the loop's body and one after it; a whole body would be held at a time.
+
+    Barriers keep the recomputations of a body apart, and a loop over equal layers needs none.
+    """
+    for window, found in (((4, 0), (3, 0)), (4, (0, 1))):
+        keys = {"model__num_layers": 5, "model__window": window, "model__remat": True}
+        model, variables = make(tiny_config, "rotary", **keys, model__scan_layers=True)
+        program = str(jax.make_jaxpr(model.apply)(variables, tokens(12)))
+        assert tuple(program.count(f"prevent_cse={flag}") for flag in (True, False)) == found
 
 
 def test_operations_count_each_layers_window() -> None:
