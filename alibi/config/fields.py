@@ -138,8 +138,9 @@ def takes_several(annotation: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a flag takes it: a list with commas."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """Returns a value as a flag takes it: several with commas."""
+    several = isinstance(value, tuple) and len(value) > 1
+    return ",".join(map(str, value)) if several else str(value)
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:

@@ -151,7 +151,7 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
 
 def method_names(position: str) -> tuple[str, ...]:
     """Returns the names in a config's `position`, a name or a list of them."""
-    return tuple(map(str.strip, position.split(",")))
+    return tuple(position.split(","))
 
 
 def known_options(position: str) -> dict[str, Any]:

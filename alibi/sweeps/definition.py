@@ -8,13 +8,13 @@
         }
 
 `product` makes a run of each combination of config keys; `runs` lists further runs as dictionaries
-of config keys, which may also hold a `name` and the evaluation keys. Evaluation keys, for the sweep
-or for a run: `multiples` or `lengths`, `stride` (a number or several; default: the length), `split`
-(default: valid), `context_use` (True: the same tokens at each length too), `passkey` (True: passkey
-retrieval at each length in place of perplexity), `override` (test the run with other values than it
-was trained with, any of {"position": "rotary_ntk", "options": {"factor": 4}, "window": 256}) and
-`evaluations`, a list of dictionaries of these keys. Values in `product` or `runs` replace values of
-`config`.
+of config keys, which may also hold a `name`, a `config` and the evaluation keys. Evaluation keys,
+for the sweep or for a run: `multiples` or `lengths`, `stride` (a number or several; default: the
+length), `split` (default: valid), `context_use` (True: the same tokens at each length too),
+`passkey` (True: passkey retrieval at each length in place of perplexity), `override` (test the run
+with other values than it was trained with, any of {"position": "rotary_ntk", "options": {"factor":
+4}, "window": 256}) and `evaluations`, a list of dictionaries of these keys. Values in `product` or
+`runs` replace values of `config`.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from typing import Any
 
 from alibi.config import Config
 from alibi.config import files as config_files
-from alibi.config.fields import nearest, without_lists
+from alibi.config.fields import as_text, nearest, without_lists
 from alibi.config.override import MODEL_KEYS, Override
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
@@ -221,7 +221,10 @@ def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
         raise ValueError(
             f"run name {name!r} must do as a directory's name: letters, digits and . = + - _"
         )
-    flags = [f"--config={named}", *(f"--config.{key}={value}" for key, value in others.items())]
+    flags = [
+        f"--config={named}",
+        *(f"--config.{key}={as_text(without_lists(value))}" for key, value in others.items()),
+    ]
     return Run(name, flags, config, evaluations)
 
 

@@ -96,11 +96,22 @@ def test_products_explicit_runs_and_evaluations_of_their_own():
 
 def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
     run = sweep_of(
-        runs=[{"data.train": "a.txt,b.txt", "seed": 3, "name": "x"}], product={"seed": [0]}
+        runs=[
+            {
+                "data.train": "a.txt,b.txt",
+                "seed": 3,
+                "name": "x",
+                "model.logit_scale": ["", "ssmax"],
+                "model.window": [32, 0],
+            }
+        ],
+        product={"seed": [0]},
     ).runs[1]
     assert run.config_flags == [
         f"--config={PROJECT / 'configs/quickstart.py'}:seed=3",
         "--config.data.train=a.txt,b.txt",
+        "--config.model.logit_scale=,ssmax",
+        "--config.model.window=32,0",
     ]
     printed = run_script(PROJECT / "train.py", *run.config_flags, "--print_config").stdout
     (tmp_path / "same.py").write_text(printed)
