@@ -4,20 +4,20 @@ a float64 formula of each.
 
 import dataclasses
 import importlib
-import pathlib
 
 import jax
 import numpy as np
 import pytest
 
 from alibi.config import Config, flatten, read_config
+from alibi.config.override import Override
+from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.generation import new_cache, read
 from alibi.reporting.recorded import find_rows
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop
 from tests.training.runs import on_one_device
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LENGTH, WINDOW = 16, 4  # of the tiny models
 
 
@@ -99,7 +99,7 @@ def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", TENANTS)
-def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch, run_script) -> None:
+def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch) -> None:
     """It trains; at 16 times the training length it is the formula, is evaluated, and decodes as
     its full pass, through slots of a window and a chunk.
     """
@@ -107,11 +107,11 @@ def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch, run_
     config, workdir = tiny(name, tiny_config), tmp_path / name
     status = loop.train(config, str(workdir))
     assert (status["state"], status["step"]) == ("finished", 4)
-    words = (f"--workdirs={workdir}", f"--lengths={16 * LENGTH}", "--noreport")
-    overrides = [(), ("--position=none,alibi", "--window=4,0")] if name == "alibi_none" else [()]
-    for override in overrides:
-        done = run_script(ROOT / "eval_extrapolation.py", *words, *override)
-        assert done.returncode == 0, done.stderr
+    lengths, override = (16 * LENGTH,), Override("none,alibi", window=(4, 0))
+    overrides = [None, override] if name == "alibi_none" else [None]
+    for given in overrides:
+        options = Options(output_dir=workdir, lengths=lengths, override=given, report=False)
+        assert evaluate_runs([workdir], options) == []
     rows = {str(row.override or ""): row for row in find_rows(workdir)}
     assert set(rows) == {"", "as none,alibi with window 4,0"} if overrides[1:] else {""}
     for row in rows.values():
