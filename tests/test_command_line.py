@@ -14,6 +14,7 @@ from absl import flags
 
 from alibi.cli import command_line, evaluation_flags
 from alibi.config import Config
+from alibi.config.override import Override
 from alibi.errors import REQUEUE, SIGNALS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -189,6 +190,13 @@ def test_options_of_a_test_are_written_as_options_of_training(
     """A comma within a list separates no options."""
     execute(f"--position_options={text}", "--workdirs=run", "--output_dir=out")
     assert dict(evaluation_flags.options()["override"].options) == options
+
+
+def test_lists_of_a_test_are_written_as_lists_of_training(execute) -> None:
+    words = "--position=none,alibi", "--window=4,0", "--logit_scale=,ssmax"
+    execute(*words, "--workdirs=run", "--output_dir=out")
+    expected = Override("none,alibi", window=(4, 0), logit_scale=("", "ssmax"))
+    assert evaluation_flags.options()["override"] == expected
 
 
 @pytest.mark.parametrize("number", SIGNALS)
