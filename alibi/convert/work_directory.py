@@ -58,8 +58,8 @@ def import_run(
         show.
 
     Raises:
-      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint; a
-        work directory with files.
+      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint;
+        another objective; a work directory with files.
     """
     run = RunDirectory(workdir)
     if listed(run.path) or (run.path.exists() and not run.path.is_dir()):
@@ -69,6 +69,11 @@ def import_run(
     if position not in ("", *fairseq.POSITIONS):
         raise ValueError(
             f"position={position!r} is unknown; use one of {', '.join(fairseq.POSITIONS)}"
+        )
+    if not config.objective.causal:
+        raise ValueError(
+            f"objective={config.objective.name} can't go on from a checkpoint of fairseq, a model of the next token; "
+            "use objective=next_token"
         )
     content = fairseq.read_checkpoint(checkpoint)
     try:

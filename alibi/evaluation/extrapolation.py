@@ -159,15 +159,18 @@ class RunEvaluation:
         self.options, self.output = options, output
         self.trained = options.trained(workdir)
         objective = self.trained.config.objective
-        for option in ("context_windows", "dump_nll"):
-            if not objective.causal and getattr(options, option):
+        for flag, given in (
+            ("context_use", options.context_windows),
+            ("dump_nll", options.dump_nll),
+        ):
+            if given and not objective.causal:
                 raise ValueError(
-                    f"{self.trained} was trained for objective={objective.name}, and {option} is for models that see "
+                    f"{self.trained} was trained for objective={objective.name}, and --{flag} is for models that see "
                     "the tokens before each; leave it out"
                 )
         if options.dump_nll and self.trained.config.data.isolate_documents:
             raise ValueError(
-                f"{self.trained} isolates documents, and dump_nll is for models that see the whole window; leave it out"
+                f"{self.trained} isolates documents, and --dump_nll is for models that see whole windows; leave it out"
             )
         self.text, self.title = self._prepare_text()
         self.scorer = run_scorer(self.trained)

@@ -106,7 +106,8 @@ def write_report(
     figures: list[str] = []
     for group in groups:
         figures.append(_figure_name(group[0], figures))
-        about = "nats gained by context" if group[0].use else "perplexity by evaluation length"
+        kind = group[0].kind.title.lower()
+        about = "nats gained by context" if group[0].use else f"{kind} by evaluation length"
         shown = [build_table(panel) for panel in group]
         add(shown, length_figure(group[0]), figures[-1], about, explanation(group[0]) + "\n")
     if passkeys:
@@ -125,7 +126,7 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
         return f"context_use-{count + 1}.png" if count else "context_use.png"
     windows = "" if panel.stride is None else f"-stride{panel.stride}"
     windows += "-masked" if panel.kind is PSEUDO_PERPLEXITY else ""
-    windows += "-documents" if any(row.documents for row in panel.rows) else ""
+    windows += "".join({f"-documents-{d.positions}" for row in panel.rows if (d := row.documents)})
     suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
     return f"extrapolation{suffix}.png"
 

@@ -110,7 +110,7 @@ class Row:
     step: int  # updates of the checkpoint
     parameters: int
     nll_nats: float | None = None  # summed over the tokens, so that rows can be pooled without loss
-    tokens: int | None = None  # of the scored text
+    tokens: int | None = None  # scored: of the text, or those masked or at the ends of windows
     words: int | None = None  # of the scored text
     bytes: int | None = None  # of the scored text
     perplexity: float | None = None

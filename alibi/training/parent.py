@@ -46,9 +46,9 @@ class Parent:
       step: the latest checkpoint; after `replace_in` the newest whole checkpoint, which was read.
 
     Raises:
-      ValueError: no work directory or no checkpoint in it; another objective or vocabulary; a model whose
-        parameters have other shapes or compute something else; a position method that would use the
-        parent's training length as its own.
+      ValueError: no work directory or no checkpoint in it; another objective or vocabulary; a
+        model whose parameters have other shapes or compute something else; a position method that
+        would use the parent's training length as its own.
     """
 
     def __init__(self, config: Config, model: DecoderLM):

@@ -119,9 +119,9 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Returns a jitted function from (state, *batch) to (state, metrics); it donates the state.
 
-    The arrays of the batch are `[micro, batch, length]`. The update follows the gradient of the mean NLL
-    of all tokens of all micro-batches. The metrics are nll_nats and tokens, which are sums,
-    gradient_norm (before clipping), update_norm and learning_rate.
+    The arrays of the batch are `[micro, batch, length]`. The update follows the gradient of the
+    mean NLL of all predicted tokens of all micro-batches. The metrics are nll_nats and tokens, sums
+    over these tokens, gradient_norm (before clipping), update_norm and learning_rate.
 
     Args:
       schedule: the learning rate of update number k, from 0; for the metrics only.

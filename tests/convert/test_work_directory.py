@@ -226,6 +226,13 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
+def test_another_objective_is_refused(tmp_path):
+    masked = replaced(config_of(tmp_path), {"objective.name": "masked"})
+    with pytest.raises(ValueError, match="objective=masked can't go on from a checkpoint of fair"):
+        import_run(CHECKPOINT, DICTIONARY, tmp_path / "run", masked)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("length", "max_device_tokens", "tokens"),
     [

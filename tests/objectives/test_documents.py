@@ -119,7 +119,7 @@ def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
     isolated_panel, _ = (kinds[0] for kinds in panel_groups([short, long, plain]))
     assert "documents that don't see each other, positions restart" in caption(isolated_panel)
     [failure] = evaluate_runs([tmp_path / "run"], Options(tmp_path / "no", (16,), dump_nll=True))
-    assert "isolates documents, and dump_nll" in failure
+    assert "isolates documents, and --dump_nll" in failure
     one = dataclasses.replace(config, data=dataclasses.replace(config.data, document_end="file"))
     with pytest.raises(ValueError, match=r"needs several documents, and the train text .* is one"):
         train(one, str(tmp_path / "one"))

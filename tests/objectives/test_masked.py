@@ -155,8 +155,8 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
     assert caption(panel).startswith("Pseudo-perplexity of masked tokens by evaluation length")
     for options, words in (
         ({"stride": 8}, "stride=8 is for models that see the tokens before each"),
-        ({"context_windows": 4}, "context_windows is for models"),
-        ({"dump_nll": True}, "dump_nll is for models"),
+        ({"context_windows": 4}, "--context_use is for models"),
+        ({"dump_nll": True}, "--dump_nll is for models"),
     ):
         [failure] = evaluate_runs([tmp_path / "run"], Options(tmp_path / "no", (16,), **options))
         assert words in failure

@@ -45,3 +45,27 @@ def test_tables_have_the_order_of_the_runs(tmp_path):
     lines = (tmp_path / "report.md").read_text().splitlines()
     methods = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
     assert methods[2:5] == ["alibi", "none", "t5"]
+
+
+def test_each_objective_has_a_figure_of_its_own(tmp_path):
+    """Positions of isolated documents are part of a panel, so of the name of its figure too."""
+    kinds = {
+        "plain": {},
+        "restart": {"documents": {"positions": "restart", "mean_context": 9.0}},
+        "through": {"documents": {"positions": "through", "mean_context": 9.0}},
+        "masked": {"mode": "masked"},
+        "both": {"mode": "masked", "documents": {"positions": "restart", "mean_context": 9.0}},
+    }
+    rows = [make_row(run=name, **changed) for name, changed in kinds.items()]
+    append_rows(tmp_path / "results.jsonl", rows)
+    write_report(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        "extrapolation.png",
+        "extrapolation-books-valid-documents-restart.png",
+        "extrapolation-books-valid-documents-through.png",
+        "extrapolation-books-valid-masked.png",
+        "extrapolation-books-valid-masked-documents-restart.png",
+    }
+    report = (tmp_path / "report.md").read_text()
+    assert report.count("![pseudo-perplexity of masked tokens by evaluation length]") == 2
+    assert report.count("![perplexity by evaluation length]") == 3
