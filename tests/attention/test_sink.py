@@ -117,6 +117,15 @@ def test_on_several_devices_each_has_the_sinks_of_its_heads(backend: str) -> Non
 
 
 @pytest.mark.parametrize("backend", ["reference", "saved", "blocked", "decoding"])
+def test_heads_that_share_a_key_head_have_sinks_of_their_own(backend: str) -> None:
+    (query, key, value, slopes, sink), _ = given(1 if backend == "decoding" else Q)
+    key, value = key[:, :, :1], value[:, :, :1]
+    attended = attend(query, key, value, slopes=slopes, sink=sink, backend=backend)
+    key, value = (np.repeat(x, HEADS, axis=2) for x in (key, value))
+    np.testing.assert_allclose(attended, formula(query, key, value, slopes, sink), atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "saved", "blocked", "decoding"])
 def test_a_sink_in_half_precision_has_a_gradient_of_its_dtype(backend: str) -> None:
     """It is summed in float32; JAX adds it to the gradients of other uses, which have this dtype."""
     (*arrays, slopes, sink), incoming = given(1 if backend == "decoding" else Q)
