@@ -130,10 +130,14 @@ class RunningSum(PositionMethod):
     """Queries and keys grow and shrink with the sum of a feature of all tokens so far."""
 
     forgets: bool = False
+    leaks: bool = False
 
     def keep(self, params, x, key, padding, before, segments=None):
         of_tokens = jnp.where(False if padding is None else padding[..., None], 0.0, x[..., :1])
         sums = jnp.cumsum(of_tokens, axis=1) + jnp.zeros(self.num_heads)[None, None]
+        if segments is not None and not self.leaks:
+            same = jnp.tril(segments[:, :, None] == segments[:, None])
+            sums = jnp.einsum("bij,bjh->bih", same, jnp.broadcast_to(of_tokens, sums.shape))
         return sums if before is None or self.forgets else sums + before[:, None]
 
     def queries(self, params, query, positions, kept):
@@ -148,6 +152,8 @@ def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
     check_position_method(RunningSum)
     with pytest.raises(PositionMethodError, match="with a cache, token 4, in a prompt of two"):
         check_position_method(RunningSum, forgets=True)
+    with pytest.raises(PositionMethodError, match="from token 9 on, token 10 depends on tokens"):
+        check_position_method(RunningSum, leaks=True)
     model = SmallModel(make_position(RunningSum, num_heads=4, head_dim=8, width=32, train_length=4))
     held = jax.eval_shape(
         lambda: model.model.init(jax.random.key(0), model.tokens, decode=True)["cache"]

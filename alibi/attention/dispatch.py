@@ -15,7 +15,6 @@ from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall, AttentionOptions, validate
 from alibi.positions import AlibiBias
 from alibi.positions.bias import Bias, KnownPositions
-from alibi.positions.shapes import PerHead
 
 
 def attend(
@@ -40,7 +39,7 @@ def attend(
     sow: Callable[[Array], None] | None = None,
     skip_epsilon: float | None = 0.0,
     key_norm: Float[Array, "*batch kv_heads"] | None = None,
-    sink: PerHead | None = None,
+    sink: Float[Array, " heads"] | None = None,
     logit_cap: float | None = None,
     sharding: NamedSharding | None = None,
     backend: str = "auto",

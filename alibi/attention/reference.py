@@ -82,8 +82,9 @@ def _softmax(
 ) -> Float[Array, "*batch heads q k"]:
     """Returns the weights of each query's visible keys; zeros for a query without any."""
     if sink is not None:  # the logit of one more key
-        column = jnp.broadcast_to(sink[:, None, None], (*logits.shape[:-1], 1))
-        logits = jnp.concatenate([logits, column.astype(jnp.float32)], axis=-1)
+        column = sink.astype(jnp.float32)[:, None, None]
+        column = jnp.broadcast_to(column, (*logits.shape[:-1], 1))
+        logits = jnp.concatenate([logits, column], axis=-1)
         if visible is not None:
             added = [(0, 0)] * (visible.ndim - 1) + [(0, 1)]
             visible = jnp.pad(visible, added, constant_values=True)

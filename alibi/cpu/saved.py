@@ -95,7 +95,9 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
 
     Query i stands at key i + k - q.
     """
-    wide = (x.astype(jnp.float32) for x in (call.query, call.key, call.value))
+    *wide, sink = jax.tree.map(
+        lambda x: x.astype(jnp.float32), (call.query, call.key, call.value, call.sink)
+    )
     blocks = query_blocks(call.query.shape[1], call.key.shape[1], causal=call.causal)
     # By a barrier XLA writes each bias once; it would else compute it again for each sequence.
     biases = () if call.bias is None else lax.optimization_barrier(_biases(call, blocks))
@@ -104,9 +106,9 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
         call.options.window,
         call.precision,
         kept=call.value.dtype,
-        shifts=call.sink is None,
+        shifts=sink is None,
     )
-    return _attention(*wide, biases, call.sink, settings).astype(call.value.dtype)
+    return _attention(*wide, biases, sink, settings).astype(call.value.dtype)
 
 
 def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
@@ -168,7 +170,7 @@ def _forward(
     sink: PerHead | None,
     settings: _Settings,
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Returns `out` of float32 queries, keys and values, and the values saved for the backward
+    """Returns `out` of queries, keys, values and sinks, all float32, and the values saved for the backward
     pass.
 
     These include the exponentials of each block of queries, their sums (`totals`), and the
@@ -180,7 +182,7 @@ def _forward(
     # scaled, since a factor of the logits would be written out as large as they are.)
     q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
     outputs, exponentials, totals, drained = [], [], [], []
-    of_rows = None if sink is None else jnp.tile(sink.astype(jnp.float32), batch)[:, None, None]
+    of_rows = None if sink is None else jnp.tile(sink, batch)[:, None, None]
     blocks = query_blocks(q_length, k.shape[1], causal=settings.causal)
     for block, bias in zip(blocks, biases or (None,) * len(blocks), strict=True):
         logits = _product(q[:, block.start : block.stop], k[:, : block.seen], 2, 2, settings)

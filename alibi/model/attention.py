@@ -19,10 +19,8 @@ from alibi.cpu.products import Products
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.positions.shapes import PerHead
 
-FEATURES = {
-    "normalizer": "sink",
-    "logit_cap": "logit cap",
-}  # of backends, by the key of `config.model` that needs it
+# features of backends, by the key of `config.model` that needs them
+FEATURES = {"normalizer": "sink", "logit_cap": "logit cap"}
 
 
 def check_backend(config: ModelConfig) -> None:

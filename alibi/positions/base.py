@@ -3,11 +3,10 @@
 The methods that the paper compares differ only in where position enters a transformer. A
 method is a frozen dataclass without arrays. Its fields are its options. Each function is one
 place where position can enter: `embed`, `queries`, `keys`, `bias`, and, for biases that depend
-on content, `content_bias`. `keep` gives these functions data of the tokens. A method overrides
-those that it uses. `init` makes the
-parameters that all layers share, `init_layer` those of each layer; the other functions get both
-in one mapping, `params`. All are plain functions of arrays, so a method serves Linen, NNX and
-bare JAX.
+on content, `content_bias`. `keep` computes data of the tokens for `queries`, `keys` and
+`content_bias`. A method overrides the functions that it uses. `init` makes the parameters that
+all layers share, `init_layer` those of each layer; the other functions get both in one mapping,
+`params`. All are plain functions of arrays, so a method serves Linen, NNX and bare JAX.
 
 Positions are always passed in, never counted inside, so a key-value cache, padding and packed
 documents work for every method. Ranks are never promoted (the tests raise on promotion): give a
@@ -119,7 +118,7 @@ class PositionMethod:
 
     @property
     def reads_kept_of_keys(self) -> bool:
-        """Whether a later query needs the result of `keep` of an earlier token: for its bias."""
+        """Whether the bias of later queries needs the result of `keep` for earlier tokens."""
         return type(self).content_bias is not PositionMethod.content_bias
 
     @property
@@ -192,10 +191,10 @@ class PositionMethod:
           key: the layer's projected keys, before `keys`.
           padding: True for cache slots without a token, which may lie between tokens; None: there
             are none. Data that later tokens need passes through padding unchanged.
-          before: the data of the token, or padding, before the first one of `x`; None, or zeros
+          before: the data of the token, or padding, before the first token of `x`; None, or zeros
             from an empty cache, if there is none.
-          segments: of the tokens, such as packed documents, which must not see each other; None: a
-            single segment. With a cache there is a single one.
+          segments: the number of each token's segment, such as a packed document; no data passes
+            from one segment to the next. None: a single segment, as with a cache.
         """
         return None
 

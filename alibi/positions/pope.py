@@ -26,8 +26,8 @@ from alibi.positions.shapes import (
 
 @dataclasses.dataclass(frozen=True)
 class Pope(PositionMethod):
-    """Each feature of a query or key becomes a point of the plane: its softplus is the distance from
-    0, its position times base^(-c/head_dim) the angle.
+    """Feature c of a query or key becomes a point of the plane: its softplus is the distance from 0,
+    the token's position times base^(-c/head_dim) the angle.
 
     Keys have a learned angle besides, delta of each head and feature. So a logit is a sum of
     products of content, each times a cosine that knows positions alone, and queries and keys have 2

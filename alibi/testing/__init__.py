@@ -16,7 +16,14 @@ from alibi.testing.attention import (
     check_half_precision,
     check_tiles,
 )
-from alibi.testing.model import SmallModel, check_cache, check_causality, check_layers, check_shift
+from alibi.testing.model import (
+    SmallModel,
+    check_cache,
+    check_causality,
+    check_layers,
+    check_segments,
+    check_shift,
+)
 from alibi.testing.samples import HEAD_DIM, HEADS, TRAIN_LENGTH, WIDTH, PositionMethodError
 
 __all__ = [
@@ -28,6 +35,7 @@ __all__ = [
     "check_half_precision",
     "check_layers",
     "check_position_method",
+    "check_segments",
     "check_shift",
     "check_tiles",
 ]
@@ -42,10 +50,11 @@ def check_position_method(
     ValueError for either.
 
     Checked are: a bias that attention can take, and can cut anywhere; no influence of later
-    tokens; the same result at shifted positions, if it is `shift_invariant`; a cache, with a prompt
-    in pieces, padding and single tokens; tiles, 8 devices, bfloat16, recomputed and scanned layers
-    against the dense formula in float32, in value and in the gradient of every parameter and input;
-    and, if the bias is `bounded`, its bound and the loss by skipping.
+    tokens, nor, by what `keep` gives, of earlier segments; the same result at shifted positions, if
+    it is `shift_invariant`; a cache, with a prompt in pieces, padding and single tokens; tiles, 8
+    devices, bfloat16, recomputed and scanned layers against the dense formula in float32, in value
+    and in the gradient of every parameter and input; and, if the bias is `bounded`, its bound and
+    the loss by skipping.
 
     The check of 8 devices needs them, which CPUs have after
     `jax.config.update("jax_num_cpu_devices", 8)` before the first use of JAX; otherwise it is left
@@ -73,5 +82,5 @@ def check_position_method(
             check(direction)
     check_half_precision(method)
     model = SmallModel(method)
-    for check_model in (check_causality, check_shift, check_cache, check_layers):
+    for check_model in (check_causality, check_shift, check_segments, check_cache, check_layers):
         check_model(model)

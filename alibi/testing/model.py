@@ -144,6 +144,29 @@ def check_cache(model: SmallModel) -> None:
         )
 
 
+def check_segments(model: SmallModel) -> None:
+    """Checks that the data a method keeps of a token doesn't depend on tokens of an earlier segment,
+    such as a packed document, as far as features show it.
+    """
+    if type(model.method).keep is PositionMethod.keep:
+        return
+    first = model.length // 2
+    segments = jnp.where(jnp.arange(model.length)[None] < first, jnp.zeros_like(model.tokens), 1)
+    changed = model.tokens.at[:, :first].set(model.tokens[::-1, :first])
+    before, after = (
+        np.asarray(model.apply({"params": model.params}, tokens, segment_ids=segments))
+        for tokens in (model.tokens, changed)
+    )
+    error = np.abs(after - before)[:, first:].max(axis=(0, 2))
+    if not error.max() < 1e-3:
+        token = int(np.argmax(~(error < 1e-3)))
+        fail(
+            model.method,
+            f"with a segment from token {first} on, token {first + token} depends on tokens before it: its features "
+            f"differ by {error[token]:.2g}; let no running sum or convolution of `keep` cross `segments`",
+        )
+
+
 def check_layers(model: SmallModel) -> None:
     """Checks that layers that run in a loop, and are recomputed there, give the same loss and
     gradients.

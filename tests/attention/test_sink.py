@@ -116,6 +116,30 @@ def test_on_several_devices_each_has_the_sinks_of_its_heads(backend: str) -> Non
     assert max(found.values()) < 5e-6, found
 
 
+@pytest.mark.parametrize("backend", ["reference", "saved", "blocked", "decoding"])
+def test_heads_that_share_a_key_head_have_sinks_of_their_own(backend: str) -> None:
+    (query, key, value, slopes, sink), _ = given(1 if backend == "decoding" else Q)
+    key, value = key[:, :, :1], value[:, :, :1]
+    attended = attend(query, key, value, slopes=slopes, sink=sink, backend=backend)
+    key, value = (np.repeat(x, HEADS, axis=2) for x in (key, value))
+    np.testing.assert_allclose(attended, formula(query, key, value, slopes, sink), atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", ["reference", "saved", "blocked", "decoding"])
+def test_a_sink_in_half_precision_has_a_gradient_of_its_dtype(backend: str) -> None:
+    """It is summed in float32; JAX adds it to the gradients of other uses, which have this dtype."""
+    (*arrays, slopes, sink), incoming = given(1 if backend == "decoding" else Q)
+
+    def loss(sink):
+        attended = attend(*arrays, slopes=slopes, sink=sink, backend=backend)
+        return (attended * incoming).sum() + sink.astype(jnp.float32).sum()
+
+    half = sink.astype(jnp.bfloat16)
+    got, exact = jax.grad(loss)(half), jax.grad(loss)(half.astype(jnp.float32))
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(jnp.float32), exact, rtol=2**-7)
+
+
 @pytest.mark.parametrize("queries", [1, Q])
 def test_a_bias_of_query_and_key_terms_is_whole_beside_a_sink(queries: int) -> None:
     """Softmax ignores the query's term of FoX's bias; with a sink it does not."""
