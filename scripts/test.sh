@@ -5,5 +5,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh --test
 # One process more than cores, since some tests wait for commands that they start; each takes up to 3 GB.
-workers=$(($(nproc) < 4 ? $(nproc) + 1 : 4))
+cores=$(getconf _NPROCESSORS_ONLN)
+workers=$((cores < 4 ? cores + 1 : 4))
 exec .venv/bin/python -m pytest -n "$workers" --dist=worksteal "$@"

@@ -25,7 +25,7 @@ from alibi.testing import (
     check_position_method,
     check_tiles,
 )
-from alibi.testing.model import SmallModel
+from alibi.testing.model import SmallModel, check_cache, check_segments
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -150,11 +150,15 @@ class RunningSum(PositionMethod):
 def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
     """In the cache too, which keeps the newest token's data alone, since no bias reads the rest."""
     check_position_method(RunningSum)
+    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 4}
+    forgets, leaks, model = (
+        SmallModel(make_position(RunningSum, **sizes, options=options))
+        for options in ({"forgets": True}, {"leaks": True}, {})
+    )
     with pytest.raises(PositionMethodError, match="with a cache, token 4, in a prompt of two"):
-        check_position_method(RunningSum, forgets=True)
+        check_cache(forgets)
     with pytest.raises(PositionMethodError, match="from token 9 on, token 10 depends on tokens"):
-        check_position_method(RunningSum, leaks=True)
-    model = SmallModel(make_position(RunningSum, num_heads=4, head_dim=8, width=32, train_length=4))
+        check_segments(leaks)
     held = jax.eval_shape(
         lambda: model.model.init(jax.random.key(0), model.tokens, decode=True)["cache"]
     )["layers_0"]["held"]

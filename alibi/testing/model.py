@@ -115,8 +115,11 @@ def check_cache(model: SmallModel) -> None:
     for row, own in enumerate(places):
         tokens[row, own], positions[row, own] = tokens[row, : own.size].copy(), np.arange(own.size)
     read = jit(functools.partial(lm.apply, decode=True, mutable=["cache"], method="features"))
-    make = jit(functools.partial(lm.init, decode=True, total=model.length))
-    cache = make(jax.random.key(0), jnp.zeros((2, model.length + 5), jnp.int32))["cache"]
+    empty = jnp.zeros((2, model.length + 5), jnp.int32)
+    # Under jit no parameters are made.
+    cache = jit(
+        lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length)["cache"]
+    )()
     pieces = []
     for part in (
         slice(0, 4),

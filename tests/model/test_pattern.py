@@ -93,7 +93,7 @@ def test_a_list_that_does_not_divide_the_layers_is_said_and_repeated(caplog) -> 
             "position=alibi,none,rotary lists 3 values for model.num_layers=2 layers; give 1 to 2",
         ),
         ("model.window=1,2,3,model.num_layers=2", "model.window=1,2,3 lists 3 values"),
-        ("model.window=()", "model.window= lists 0 values"),
+        ("model.window=()", r"model.window=\(\) lists 0 values"),
         ("model.window=8,-1", r"model.window=\(8, -1\) must be at least 0"),
         ("model.window=8,x", "model.window='8,x' must be of type int"),
         ("model.logit_scale=log_n,loud", "must be one of '', log_n, ssmax"),

@@ -32,6 +32,8 @@ REPORTS = {
     "methods": "all_methods",
     "negative-results": "negative_results",
     "passkey": "passkey",
+    "mlm": "mlm",
+    "variants": "variants",
 }
 # The rows of each table by scale and number, the updates of its runs (those of table 2 are the
 # config's own), the cores of its caption.
