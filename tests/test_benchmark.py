@@ -277,6 +277,13 @@ def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys)
     assert "| feed-forward" in capsys.readouterr().out
 
 
+def test_shapes_take_keys_and_none(load):
+    shapes = load("training").SHAPES
+    sizes = {name: (make("").model.width, make("").train_length) for name, make in shapes.items()}
+    assert sizes == {"quickstart": (128, 128), "wide": (512, 512)}
+    assert {make("position=rotary").position for make in shapes.values()} == {"rotary"}
+
+
 def test_attention_that_costs_nothing_keeps_its_projections(load, tiny_config, monkeypatch):
     """XLA would not compute an array without a part in the loss: then the projections would count
     as attention.

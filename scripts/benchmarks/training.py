@@ -18,12 +18,10 @@ from configs import quickstart
 HOW = {"turn_seconds": 0.5, "title": "training steps"}
 
 LENGTHS = "128,512,2048,8192"
+WIDE = "model.num_layers=6,model.width=512,model.num_heads=8,model.feed_forward=2048,length=512"
 SHAPES = {
     "quickstart": lambda arg: read_config(quickstart.get_config(arg)),
-    "wide": lambda arg: make_config(
-        "model.num_layers=6,model.width=512,model.num_heads=8,model.feed_forward=2048,length=512,"
-        + arg
-    ),
+    "wide": lambda arg: make_config(",".join(filter(None, [WIDE, arg]))),
 }
 METHODS = ("alibi", "sinusoidal")
 WITHOUT = "{}, no attention"
