@@ -1,4 +1,5 @@
-"""The quickstart's model as an encoder: masked tokens are predicted from both sides (BERT's 15%, 80/10/10).
+"""The quickstart's model as an encoder: masked tokens are predicted from both sides (BERT's 15%,
+80/10/10).
 
 python train.py --config=configs/mlm.py:position=alibi,length=128 --workdir=workdirs/mlm-alibi
 

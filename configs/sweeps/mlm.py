@@ -1,4 +1,5 @@
-"""Masked language models trained at 128 tokens, tested to 2,048: position methods that see both sides.
+"""Masked language models trained at 128 tokens, tested to 2,048: position methods that see both
+sides.
 
 python scripts/sweep.py --sweep=configs/sweeps/mlm.py --workdir=workdirs/mlm --jobs=2
 python scripts/frequency_baseline.py --config=configs/mlm.py
