@@ -170,8 +170,8 @@ def _forward(
     sink: PerHead | None,
     settings: _Settings,
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Returns `out` of queries, keys, values and sinks, all float32, and the values saved for the backward
-    pass.
+    """Returns `out` of float32 queries, keys, values and sinks, and the values saved for the
+    backward pass.
 
     These include the exponentials of each block of queries, their sums (`totals`), and the
     exponentials of the sink (`drained`; empty without one).

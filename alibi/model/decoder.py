@@ -327,15 +327,17 @@ class DecoderLM(nn.Module):
         layers, period = self.config.num_layers, len(pattern)
         repeats = (layers - (last < x.shape[1])) // period
 
-        def layer(x: Array, number: int | Array, tree: Params, index: Any, *static: int) -> Any:
+        def layer(
+            x: Array, number: int | Array, tree: Params, index: Any, place: int, queries: int
+        ) -> Any:
             pick = functools.partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
-            (place, queries), params = static, jax.tree.map(pick, tree)
+            params = jax.tree.map(pick, tree)
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, number)}
             arguments = (x, pattern[place], self.shared[place], call, deterministic, queries)
             return block.apply({"params": params}, *arguments, rngs=rngs)
 
-        # Each layer by itself, so that the backward pass holds one; a loop keeps a single layer's
-        # recomputation apart without a barrier.
+        # Each layer is recomputed by itself, so that the backward pass holds a single layer. Several
+        # layers in a step of the loop need a barrier for that.
         remat = functools.partial(jax.checkpoint, prevent_cse=period > 1, static_argnums=(4, 5))
         run = remat(layer) if self.config.remat else layer
 

@@ -126,7 +126,8 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
         return f"context_use-{count + 1}.png" if count else "context_use.png"
     windows = "" if panel.stride is None else f"-stride{panel.stride}"
     windows += "-masked" if panel.kind is PSEUDO_PERPLEXITY else ""
-    windows += "".join({f"-documents-{d.positions}" for row in panel.rows if (d := row.documents)})
+    documents = panel.rows[0].documents  # of all rows of a panel alike
+    windows += f"-documents-{documents.positions}" if documents else ""
     suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
     return f"extrapolation{suffix}.png"
 

@@ -50,7 +50,7 @@ def check_position_method(
     ValueError for either.
 
     Checked are: a bias that attention can take, and can cut anywhere; no influence of later
-    tokens, nor, by what `keep` gives, of earlier segments; the same result at shifted positions, if
+    tokens, nor of earlier segments through `keep`; the same result at shifted positions, if
     it is `shift_invariant`; a cache, with a prompt in pieces, padding and single tokens; tiles, 8
     devices, bfloat16, recomputed and scanned layers against the dense formula in float32, in value
     and in the gradient of every parameter and input; and, if the bias is `bounded`, its bound and

@@ -86,7 +86,9 @@ def check_blocks(method: PositionMethod) -> None:
 
 
 def check_tiles(method: PositionMethod) -> None:
-    """Checks that `blocked`, on eight devices if there are so many, agrees with the dense formula."""
+    """Checks that `blocked`, also on eight devices if there are so many, agrees with the dense
+    formula.
+    """
     params, inputs = params_of(method), inputs_of(LENGTH)
 
     @functools.partial(jit, static_argnums=2)
@@ -101,13 +103,12 @@ def check_tiles(method: PositionMethod) -> None:
         return {"value": attended, "parameters": gradients[0], "inputs": gradients[1]}
 
     expected = value_and_gradients(params, inputs, AttentionOptions(backend="reference"))
-    blocked, where = AttentionOptions(backend="blocked", block=BLOCK), ""
+    ways = {"blocked": AttentionOptions(backend="blocked", block=BLOCK), "auto": AttentionOptions()}
     if jax.device_count() >= 8:
         devices = np.asarray(jax.devices()[:8]).reshape(2, 4)
         mesh = jax.sharding.Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
         sharding = NamedSharding(mesh, P("data", None, "tensor"))
-        blocked, where = dataclasses.replace(blocked, sharding=sharding), " on 8 devices"
-    ways = {f"blocked{where}": blocked, "auto": AttentionOptions()}
+        ways["blocked on 8 devices"] = dataclasses.replace(ways["blocked"], sharding=sharding)
     for name, options in ways.items():
         compare(
             method,

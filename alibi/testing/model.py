@@ -148,8 +148,8 @@ def check_cache(model: SmallModel) -> None:
 
 
 def check_segments(model: SmallModel) -> None:
-    """Checks that the data a method keeps of a token doesn't depend on tokens of an earlier segment,
-    such as a packed document, as far as features show it.
+    """Checks that no data of `keep` reaches the features of a later segment, such as a packed
+    document.
     """
     if type(model.method).keep is PositionMethod.keep:
         return

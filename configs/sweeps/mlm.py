@@ -5,8 +5,8 @@ python scripts/sweep.py --sweep=configs/sweeps/mlm.py --workdir=workdirs/mlm --j
 python scripts/frequency_baseline.py --config=configs/mlm.py
 
 ALiBi has the same slopes on both sides, or slopes of their own: fixed, where the head that is steep
-before a token is flat after it, or learned; learned slopes of both sides alike tell whether training
-them or parting them helps.
+before a token is flat after it, or learned. Learned slopes, the same on both sides, separate the
+effect of learning from that of two slopes.
 """
 
 FLAT_AFTER_STEEP = "0.00390625:0.015625:0.0625:0.25"  # the paper's four slopes, backwards

@@ -84,11 +84,14 @@ def differences(arrays, incoming, **arguments):
     return found
 
 
-@pytest.mark.parametrize("cap", [None, CAP])
-@pytest.mark.parametrize("backend", ["reference", "saved", "blocked", "decoding"])
+@pytest.mark.parametrize(
+    ("backend", "cap"),
+    [
+        *((backend, None) for backend in ("reference", "saved", "blocked", "decoding")),
+        *((backend, CAP) for backend in ("reference", "blocked", "decoding")),
+    ],
+)
 def test_values_and_gradients_are_the_formulas(backend: str, cap: float | None) -> None:
-    if backend == "saved" and cap is not None:
-        pytest.skip("saved keeps no logits, by which a cap has its derivative")
     arrays, incoming = given(1 if backend == "decoding" else Q)
     found = differences(arrays, incoming, backend=backend, logit_cap=cap)
     assert max(found.values()) < 5e-6, found
