@@ -64,6 +64,20 @@ def test_compilations_are_kept_beside_the_token_files(
     assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compilations")
 
 
+def test_a_flag_file_holds_keys_of_the_config_too(execute, tmp_path: pathlib.Path) -> None:
+    # ml_collections' own flags lose them (google/ml_collections#20)
+    file = tmp_path / "flags.txt"
+    file.write_text("--config.train.steps=7\n--place=here\n")
+    config = config_of(
+        execute, QUICKSTART, f"--flagfile={file}", "--config.optimizer.warmup_steps=2"
+    )
+    assert (config.train.steps, config.optimizer.warmup_steps, flags.FLAGS["place"].value) == (
+        7,
+        2,
+        "here",
+    )
+
+
 def test_keys_are_set_by_flags_as_behind_the_colon(execute) -> None:
     file = f"--config={ROOT / 'configs' / 'books_tables.py'}"
     words = [

@@ -130,8 +130,9 @@ def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
     values = flags.FLAGS
     values.set_gnu_getopt(bool(takes))  # flags may stand after other words
     try:
-        argv, overrides = _split_overrides(values.read_flags_from_files(argv, force_gnu=False))
-        _, *words = values(argv)
+        program, *given = argv  # absl would stop at the program, which is no flag
+        given, overrides = _split_overrides(values.read_flags_from_files(given, force_gnu=False))
+        _, *words = values([program, *given])
     except flags.UnrecognizedFlagError as error:
         raise ValueError(
             f"there is no flag --{error.flagname}; {_suggest(error.flagname)}--help shows all"
