@@ -101,13 +101,13 @@ def check_tiles(method: PositionMethod) -> None:
         return {"value": attended, "parameters": gradients[0], "inputs": gradients[1]}
 
     expected = value_and_gradients(params, inputs, AttentionOptions(backend="reference"))
-    name, blocked = "blocked", AttentionOptions(backend="blocked", block=BLOCK)
+    way, blocked = "blocked", AttentionOptions(backend="blocked", block=BLOCK)
     if jax.device_count() >= 4:
         devices = np.asarray(jax.devices()[:4]).reshape(2, 2)
         mesh = jax.sharding.Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
         sharding = NamedSharding(mesh, P("data", None, "tensor"))
-        name, blocked = "blocked on 4 devices", dataclasses.replace(blocked, sharding=sharding)
-    for name, options in ((name, blocked), ("auto", AttentionOptions())):
+        way, blocked = "blocked on 4 devices", dataclasses.replace(blocked, sharding=sharding)
+    for name, options in ((way, blocked), ("auto", AttentionOptions())):
         compare(
             method,
             f"attention by {name}",
