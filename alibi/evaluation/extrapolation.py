@@ -301,7 +301,12 @@ class RunEvaluation:
                     Dump(row.scoring, score.nll_nats, np.asarray(self.text.tokens, np.int32))
                 )
         measured = row.scored(
-            total, tokens=score.tokens, words=words, bytes=size, seconds=score.seconds
+            total,
+            tokens=score.tokens,
+            words=words,
+            bytes=size,
+            seconds=score.seconds,
+            read=score.windows.num_tokens,
         )
         shown = (
             "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"

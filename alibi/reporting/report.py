@@ -129,7 +129,8 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     documents = panel.rows[0].documents  # of all rows of a panel alike
     windows += f"-documents-{documents.positions}" if documents else ""
     suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
-    return f"extrapolation{suffix}.png"
+    names = (f"extrapolation{suffix}{number}.png" for number in ("", *range(-2, -999, -1)))
+    return next(name for name in names if name not in taken)
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
@@ -191,7 +192,7 @@ def _page(
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
     labels = {name: name for name in curves}  # of a run that failed, for example
-    labels |= {row.run: names[row.series] for row in latest(rows) if row.override is None}
+    labels |= {row.run: names[row.tested] for row in latest(rows) if row.override is None}
     positions = {one.label: one.position for panel, *_ in groups for one in panel.series}
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
@@ -280,8 +281,9 @@ def _group_section(
         if panel.stride
         else "windows that don't overlap"
     )
-    heading = f"{panel.corpus}, {panel.split}"
+    heading = ", ".join(filter(None, [panel.corpus, panel.split, panel.reading]))
     heading = f"What context gains: {heading}" if panel.use else f"{heading}, {windows}"
+    heading = f"Masked tokens: {heading}" if panel.kind is PSEUDO_PERPLEXITY else heading
     note = f"<p>{html.escape(explanation(panel))}</p>"
     return _section(heading, field if len(group) > 1 else "", *shown, note)
 
