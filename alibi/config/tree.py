@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from alibi.config.fields import as_text, choice, nearest, number, parsed, read
+from alibi.config.fields import as_text, choice, did_you_mean, number, parsed, read
 
 INT32 = 2**31 - 1  # counts and positions on the devices are int32
 DTYPES = ("float32", "bfloat16")
@@ -383,9 +383,9 @@ def check_key(key: str) -> str:
     key = SHORT_NAMES.get(key, key)
     if key in KEYS or key.startswith("position_options."):
         return key
-    suggestion = nearest(key, sorted([*KEYS, *SHORT_NAMES]))
     raise ValueError(
-        f"unknown config key {key!r}; did you mean {suggestion!r}? alibi/config/tree.py lists every key"
+        f"unknown config key {key!r}; {did_you_mean(key, sorted([*KEYS, *SHORT_NAMES]))}"
+        "alibi/config/tree.py lists every key"
     )
 
 

@@ -54,8 +54,11 @@ class Panel:
         see each other, masks.
         """
         positions = (row.documents.positions for row in self.rows if row.documents)
-        text = "mask_rate {:g}, mask_random {:g}, mask_kept {:g}"
-        masks = (text.format(*row.masks) for row in self.rows if row.masks)
+        masks = (
+            "mask_rate {:g}, mask_random {:g}, mask_kept {:g}".format(*row.masks)
+            for row in self.rows
+            if row.masks
+        )
         isolated = fact("documents that don't see each other, positions {}", positions)
         return "; ".join(filter(None, [isolated, fact("{}", masks)]))
 
@@ -137,12 +140,11 @@ def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
     names: dict[tuple[str, int, str], str] = {}
     for name, alike in by_name.items():
         steps = {group[0].step for group in alike}
-        differ_in_step = len(steps) == len(alike) and len({g[0].but_seed[0] for g in alike}) == 1
+        only_steps = len(steps) == len(alike) and len({of[0].but_seed[0] for of in alike}) == 1
         for group in alike:
             _, step, override = group[0].tested
-            label = name
-            if len(alike) > 1 and not differ_in_step:
-                label = ", ".join(row.run for row in group) + f" {override}".rstrip()
+            runs = ", ".join(row.run for row in group) + f" {override}".rstrip()
+            label = name if only_steps else runs
             label += f" (step {step:,})" if len(steps) > 1 else ""
             names |= {row.tested: label for row in group}
     return names
@@ -170,8 +172,10 @@ def _short_names(rows: Collection[Row]) -> dict[str, str]:
 
 def _are_comparable(rows: Sequence[Row], kind: Kind) -> bool:
     """Returns whether the lowest number is the best: per byte, or per token of one tokenizer."""
-    texts = {row.tokens_sha256 or row.tokens for row in rows if row.is_measured}
-    return len(texts) < 2 or kind is tables.BITS_PER_BYTE
+    return (
+        kind is tables.BITS_PER_BYTE
+        or len({row.tokens_sha256 or row.tokens for row in rows if row.is_measured}) < 2
+    )
 
 
 def _make_series(
@@ -301,12 +305,12 @@ def caption(panel: Panel) -> str:
         if panel.use.longest:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
-    documents = [row.documents for row in rows if row.documents is not None]
+    contexts = (row.documents.mean_context or 0 for row in rows if row.documents)
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
         panel.reading,
-        fact("mean context {}", (f"{d.mean_context or 0:,.1f}" for d in documents), " or "),
+        fact("mean context {}", (f"{mean:,.1f}" for mean in contexts), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
         fact("commit {}", (row.short_commit for row in rows if row.commit)),
@@ -331,11 +335,10 @@ def explanation(panel: Panel) -> str:
         if any(number.interval for number in panel.numbers):
             text += " In brackets: the 95% interval of a single run, by resampling windows."
     else:
-        text = "In brackets: the value divided by the run's own at its train length. "
-        text += (
+        text = "In brackets: the value divided by the run's own at its train length. " + (
             "The best of each column is marked."
             if _are_comparable(panel.rows, panel.kind)
-            else "Not comparable between runs: each token is another piece of text to another tokenizer. "
+            else "No best is marked: the runs have several tokenizers, and the numbers are per token. "
             "Compare bits per byte."
         )
     return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")

@@ -121,15 +121,13 @@ def write_report(
 
 def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     """Returns the file of a panel's figure, which is none of those before it."""
-    if panel.use:
-        count = sum(name.startswith("context_use") for name in taken)
-        return f"context_use-{count + 1}.png" if count else "context_use.png"
     windows = "" if panel.stride is None else f"-stride{panel.stride}"
     windows += "-masked" if panel.kind is PSEUDO_PERPLEXITY else ""
     documents = panel.rows[0].documents  # of all rows of a panel alike
     windows += f"-documents-{documents.positions}" if documents else ""
     suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
-    names = (f"extrapolation{suffix}{number}.png" for number in ("", *range(-2, -999, -1)))
+    stem = "context_use" if panel.use else f"extrapolation{suffix}"
+    names = (f"{stem}{number}.png" for number in ("", *range(-2, -999, -1)))
     return next(name for name in names if name not in taken)
 
 

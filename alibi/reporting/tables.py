@@ -144,8 +144,12 @@ def related(
             return part
         at = references.get((row, column))
         reference = grid[at[0]][at[1]] if at else None
-        several = mark and len(losses[column]) > 1
-        best = part.kind.is_loss and several and part.mean == min(losses[column])
+        best = (
+            mark
+            and part.kind.is_loss
+            and len(losses[column]) > 1
+            and part.mean == min(losses[column])
+        )
         ratio = (
             part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
         )
