@@ -59,6 +59,10 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         (["--wrokdir=x"], "there is no flag --wrokdir; did you mean --workdir?"),
         (["--stride=x"], "--stride=x: invalid literal for int() with base 10: 'x'"),
         (["--config.steps=3"], "unknown config key 'steps'; did you mean 'train.steps'?"),
+        (["--config.optimizer.lr=3"], "did you mean 'optimizer.learning_rate'? alibi/config/"),
+        (["--config.model.heads=3"], "did you mean 'model.num_heads'? alibi/config/"),
+        (["--config.eval.dtpye=bfloat16"], "did you mean 'eval.dtype'? alibi/config/"),
+        (["--config.optimizer.foo=3"], "'optimizer.foo'; alibi/config/tree.py lists every key"),
         (["--config.xyzzy=3"], "unknown config key 'xyzzy'; alibi/config/tree.py lists every key"),
         (
             ["--config.train.steps'=3"],

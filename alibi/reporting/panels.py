@@ -87,8 +87,11 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     found = []
     rows = latest(rows)
     names = series_names(rows)  # of all rows, so that a run has one name in all panels
-    rows = [row for row in rows if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
-    rows = [row for row in rows if row.passkey is None]
+    rows = [
+        row
+        for row in rows
+        if row.passkey is None and (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)
+    ]
     for (corpus, split, stride, use, masked, *_), group in _grouped(rows, _panel_key).items():
         of_group = tables.PSEUDO_PERPLEXITY if masked and kind is PERPLEXITY else kind
         by_series = _grouped(group, lambda row: (names[row.tested], row.position, row.train_length))
@@ -134,19 +137,17 @@ def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
             )
         ]
     short = _short_names(tested.values())
-    by_name = _grouped(
-        groups, lambda group: ", ".join(dict.fromkeys(short[row.series] for row in group))
-    )
+    called = [dict.fromkeys(short[row.series] for row in group) for group in groups]
     names: dict[tuple[str, int, str], str] = {}
-    for name, alike in by_name.items():
-        steps = {group[0].step for group in alike}
-        only_steps = len(steps) == len(alike) and len({of[0].but_seed[0] for of in alike}) == 1
-        for group in alike:
-            _, step, override = group[0].tested
-            runs = ", ".join(row.run for row in group) + f" {override}".rstrip()
-            label = name if only_steps else runs
-            label += f" (step {step:,})" if len(steps) > 1 else ""
-            names |= {row.tested: label for row in group}
+    for group, own in zip(groups, called, strict=True):
+        alike = [one for one, of in zip(groups, called, strict=True) if own.keys() & of.keys()]
+        steps = {one[0].step for one in alike}
+        only_steps = len(steps) == len(alike) and len({one[0].but_seed[0] for one in alike}) == 1
+        _, step, override = group[0].tested
+        runs = ", ".join(row.run for row in group) + f" {override}".rstrip()
+        label = ", ".join(own) if only_steps else runs
+        label += f" (step {step:,})" if len(steps) > 1 else ""
+        names |= {row.tested: label for row in group}
     return names
 
 
@@ -204,7 +205,7 @@ def _panel_key(
     use = row.context_use and row.context_use.tokens
     stride = None if row.mode in ("nonoverlapping", MASKED) else row.stride
     documents = row.documents.positions if row.documents else ""
-    return row.corpus, row.split, stride, use, row.is_masked, row.masks, documents
+    return row.corpus, row.split, stride, use, row.mode == MASKED, row.masks, documents
 
 
 def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

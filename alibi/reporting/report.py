@@ -106,10 +106,14 @@ def write_report(
     figures: list[str] = []
     for group in groups:
         figures.append(_figure_name(group[0], figures))
-        kind = group[0].kind.title.lower()
-        about = "nats gained by context" if group[0].use else f"{kind} by evaluation length"
-        shown = [build_table(panel) for panel in group]
-        add(shown, length_figure(group[0]), figures[-1], about, explanation(group[0]) + "\n")
+        about = f"{group[0].kind.title.lower()} by evaluation length"
+        add(
+            [build_table(panel) for panel in group],
+            length_figure(group[0]),
+            figures[-1],
+            "nats gained by context" if group[0].use else about,
+            explanation(group[0]) + "\n",
+        )
     if passkeys:
         add([passkeys], passkey_figure(passkeys), "passkey.png", "keys found again, by distance")
     if failures:
@@ -127,8 +131,8 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     windows += f"-documents-{documents.positions}" if documents else ""
     suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
     stem = "context_use" if panel.use else f"extrapolation{suffix}"
-    names = (f"{stem}{number}.png" for number in ("", *range(-2, -999, -1)))
-    return next(name for name in names if name not in taken)
+    numbers = ("", *range(-2, -999, -1))  # as -2
+    return next(name for number in numbers if (name := f"{stem}{number}.png") not in taken)
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:

@@ -159,11 +159,6 @@ class Row:
         )
 
     @property
-    def is_masked(self) -> bool:
-        """Whether masked tokens were predicted from both sides."""
-        return self.mode == MASKED
-
-    @property
     def is_measured(self) -> bool:
         """Whether the row holds a result, not an error."""
         found = self.nll_nats if self.passkey is None else self.passkey.accuracy
@@ -190,8 +185,10 @@ class Row:
         Rows of earlier versions don't know the config without its seed: here they have the name
         without it, position, train length and parameters.
         """
-        known = (self.series, self.position, self.train_length, self.parameters)
-        return self.seedless_hash or known, *self.tested[1:]
+        return (
+            self.seedless_hash or (self.series, self.position, self.train_length, self.parameters),
+            *self.tested[1:],
+        )
 
     @property
     def speed_of_device(self) -> float | None:

@@ -166,6 +166,12 @@ def test_seeds_are_averaged_under_any_names_of_their_runs():
     assert averaged(
         defined("monday", perplexity=8.0), defined("tuesday", perplexity=9.0, seed=1)
     ) == {"monday, tuesday": [(8.0, 9.0)]}
+    # A name that two lines would share stands whole in both, since a part of it tells nothing.
+    assert averaged(
+        defined("base-seed0", perplexity=8.0),
+        defined("other", perplexity=9.0, seed=1),
+        defined("base-seed2", "second config", perplexity=7.0, seed=2),
+    ) == {"base-seed0, other": [(8.0, 9.0)], "base-seed2": [(7.0,)]}
 
 
 def test_rows_that_do_not_know_their_config_are_averaged_by_name_size_and_step():
