@@ -131,8 +131,11 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     windows += f"-documents-{documents.positions}" if documents else ""
     suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
     stem = "context_use" if panel.use else f"extrapolation{suffix}"
-    numbers = ("", *range(-2, -999, -1))  # as -2
-    return next(name for number in numbers if (name := f"{stem}{number}.png") not in taken)
+    return next(
+        name
+        for number in ("", *range(-2, -999, -1))  # -2 is a hyphen and a 2
+        if (name := f"{stem}{number}.png") not in taken
+    )
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
