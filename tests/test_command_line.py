@@ -213,6 +213,16 @@ def test_lists_of_a_test_are_written_as_lists_of_training(execute) -> None:
     assert evaluation_flags.options()["override"] == expected
 
 
+def test_a_work_directory_with_commas_in_its_name_is_one(execute, tmp_path, monkeypatch) -> None:
+    """Hydra names folders by overrides: lr=1,wd=2."""
+    for name in ("a", "lr=1,wd=2", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    execute("--workdirs=a,lr=1,wd=2,b,gs://bucket/c", "--output_dir=out")
+    evaluation_flags.options()
+    assert flags.FLAGS["workdirs"].value == ["a", "lr=1,wd=2", "b", "gs://bucket/c"]
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_any_signal_stops_a_command_that_goes_on(execute, capsys, number: int) -> None:
     before = {one: signal.getsignal(one) for one in SIGNALS}

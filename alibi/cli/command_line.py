@@ -179,7 +179,7 @@ def _suggest(name: str) -> str:
     meant = [
         f"config.{key}" for key in keys if f".{key}".endswith(f".{SHORT_NAMES.get(name, name)}")
     ]
-    meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)], cutoff=0.6)]
+    meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)])]
     return f"did you mean {' or '.join(f'--{one}' for one in meant)}? " if meant[0] else ""
 
 

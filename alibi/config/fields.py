@@ -143,11 +143,18 @@ def as_text(value: Any) -> str:
     return ",".join(map(str, value)) if several else str(value)
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Returns the most similar word of `known`; "" if the similarity, from 0 to 1, is below
     `cutoff`.
     """
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question for the nearest of `known`, to stand before another sentence; "" if none
+    is near.
+    """
+    return f"did you mean {found!r}? " if (found := nearest(word, known)) else ""
 
 
 def _literal(text: str) -> Any:

@@ -376,6 +376,17 @@ _DEFAULT = Config()
 KEYS = tuple(flatten(_DEFAULT))  # without the options of position methods
 
 
+# Names in other codebases, for suggestions.
+OTHER_NAMES = {
+    "lr": "optimizer.learning_rate",
+    "batch_size": "train.batch_tokens",
+    "seq_len": "train_length",
+    "d_model": "model.width",
+    "hidden_size": "model.width",
+    "grad_clip": "optimizer.clip_norm",
+}
+
+
 def check_key(key: str) -> str:
     """Returns the full name of a config key; raises ValueError, with the nearest key, if no config
     has it.
@@ -383,10 +394,13 @@ def check_key(key: str) -> str:
     key = SHORT_NAMES.get(key, key)
     if key in KEYS or key.startswith("position_options."):
         return key
-    suggestion = nearest(key, sorted([*KEYS, *SHORT_NAMES]))
-    raise ValueError(
-        f"unknown config key {key!r}; did you mean {suggestion!r}? alibi/config/tree.py lists every key"
-    )
+    section, _, name = key.rpartition(".")
+    # Names are compared without their sections, which would be near by themselves.
+    own = sorted([*KEYS, *SHORT_NAMES], key=lambda known: known.startswith(f"{section}."))
+    known = {full.rpartition(".")[2]: full for full in own}
+    meant = OTHER_NAMES.get(name) or known.get(nearest(name, known))
+    question = f"did you mean {meant!r}? " if meant else ""
+    raise ValueError(f"unknown config key {key!r}; {question}alibi/config/tree.py lists every key")
 
 
 def read_value(key: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shlex
 import signal
 import sys
 import textwrap
@@ -248,7 +249,8 @@ def _is_finished(run: RunDirectory) -> bool:
 
 
 def _next_command(run: RunDirectory) -> str:
-    return f"evaluate it by\n  python eval_extrapolation.py --workdirs={run} --multiples=1,2,4,8"
+    flags = shlex.join([f"--workdirs={run}", "--multiples=1,2,4,8"])
+    return f"evaluate it by\n  python eval_extrapolation.py {flags}"
 
 
 def _headline(job: Job, about: dict[str, Any]) -> str:

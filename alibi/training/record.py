@@ -38,7 +38,7 @@ class Record:
     """The figures of a run from update `step` on; process 0 writes them, all check them.
 
     Updates don't wait for writing, since a bucket may need several requests of some tenths of a
-    second. A failed write is raised at the next row, checkpoint or final status.
+    second. A failed write or checkpoint is raised at the next row, checkpoint or final status.
 
     Attributes:
       best: the update with the lowest validation NLL, and this NLL; None before the first
@@ -126,6 +126,7 @@ class Record:
                 row["mfu"] = rate / self._peak
         self._write(step, row)
         self.write_status("running", step)
+        self._checkpoints.check()
 
     def validated(self, step: int, nll: float) -> bool:
         """Records a validation; returns whether it is the best so far. Raises NonFiniteLossError."""
@@ -149,8 +150,10 @@ class Record:
             if good
             else "no checkpoint was saved before"
         )
+        clipped = self._config.optimizer.clip_norm > 0
         raise NonFiniteLossError(
-            f"{reason}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or a smaller optimizer.clip_norm"
+            f"{reason}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or "
+            + ("a smaller optimizer.clip_norm" if clipped else "optimizer.clip_norm=1")
         )
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
