@@ -403,7 +403,7 @@ class SlotsCache(nn.Module):
 
         def empty(window: int) -> Slots:
             ring = window + chunk - 1 if window and chunk else total
-            return Slots.empty(batch, ring if ring < total else length, total)
+            return Slots.empty(batch, min(ring, length) if ring < total else length, total)
 
         slots: dict[int, Slots] = self.variable(
             "cache", "slots", lambda: {window: empty(window) for window in windows}
