@@ -9,6 +9,10 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
+
+from alibi.positions import method_class, method_names
+
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
 PACKAGES = (
     "jax",
@@ -21,6 +25,10 @@ PACKAGES = (
     "tokenizers",
     "numpy",
 )
+# Settings of JAX with which the same program computes other numbers; those of SEEDED change the
+# initial parameters and dropout.
+SEEDED = "jax_default_prng_impl", "jax_threefry_partitionable"
+SETTINGS = (*SEEDED, "jax_enable_x64", "jax_default_matmul_precision")
 _LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -70,6 +78,18 @@ def own_files() -> dict[str, str]:
     return hashes
 
 
+def method_files(position: str) -> dict[str, str]:
+    """Returns the hashes of `own_files` that define the position methods of a config."""
+    methods = [method_class(name) for name in method_names(position)]
+    modules = {f"own file {kind.__module__}" for method in methods for kind in method.__mro__}
+    return {name: hashed for name, hashed in own_files().items() if name in modules}
+
+
+def jax_settings() -> dict[str, Any]:
+    """Returns the values of `SETTINGS` in this process."""
+    return {name: getattr(jax.config, name) for name in SETTINGS}
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages by which a run computes."""
     return {package: importlib.metadata.version(package) for package in PACKAGES} | {
@@ -84,6 +104,7 @@ def make_provenance(**more: Any) -> dict[str, Any]:
         "commit": git_commit(),
         "code": code_hash(),
         "versions": versions(),
+        "jax": jax_settings(),
     }
     return {**made_by, "cores": usable_cores(), **more}
 

@@ -27,7 +27,14 @@ from alibi.errors import (
 )
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
-from alibi.runs import RunDirectory, code_hash, make_provenance, versions
+from alibi.runs import (
+    RunDirectory,
+    code_hash,
+    jax_settings,
+    make_provenance,
+    method_files,
+    versions,
+)
 from alibi.runs.checkpoint import Checkpoints, check_replicas
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
@@ -35,13 +42,6 @@ from alibi.training.record import NonFiniteLossError, Record
 from alibi.training.setup import Job, make_job, make_validator, micro_batches
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
-# of JAX, with which the same program computes other numbers
-SETTINGS = (
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-)
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
 
@@ -69,12 +69,11 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
         keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
-        keys |= {name: getattr(jax.config, name) for name in SETTINGS}
-        keys |= {"workdir": workdir, "code": code_hash(), **versions()}
+        keys |= {"workdir": workdir, "code": code_hash(), **versions(), **jax_settings()}
         hosts.check_alike(keys)
         run = RunDirectory(workdir)
         job = make_job(config, run, make_mesh(config.mesh))
-        if hosts.broadcast(lambda: _is_finished(run)):
+        if hosts.broadcast(lambda: _is_finished(run, config.train.steps)):
             return run.status()
         stack.enter_context(disk_errors_named(run))
         hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
@@ -119,6 +118,7 @@ class Updates:
                 parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract.params)),
                 vocab_size=model.vocab_size,
                 corpus=job.corpus,
+                method_files=method_files(config.position),
             ),
         }
         if hosts.is_primary() and not is_watched():
@@ -247,11 +247,13 @@ class StopRequest:
         )
 
 
-def _is_finished(run: RunDirectory) -> bool:
-    """Returns whether nothing is left to do, and prints so; also prints if a finished run lost its
-    last checkpoint.
+def _is_finished(run: RunDirectory, steps: int) -> bool:
+    """Returns whether nothing is left to do up to update `steps`, and prints so; also prints if a
+    finished run lost its last checkpoint.
     """
     status = run.status()
+    if status["step"] < steps:
+        return False
     finished = status["state"] == "finished" and status["step"] in run.saved_steps()
     if status["state"] == "finished":
         rest = f"but its checkpoint of update {status['step']} was lost since"
