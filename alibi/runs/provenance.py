@@ -9,10 +9,6 @@ import subprocess
 import sys
 from typing import Any
 
-import jax
-
-from alibi.positions import method_class, method_names
-
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
 PACKAGES = (
     "jax",
@@ -80,6 +76,8 @@ def own_files() -> dict[str, str]:
 
 def method_files(position: str) -> dict[str, str]:
     """Returns the hashes of `own_files` that define the position methods of a config."""
+    from alibi.positions import method_class, method_names  # not to read a run's files alone
+
     methods = [method_class(name) for name in method_names(position)]
     modules = {f"own file {kind.__module__}" for method in methods for kind in method.__mro__}
     return {name: hashed for name, hashed in own_files().items() if name in modules}
@@ -87,6 +85,8 @@ def method_files(position: str) -> dict[str, str]:
 
 def jax_settings() -> dict[str, Any]:
     """Returns the values of `SETTINGS` in this process."""
+    import jax  # not to read a run's files alone
+
     return {name: getattr(jax.config, name) for name in SETTINGS}
 
 
