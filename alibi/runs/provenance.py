@@ -21,6 +21,11 @@ PACKAGES = (
     "tokenizers",
     "numpy",
 )
+# Settings of JAX with which the same program computes other numbers; those of SEEDED change the
+# initial parameters and dropout.
+SEEDED = "jax_default_prng_impl", "jax_threefry_partitionable"
+SETTINGS = (*SEEDED, "jax_enable_x64", "jax_default_matmul_precision")
+_LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 
 
 @functools.cache
@@ -29,11 +34,10 @@ def git_commit() -> str:
 
     Outside a checkout, as in an image, it is $ALIBI_COMMIT, or "unknown".
     """
-    folder = pathlib.Path(__file__).resolve().parents[2]
     try:
         commit, changes = (
             subprocess.run(
-                ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+                ["git", *words], cwd=_LIBRARY.parent, capture_output=True, text=True, check=True
             ).stdout.strip()
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
@@ -47,11 +51,43 @@ def code_hash() -> str:
     """Returns twelve hex digits of the SHA-256 of the library's files, which also changes without a
     commit.
     """
-    folder = pathlib.Path(__file__).resolve().parents[1]
     hashed = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        hashed.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+    for file in sorted(_LIBRARY.rglob("*.py")):
+        hashed.update(str(file.relative_to(_LIBRARY)).encode() + file.read_bytes())
     return hashed.hexdigest()[:12]
+
+
+def own_files() -> dict[str, str]:
+    """Returns a hash of each loaded file of the user's own, by its module: of neither Python, a
+    package nor the library.
+    """
+    others = [*map(os.path.realpath, (sys.prefix, sys.base_prefix)), _LIBRARY]
+    hashes = {}
+    for name, module in sorted(sys.modules.items()):
+        file = os.path.realpath(getattr(module, "__dict__", {}).get("__file__") or os.devnull)
+        if os.path.isfile(file) and not any(
+            file.startswith(f"{other}{os.sep}") for other in others
+        ):
+            hashes[f"own file {name}"] = hashlib.sha256(
+                pathlib.Path(file).read_bytes()
+            ).hexdigest()[:12]
+    return hashes
+
+
+def method_files(position: str) -> dict[str, str]:
+    """Returns the hashes of `own_files` that define the position methods of a config."""
+    from alibi.positions import method_class, method_names  # not to read a run's files alone
+
+    methods = [method_class(name) for name in method_names(position)]
+    modules = {f"own file {kind.__module__}" for method in methods for kind in method.__mro__}
+    return {name: hashed for name, hashed in own_files().items() if name in modules}
+
+
+def jax_settings() -> dict[str, Any]:
+    """Returns the values of `SETTINGS` in this process."""
+    import jax  # not to read a run's files alone
+
+    return {name: getattr(jax.config, name) for name in SETTINGS}
 
 
 def versions() -> dict[str, str]:
@@ -68,6 +104,7 @@ def make_provenance(**more: Any) -> dict[str, Any]:
         "commit": git_commit(),
         "code": code_hash(),
         "versions": versions(),
+        "jax": jax_settings(),
     }
     return {**made_by, "cores": usable_cores(), **more}
 

@@ -27,8 +27,15 @@ from alibi.errors import (
 )
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
-from alibi.runs import RunDirectory, code_hash, make_provenance, versions
-from alibi.runs.checkpoint import Checkpoints
+from alibi.runs import (
+    RunDirectory,
+    code_hash,
+    jax_settings,
+    make_provenance,
+    method_files,
+    versions,
+)
+from alibi.runs.checkpoint import Checkpoints, check_replicas
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
@@ -62,10 +69,11 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
         keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
-        hosts.check_alike({**keys, "workdir": workdir, "code": code_hash(), **versions()})
+        keys |= {"workdir": workdir, "code": code_hash(), **versions(), **jax_settings()}
+        hosts.check_alike(keys)
         run = RunDirectory(workdir)
         job = make_job(config, run, make_mesh(config.mesh))
-        if hosts.broadcast(lambda: _is_finished(run)):
+        if hosts.broadcast(lambda: _is_finished(run, config.train.steps)):
             return run.status()
         stack.enter_context(disk_errors_named(run))
         hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
@@ -110,6 +118,7 @@ class Updates:
                 parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract.params)),
                 vocab_size=model.vocab_size,
                 corpus=job.corpus,
+                method_files=method_files(config.position),
             ),
         }
         if hosts.is_primary() and not is_watched():
@@ -146,12 +155,15 @@ class Updates:
     def run(self, request: "StopRequest") -> None:
         """Makes all remaining updates, with their validations and checkpoints."""
         config, saved_at = self.job.config, time.monotonic()
-        step, steps = int(self.state.step), config.train.steps
+        step = done = int(self.state.step)
+        steps = config.train.steps
         while step < steps:
             self.state, metrics = self.train_step(
                 self.state, *self.feed.get(step, last=step + 1 == steps)
             )
             step += 1
+            if step == done + 1:  # before the first of them writes
+                check_replicas(self.state, f"after update {step}")
             self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
             stop, save = request.reached(step), _is_save_due(config, step, saved_at)
             # A run that stops is not validated: that may take longer than there is left to save.
@@ -177,6 +189,7 @@ class Updates:
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
             if save or improved:
+                check_replicas(self.state, f"after update {step}")
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(
                     self.state, step, self.about | self.record.for_checkpoint(), nll
@@ -234,11 +247,13 @@ class StopRequest:
         )
 
 
-def _is_finished(run: RunDirectory) -> bool:
-    """Returns whether nothing is left to do, and prints so; also prints if a finished run lost its
-    last checkpoint.
+def _is_finished(run: RunDirectory, steps: int) -> bool:
+    """Returns whether nothing is left to do up to update `steps`, and prints so; also prints if a
+    finished run lost its last checkpoint.
     """
     status = run.status()
+    if status["step"] < steps:
+        return False
     finished = status["state"] == "finished" and status["step"] in run.saved_steps()
     if status["state"] == "finished":
         rest = f"but its checkpoint of update {status['step']} was lost since"
