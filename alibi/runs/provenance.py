@@ -3,12 +3,16 @@
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import pathlib
 import subprocess
 import sys
 from typing import Any
 
+from etils import epath
+
+ABOUT, SHA256 = "about", "sha256"  # the JSON item of a checkpoint, and its key for the others' hash
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
 PACKAGES = (
     "jax",
@@ -95,6 +99,25 @@ def versions() -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in PACKAGES} | {
         "python": sys.version.split()[0]
     }
+
+
+def digest(content: dict[str, Any]) -> str:
+    """Returns the SHA-256 of JSON content."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_about(checkpoint: epath.Path) -> dict[str, Any]:
+    """Returns config, provenance, validation NLL and checksums of a checkpoint, see
+    `Checkpoints.save`; one process may read alone, which Orbax's manager does not allow.
+
+    Raises:
+      ValueError: it is damaged.
+      OSError: it can't be read.
+    """
+    content = json.loads((checkpoint / ABOUT / "metadata").read_bytes())  # Orbax's name
+    if content.pop(SHA256, None) != digest(content):
+        raise ValueError(f"{checkpoint}'s {ABOUT} differs from the saved one")
+    return content
 
 
 def make_provenance(**more: Any) -> dict[str, Any]:
