@@ -306,16 +306,18 @@ class RunDirectory:
             if content.pop(SHA256, None) not in (None, digest(content)):  # none: an older version
                 raise ValueError("it was altered since it was written")
         except FileNotFoundError:
+            damage = f"{self}/{name} is missing"
             problem = ValueError(
                 f"{self} is no work directory of a run: {name} is missing; give train.py's --workdir"
             )
         except ValueError as error:
             problem = self._damaged(name, error)
+            damage = str(problem)
         else:
             return content
         if (content := self._recorded(name)) is None:
             raise problem
-        _tell(str(problem), "its content is taken from the newest whole checkpoint")
+        _tell(damage, "its content is taken from the newest whole checkpoint")
         return content
 
     def _recorded(self, name: str) -> dict[str, Any] | None:

@@ -1,13 +1,16 @@
 """Provenance of a run: command, commit, versions and processor cores."""
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import types
 from typing import Any
 
 from etils import epath
@@ -62,16 +65,15 @@ def code_hash() -> str:
 
 
 def own_files() -> dict[str, str]:
-    """Returns a hash of each loaded file of the user's own, by its module: of neither Python, a
-    package nor the library.
+    """Returns a hash of each loaded file of the user's own, by its module: of neither Python, an
+    installed package nor the library.
     """
-    others = [*map(os.path.realpath, (sys.prefix, sys.base_prefix)), _LIBRARY]
-    hashes = {}
+    python, hashes = os.path.dirname(os.path.realpath(os.__file__)), {}
     for name, module in sorted(sys.modules.items()):
         file = os.path.realpath(getattr(module, "__dict__", {}).get("__file__") or os.devnull)
-        if os.path.isfile(file) and not any(
-            file.startswith(f"{other}{os.sep}") for other in others
-        ):
+        installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}
+        of_others = any(file.startswith(f"{folder}{os.sep}") for folder in (python, _LIBRARY))
+        if os.path.isfile(file) and not installed and not of_others:
             hashes[f"own file {name}"] = hashlib.sha256(
                 pathlib.Path(file).read_bytes()
             ).hexdigest()[:12]
@@ -79,12 +81,33 @@ def own_files() -> dict[str, str]:
 
 
 def method_files(position: str) -> dict[str, str]:
-    """Returns the hashes of `own_files` that define the position methods of a config."""
+    """Returns the hashes of `own_files` that define the position methods of a config, or that these
+    files import at their top level.
+    """
     from alibi.positions import method_class, method_names  # not to read a run's files alone
 
-    methods = [method_class(name) for name in method_names(position)]
-    modules = {f"own file {kind.__module__}" for method in methods for kind in method.__mro__}
-    return {name: hashed for name, hashed in own_files().items() if name in modules}
+    left = [method_class(name).__module__ for name in method_names(position)]
+    own, found = own_files(), {}
+    while left:
+        module = left.pop()
+        if (file := f"own file {module}") in own and file not in found:
+            found[file] = own[file]
+            left += _imports(sys.modules[module])
+    return found
+
+
+def _imports(module: types.ModuleType) -> list[str]:
+    """Returns the names of modules, and of their attributes, that a file imports at its top level."""
+    file, names = pathlib.Path(str(module.__file__)), []
+    for node in ast.parse(file.read_bytes() if file.suffix == ".py" else b"").body:
+        given = [alias.name for alias in getattr(node, "names", [])]
+        if isinstance(node, ast.Import):
+            names += given
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, module.__package__)
+            names += [base, *(f"{base}.{name}" for name in given)]
+    return names
 
 
 def jax_settings() -> dict[str, Any]:
