@@ -5,9 +5,12 @@ the program. A single process exchanges nothing. If a process is lost, JAX ends 
 about a minute by a signal, or their collectives fail.
 """
 
+import importlib.metadata
 import itertools
 import json
 import os
+import pathlib
+import platform
 import re
 import signal
 from collections.abc import Callable, Mapping
@@ -28,6 +31,9 @@ WAIT_SECONDS = 7 * 24 * 3600
 LOST = re.compile(
     r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I
 )
+# environment variables that change how JAX and the libraries below it compute
+_FLAGS = re.compile(r"(XLA|JAX|LIBTPU|NVIDIA|CUBLAS|CUDNN|NCCL|MKL|OMP)_")
+_VECTORS = re.compile(r"\b(?:avx|amx|fma|sve|asimd)\w*")  # among the flags of /proc/cpuinfo
 _exchanges = itertools.count()  # all processes count alike
 
 
@@ -131,17 +137,71 @@ def check_alike(facts: dict[str, Any]) -> None:
     """Raises ValueError on every process, naming all differing keys, if `facts` differ between
     processes.
     """
-    everywhere = gather(facts)
-    differing = []
+    if lines := _differing(gather(facts)):
+        raise ValueError(f"the processes differ; start the same command and code on all:{lines}")
+
+
+def check_same_state(
+    parts: list[tuple[str, str]], facts: Callable[[], dict[str, Any]], when: str
+) -> None:
+    """Checks that the parts of a state that several processes hold are equal.
+
+    Args:
+      parts: the place and the digest of each part that a device of this process holds.
+      facts: called if parts differ; returns possible causes.
+      when: the time of the check, for the error.
+
+    Raises:
+      UserError: on every process; names the processes, and the causes that differ.
+    """
+    owners: dict[str, dict[str, list[int]]] = {}
+    for process, there in enumerate(gather(parts)):
+        for place, digest in there:
+            owners.setdefault(place, {}).setdefault(digest, []).append(process)
+    differing = [groups for groups in owners.values() if len(groups) > 1]
+    if not differing:
+        return
+    causes = _differing(gather(facts())) or (
+        "\n  no processor, flag, package or own file; a device may compute wrongly"
+    )
+    groups = sorted((sorted({*group}) for group in differing[0].values()), key=len, reverse=True)
+    shown = " and ".join(
+        f"{'process' if len(group) == 1 else 'processes'} {', '.join(map(str, group))}"
+        for group in groups
+    )
+    raise UserError(
+        f"{when}, {shown} hold different parameters or optimizer states: they compute differently, "
+        "and nothing more is saved. Start all alike, and the same command goes on from the last "
+        f"checkpoint. The processes differ in:{causes}"
+    )
+
+
+def computer() -> dict[str, Any]:
+    """Returns the processor, devices, flags and package versions, by which processes of the same
+    program may compute different numbers.
+    """
+    cpu = pathlib.Path("/proc/cpuinfo")
+    about = cpu.read_text() if cpu.exists() else ""
+    name = re.search(r"^model name\s*: (.*)", about, re.M)
+    devices = jax.local_devices()
+    return {
+        "processor": name[1] if name else platform.processor(),
+        "its instructions": " ".join(sorted(set(_VECTORS.findall(about)))),
+        "devices": f"{devices[0].device_kind}, {devices[0].client.platform_version}",
+        **{name: value for name, value in os.environ.items() if _FLAGS.match(name)},
+        **{f"package {each.name}": each.version for each in importlib.metadata.distributions()},
+    }
+
+
+def _differing(everywhere: list[dict[str, Any]]) -> str:
+    """Returns a line for each key whose values differ between processes."""
+    lines = ""
     for key in sorted(set().union(*everywhere)):
         values = [json.dumps(there.get(key)) for there in everywhere]
         if len(set(values)) > 1:
             shown = (f"{value} on process {values.index(value)}" for value in dict.fromkeys(values))
-            differing.append(f"  {key}: {', '.join(shown)}")
-    if differing:
-        raise ValueError(
-            "the processes differ; start the same command and code on all:\n" + "\n".join(differing)
-        )
+            lines += f"\n  {key}: {', '.join(shown)}"
+    return lines
 
 
 def is_lost_connection(error: BaseException) -> bool:

@@ -1,7 +1,9 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
+import collections
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -15,13 +17,17 @@ from typing import Any, TypeVar
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int, PyTree, UInt32
 
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
+from alibi.runs.provenance import own_files
 
 Restored = TypeVar("Restored")
 
@@ -213,9 +219,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         # each process has read other files
         if damage := next(filter(None, hosts.gather(damage)), ""):
             raise DamagedError(damage)
-        if wrong := [
-            path for path, checksum in checksums(restored).items() if sums[path] != checksum
-        ]:
+        wrong = [path for path, checksum in checksums(restored).items() if sums[path] != checksum]
+        if wrong := next(filter(None, hosts.gather(wrong)), []):
             raise self._damaged(
                 step, f"{len(wrong)} arrays differ from the saved ones, first {wrong[0]}"
             )
@@ -337,6 +342,48 @@ def checksums(tree: PyTree) -> dict[str, str]:
         first, second = jax.device_get(_checksum(leaf))
         sums[jax.tree_util.keystr(path, simple=True, separator="/")] = f"{first:08x}{second:08x}"
     return sums
+
+
+def check_replicas(state: TrainState, when: str) -> None:
+    """Checks that devices of several processes hold the same values of the same part of an array.
+
+    A checkpoint is put together from the parts of all processes. A part that one device alone holds
+    is not compared.
+
+    Raises:
+      UserError: on every process, see `hosts.check_same_state`.
+    """
+    if jax.process_count() == 1:
+        return
+    sums = [_checksums_of_parts(leaf.sharding)(leaf) for leaf in jax.tree.leaves(state)]
+    digests: dict[tuple[str, int], Any] = collections.defaultdict(hashlib.sha256)
+    for leaf, of_leaf in zip(jax.tree.leaves(state), sums, strict=True):
+        split = str(leaf.sharding.spec)
+        for shard in of_leaf.addressable_shards:
+            place = [
+                f"{axis}={index.start}"
+                for axis, index in zip(leaf.sharding.mesh.axis_names, shard.index, strict=False)
+                if repr(axis) in split
+            ]
+            digests[" ".join(place), shard.device.id].update(np.asarray(shard.data).tobytes())
+    parts = [(place, digest.hexdigest()) for (place, _), digest in digests.items()]
+    hosts.check_same_state(parts, lambda: hosts.computer() | own_files(), when)
+
+
+@functools.cache
+def _checksums_of_parts(sharding: NamedSharding) -> Callable[[Array], Array]:
+    """Returns a function from an array to the checksum of each device's part,
+    `[data, fsdp, tensor, 2]`.
+    """
+    axes = sharding.mesh.axis_names
+    checksum = jax.shard_map(
+        lambda part: jnp.expand_dims(_checksum(part), tuple(range(len(axes)))),
+        mesh=sharding.mesh,
+        in_specs=sharding.spec,
+        out_specs=P(*axes),
+        check_vma=False,
+    )
+    return jax.jit(checksum)
 
 
 @jax.jit

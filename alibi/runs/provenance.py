@@ -21,6 +21,7 @@ PACKAGES = (
     "tokenizers",
     "numpy",
 )
+_LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 
 
 @functools.cache
@@ -29,11 +30,10 @@ def git_commit() -> str:
 
     Outside a checkout, as in an image, it is $ALIBI_COMMIT, or "unknown".
     """
-    folder = pathlib.Path(__file__).resolve().parents[2]
     try:
         commit, changes = (
             subprocess.run(
-                ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+                ["git", *words], cwd=_LIBRARY.parent, capture_output=True, text=True, check=True
             ).stdout.strip()
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
@@ -47,11 +47,27 @@ def code_hash() -> str:
     """Returns twelve hex digits of the SHA-256 of the library's files, which also changes without a
     commit.
     """
-    folder = pathlib.Path(__file__).resolve().parents[1]
     hashed = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        hashed.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+    for file in sorted(_LIBRARY.rglob("*.py")):
+        hashed.update(str(file.relative_to(_LIBRARY)).encode() + file.read_bytes())
     return hashed.hexdigest()[:12]
+
+
+def own_files() -> dict[str, str]:
+    """Returns a hash of each loaded file of the user's own, by its module: of neither Python, a
+    package nor the library.
+    """
+    others = [*map(os.path.realpath, (sys.prefix, sys.base_prefix)), _LIBRARY]
+    hashes = {}
+    for name, module in sorted(sys.modules.items()):
+        file = os.path.realpath(getattr(module, "__dict__", {}).get("__file__") or os.devnull)
+        if os.path.isfile(file) and not any(
+            file.startswith(f"{other}{os.sep}") for other in others
+        ):
+            hashes[f"own file {name}"] = hashlib.sha256(
+                pathlib.Path(file).read_bytes()
+            ).hexdigest()[:12]
+    return hashes
 
 
 def versions() -> dict[str, str]:

@@ -27,13 +27,20 @@ from alibi.errors import (
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, code_hash, make_provenance, versions
-from alibi.runs.checkpoint import Checkpoints
+from alibi.runs.checkpoint import Checkpoints, check_replicas
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
 from alibi.training.setup import Job, make_job, make_validator, micro_batches
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
+# of JAX, with which the same program computes other numbers
+SETTINGS = (
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+)
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
 
@@ -61,7 +68,9 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
         keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
-        hosts.check_alike({**keys, "workdir": workdir, "code": code_hash(), **versions()})
+        keys |= {name: getattr(jax.config, name) for name in SETTINGS}
+        keys |= {"workdir": workdir, "code": code_hash(), **versions()}
+        hosts.check_alike(keys)
         run = RunDirectory(workdir)
         job = make_job(config, run, make_mesh(config.mesh))
         if hosts.broadcast(lambda: _is_finished(run)):
@@ -145,12 +154,15 @@ class Updates:
     def run(self, request: "StopRequest") -> None:
         """Makes all remaining updates, with their validations and checkpoints."""
         config, saved_at = self.job.config, time.monotonic()
-        step, steps = int(self.state.step), config.train.steps
+        step = done = int(self.state.step)
+        steps = config.train.steps
         while step < steps:
             self.state, metrics = self.train_step(
                 self.state, *self.feed.get(step, last=step + 1 == steps)
             )
             step += 1
+            if step == done + 1:  # before the first of them writes
+                check_replicas(self.state, f"after update {step}")
             self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
             stop, save = request.reached(step), _is_save_due(config, step, saved_at)
             # A run that stops is not validated: that may take longer than there is left to save.
@@ -176,6 +188,7 @@ class Updates:
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
             if save or improved:
+                check_replicas(self.state, f"after update {step}")
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(
                     self.state, step, self.about | self.record.for_checkpoint(), nll

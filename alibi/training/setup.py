@@ -20,6 +20,7 @@ from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory
+from alibi.runs.provenance import own_files
 from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
@@ -59,6 +60,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     check_config(config, mesh)
     hosts.broadcast(lambda: check_writers(config))
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
+    hosts.check_alike(own_files())  # now the position methods are loaded
     model.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
