@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
@@ -73,11 +74,14 @@ def explain(error: Exception) -> str | None:
         return f"{text}: make space and repeat the command; what was written before is whole"
     if isinstance(error, BrokenPipeError):
         return "the reader of the output ended before all was printed; all files are written"
-    if "Unable to initialize backend" in text or "No visible" in text:
+    # of JAX_PLATFORMS=cuda where there is no GPU
+    asserted = isinstance(error, AssertionError) and traceback.extract_tb(error.__traceback__)
+    no_backend = asserted and "_default_backend" in (asserted[-1].line or "")
+    if no_backend or "Unable to initialize backend" in text or "No visible" in text:
         wanted = os.environ.get("JAX_PLATFORMS", "")
         return (
             f"JAX_PLATFORMS={wanted} names a platform that isn't here; unset it, set it to cpu, or install "
-            f"JAX for that platform: {first_line}"
+            f"JAX for that platform: {first_line or 'no device was found'}"
         )
     return text if isinstance(error, ValueError | OSError | UserError) else None
 

@@ -48,19 +48,38 @@ def join(
         all processes of it by `multihost_utils.reached_preemption_sync_point`.
 
     Raises:
-      ValueError: the address, the count or the number is missing, and the cluster doesn't provide
-        it.
+      ValueError: the address is not HOST:PORT, the number is not below the count, or one of the
+        three is missing and the cluster doesn't provide it.
     """
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    host, _, port = (address or "host:1").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(
+            f"--coordinator_address={address} must be HOST:PORT of the first process, such as "
+            "localhost:12345; use a free port from 1024 to 65535"
+        )
+    if count is not None and not 0 <= (number or 0) < count:
+        raise ValueError(
+            f"--process_id={number} and --num_processes={count} do not fit; number the processes from 0, "
+            "and give the number of all of them"
+        )
     # no Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    jax.distributed.initialize(
-        address,
-        count,
-        number,
-        local_devices(os.environ),
-        initialization_timeout=JOIN_SECONDS,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-    )
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            number,
+            local_devices(os.environ),
+            initialization_timeout=JOIN_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"neither flags nor a cluster that JAX knows say which process this is ({error}); give "
+            "--coordinator_address=HOST:PORT of the first process, --num_processes and --process_id; "
+            "a single process needs none of them, nor --multihost"
+        ) from error
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
 
