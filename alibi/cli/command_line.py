@@ -35,6 +35,7 @@ from alibi.storage.files import local_path
 EXIT_SECONDS = 10.0  # in which a process ends after a failure
 NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
 RESUMES = "all work is saved, and the same command goes on from there"
+_stops: list[Interrupted] = []  # kept: MLIR may crash when the frames of a trace are freed
 
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
@@ -54,6 +55,8 @@ def run(main: Callable[..., int | None], **options: Any) -> None:
     keep_freed_memory()
     app.define_help_flags()
     code = execute(main, sys.argv, **options)
+    if code == REQUEUE and not jax.distributed.is_initialized():
+        os._exit(code)  # MLIR may crash as Python ends amid a trace
     if code:  # threads of libraries may wait for a disk, and JAX for other processes
         end = threading.Timer(EXIT_SECONDS, os._exit, [code])
         end.daemon = True
@@ -97,6 +100,7 @@ def execute(
         return code
     except Interrupted as stop:
         ignore_signals()
+        _stops.append(stop)
         print(str(stop) or f"stopped; {resumes}", file=sys.stderr)
         return REQUEUE
     except KeyboardInterrupt:
