@@ -272,7 +272,8 @@ class Bias(flax.struct.PyTreeNode):
 
 
 def _starts(value: Array, spans: dict[int, tuple[Any, int]]) -> list[Any]:
-    return [spans[axis][0] if axis in spans else 0 for axis in range(value.ndim)]
+    starts = [spans[axis][0] if axis in spans else 0 for axis in range(value.ndim)]
+    return [jnp.asarray(start, jnp.int32) for start in starts]  # of one type, also with 64 bits
 
 
 def _cut(value: Array, spans: dict[int, tuple[Any, int]]) -> Array:
