@@ -273,7 +273,8 @@ class Bias(flax.struct.PyTreeNode):
 
 def _starts(value: Array, spans: dict[int, tuple[Any, int]]) -> list[Any]:
     starts = [spans[axis][0] if axis in spans else 0 for axis in range(value.ndim)]
-    return [jnp.asarray(start, jnp.int32) for start in starts]  # of one type, also with 64 bits
+    # of one type, also with 64 bits
+    return [np.int32(x) if isinstance(x, int) else x.astype(np.int32) for x in starts]
 
 
 def _cut(value: Array, spans: dict[int, tuple[Any, int]]) -> Array:
