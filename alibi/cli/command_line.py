@@ -36,6 +36,12 @@ EXIT_SECONDS = 10.0  # in which a process ends after a failure
 NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
 RESUMES = "all work is saved, and the same command goes on from there"
 
+# Settings of JAX under which the library works, but not the commands.
+UNUSED = {
+    "jax_enable_x64": (False, "parameters are float32"),
+    "jax_numpy_dtype_promotion": ("standard", "Optax needs it"),
+}
+
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
 
@@ -87,6 +93,10 @@ def execute(
     try:
         words = _parse(argv, takes, required)
         _check_values(addresses)
+        for setting, (needed, why) in UNUSED.items():
+            if getattr(jax.config, setting) != needed:
+                jax.config.update(setting, needed)
+                print(f"{setting} is set to {needed}: {why}", file=sys.stderr)
         # a process finds the programs of earlier processes
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))

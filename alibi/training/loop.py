@@ -131,7 +131,9 @@ class Updates:
         step = make_train_step(
             model, optimizer, config.seed, schedule=job.schedule, state_shardings=shardings
         )
-        self.train_step: TrainStep = step.lower(abstract, *self.feed.abstract).compile()
+        self.train_step: TrainStep = step
+        if not jax.config.values["jax_disable_jit"]:
+            self.train_step = step.lower(abstract, *self.feed.abstract).compile()
         self.validator = (
             make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
         )
