@@ -35,6 +35,13 @@ class Interrupted(KeyboardInterrupt):
     """
 
 
+def is_disk_full(error: Exception) -> bool:
+    """Returns whether Python or a library, in words of its own, found a disk or a quota full."""
+    return "no space left on device" in str(error).lower() or (
+        isinstance(error, OSError) and error.errno in NO_SPACE
+    )
+
+
 @contextlib.contextmanager
 def disk_errors_named(place: object) -> Iterator[None]:
     """Turns the error of a full disk, raised by Python or by a library, into a UserError with the
@@ -43,8 +50,7 @@ def disk_errors_named(place: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        full = isinstance(error, OSError) and error.errno in NO_SPACE
-        if not full and "no space left" not in str(error).lower():
+        if not is_disk_full(error):
             raise
         raise UserError(
             f"no space left to write {place}; what was saved before is whole: make space and repeat the command"
@@ -74,7 +80,7 @@ def explain(error: Exception) -> str | None:
     first_line = text.strip().partition("\n")[0][:300]
     if "too many open files" in text.lower():
         return f"no more files can be opened; allow more (ulimit -n 4096) and repeat the command: {first_line}"
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
+    if not isinstance(error, ValueError | UserError) and is_disk_full(error):
         return f"{text}: make space and repeat the command; what was written before is whole"
     if isinstance(error, BrokenPipeError):
         return "the reader of the output ended before all was printed; all files are written"

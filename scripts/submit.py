@@ -16,6 +16,7 @@ killed, but no failed task. See docs/scaling.md. The state of the runs:
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def main() -> int:
     code = subprocess.run(submit, input=filled, text=True, check=False).returncode
     if code:
         raise ValueError(f"{submit[0]} ended with exit code {code}; its message stands above")
-    print(f"look at it by: python scripts/status.py {workdir}", file=sys.stderr)
+    print(f"look at it by: python scripts/status.py {shlex.quote(str(workdir))}", file=sys.stderr)
     return 0
 
 

@@ -60,6 +60,11 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         (["--wrokdir=x"], "there is no flag --wrokdir; did you mean --workdir?"),
         (["--stride=x"], "--stride=x: invalid literal for int() with base 10: 'x'"),
         (["--config.steps=3"], "unknown config key 'steps'; did you mean 'train.steps'?"),
+        (["--config.optimizer.lr=3"], "did you mean 'optimizer.learning_rate'? alibi/config/"),
+        (["--config.model.heads=3"], "did you mean 'model.num_heads'? alibi/config/"),
+        (["--config.eval.dtpye=bfloat16"], "did you mean 'eval.dtype'? alibi/config/"),
+        (["--config.optimizer.foo=3"], "'optimizer.foo'; alibi/config/tree.py lists every key"),
+        (["--config.xyzzy=3"], "unknown config key 'xyzzy'; alibi/config/tree.py lists every key"),
         (
             ["--config.train.steps'=3"],
             "unknown config key \"train.steps'\"; did you mean 'train.steps'?",
@@ -89,6 +94,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             "there is no config file 'configs/quickstart'; did you mean",
         ),
         (["--config=wikitext130.py:length=8"], "did you mean configs/wikitext103.py"),
+        (["--config=mine/own.py"], "no config file 'mine/own.py'; configs/ has alibi_none, "),
         (["--config=README.md"], "README.md is no Python file; its name must end in .py"),
     ],
 )
@@ -290,6 +296,7 @@ def no_gpu() -> AssertionError:
             "allow more (ulimit -n 4096)",
         ),
         (OSError(28, "No space left on device", "x"), "make space and repeat the command"),
+        (Exception("No space left on device (os error 28)"), "make space and repeat the command"),
         (
             BrokenPipeError(32, "Broken pipe"),
             "the reader of the output ended before all was printed",

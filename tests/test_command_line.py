@@ -64,6 +64,20 @@ def test_compilations_are_kept_beside_the_token_files(
     assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compilations")
 
 
+def test_a_flag_file_holds_keys_of_the_config_too(execute, tmp_path: pathlib.Path) -> None:
+    # ml_collections' own flags lose them (google/ml_collections#20)
+    file = tmp_path / "flags.txt"
+    file.write_text("--config.train.steps=7\n--place=here\n")
+    config = config_of(
+        execute, QUICKSTART, f"--flagfile={file}", "--config.optimizer.warmup_steps=2"
+    )
+    assert (config.train.steps, config.optimizer.warmup_steps, flags.FLAGS["place"].value) == (
+        7,
+        2,
+        "here",
+    )
+
+
 def test_keys_are_set_by_flags_as_behind_the_colon(execute) -> None:
     file = f"--config={ROOT / 'configs' / 'books_tables.py'}"
     words = [
@@ -197,6 +211,16 @@ def test_lists_of_a_test_are_written_as_lists_of_training(execute) -> None:
     execute(*words, "--workdirs=run", "--output_dir=out")
     expected = Override("none,alibi", window=(4, 0), logit_scale=("", "ssmax"))
     assert evaluation_flags.options()["override"] == expected
+
+
+def test_a_work_directory_with_commas_in_its_name_is_one(execute, tmp_path, monkeypatch) -> None:
+    """Hydra names folders by overrides: lr=1,wd=2."""
+    for name in ("a", "lr=1,wd=2", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    execute("--workdirs=a,lr=1,wd=2,b,gs://bucket/c", "--output_dir=out")
+    evaluation_flags.options()
+    assert flags.FLAGS["workdirs"].value == ["a", "lr=1,wd=2", "b", "gs://bucket/c"]
 
 
 @pytest.mark.parametrize("number", SIGNALS)

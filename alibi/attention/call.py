@@ -9,18 +9,20 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.reference import dropout_factors, reference_attention
 from alibi.positions.bias import Bias, KnownPositions, Part
 from alibi.positions.distance import check_integers, rows_and_columns
 from alibi.positions.shapes import PerHead
 
+ADDED = -1e3  # an additive mask hides a key by a value of at most this
 _TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar(
     "target", default=None
 )
@@ -88,7 +90,7 @@ class AttentionCall:
     key_positions: KnownPositions
     query_segments: Int[Array, "*#batch q"] | None = None
     key_segments: Int[Array, "*#batch k"] | None = None
-    mask: Shaped[Array, "*#batch #heads #q k"] | None = None
+    mask: Bool[Array, "*#batch #heads #q k"] | None = None
     dropout_rate: float = 0.0
     dropout_rng: PRNGKeyArray | None = None
     broadcast_dropout: bool = True
@@ -159,6 +161,34 @@ class AttentionCall:
         )
 
 
+def as_array(x: Any) -> Any:
+    """Returns a list as a NumPy array; arrays and None as they are."""
+    return x if x is None or hasattr(x, "shape") else np.asarray(x)
+
+
+def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
+    """Returns True where a mask shows a key; takes booleans, zeros and ones, and additive masks.
+
+    A mask without a value above zero is additive: zeros show, and values below zero, such as -1e9
+    and -inf, hide.
+
+    Raises:
+      ValueError: values known here that are neither, such as a bias of the logits.
+    """
+    if jnp.asarray(mask).dtype == bool:
+        return jnp.asarray(mask)
+    if not isinstance(mask, jax.core.Tracer):
+        values = np.asarray(mask)
+        below = values[values < 0]
+        if (wrong := below if (values > 0).any() else below[below > ADDED]).size:
+            raise ValueError(
+                f"mask holds {wrong[0]}; it must be of booleans, of zeros and ones, or of zeros where a key is seen "
+                f"and {ADDED:g} or less where it is hidden; give a bias of the logits as bias="
+            )
+    mask = jnp.asarray(mask)
+    return jnp.where((mask > 0).any(), mask > 0, mask == 0)
+
+
 def validate(call: AttentionCall) -> None:
     """Raises ValueError, which names the argument, if arguments of a call are out of range or don't
     fit together.
@@ -168,6 +198,12 @@ def validate(call: AttentionCall) -> None:
     if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
         raise ValueError(
             f"query, key and value must be [*batch, length, heads, head_dim], all of one rank; {shapes}"
+        )
+    dtypes = [x.dtype for x in (query, key, value)]
+    if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        raise ValueError(
+            f"query, key and value have dtypes {', '.join(map(str, dtypes))}; they must be floats: "
+            "use x.astype(jnp.float32)"
         )
     if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
@@ -320,7 +356,7 @@ def visible_keys(call: AttentionCall) -> Bool[Array, "*#batch #heads #q k"] | No
     """Returns a mask, True if a query sees a key by mask, causality, window and segments; None if
     all keys are seen.
     """
-    masks = [] if call.mask is None else [call.mask.astype(bool)]
+    masks = [] if call.mask is None else [call.mask]
     sides = call.query_positions, call.key_positions, call.query_segments, call.key_segments
     pairs = visible_pairs(*sides, causal=call.causal, window=call.options.window)
     masks += [jnp.expand_dims(mask, -3) for mask in pairs]

@@ -1,7 +1,7 @@
 """The entry to attention with a position bias, for every backend and any number of devices."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.backends import choose, compute
-from alibi.attention.call import AttentionCall, AttentionOptions, validate
-from alibi.positions import AlibiBias
+from alibi.attention.call import AttentionCall, AttentionOptions, as_array, validate, visible_by
+from alibi.positions.alibi import bias_of_slopes
 from alibi.positions.bias import Bias, KnownPositions
 
 
@@ -22,7 +22,7 @@ def attend(
     key: Float[Array, "*batch k kv_heads head_dim"],
     value: Float[Array, "*batch k kv_heads value_dim"],
     *,
-    slopes: Float[Array, " heads"] | None = None,
+    slopes: Float[ArrayLike, "*#batch heads"] | Sequence[float] | None = None,
     bias: Bias | None = None,
     causal: bool = True,
     query_positions: KnownPositions | None = None,
@@ -52,8 +52,8 @@ def attend(
     Args:
       query, key, value: arrays of the same dtype, as the result. With fewer key heads than query
         heads, groups of query heads share a key head.
-      slopes: ALiBi's slope m of each head; short for `bias=AlibiBias(slopes, symmetric=not
-        causal)`.
+      slopes: ALiBi's slope m of each head, or of each batch entry and head `[*batch, heads]`,
+        which skip no keys; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
       bias: the bias added to the scaled logits, or None.
       causal: a query sees no key of a greater position.
       query_positions, key_positions: integers; by default keys are 0, 1, ... and the
@@ -62,7 +62,9 @@ def attend(
         own segment.
       window: a query sees only keys at distances below it: under the causal mask, itself and the
         window - 1 keys before. None: no limit. `blocked` doesn't compute the tiles outside.
-      mask: True if a query may see a key, besides `causal`, `segment_ids` and `window`.
+      mask: True if a query may see a key, besides `causal`, `segment_ids` and `window`. Zeros and
+        ones are taken too, and an additive mask: without a value above zero, zeros show a key and
+        values below zero (at most -1000) hide it.
       dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a
         key there is none.
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
@@ -89,20 +91,17 @@ def attend(
         (`python -m alibi.attention` prints the choice).
 
     Raises:
-      ValueError: shapes that don't fit; slopes or a bias with another number of heads; both slopes
+      ValueError: shapes that don't fit; dtypes that are no floats; a mask of other values, if they
+        are known here; slopes or a bias with another number of heads; both slopes
         and bias; an unknown or unable backend; a window below 1; a skip_epsilon or logit_cap out of
         range; a known negative slope with a skip_epsilon above 0; a sharding of lengths or
         features, or of another kind.
     """
-    heads, q_length, k_length = query.shape[-2], query.shape[-3], key.shape[-3]
     if slopes is not None and bias is not None:
         raise ValueError("attend got both slopes and bias; give one of them")
     if slopes is not None:
-        if jnp.shape(slopes) != (heads,):
-            raise ValueError(
-                f"slopes have shape {jnp.shape(slopes)}; the query's {heads} heads need ({heads},)"
-            )
-        bias = AlibiBias(slopes, symmetric=not causal)
+        bias = bias_of_slopes(jnp.asarray(slopes), query.shape, symmetric=not causal)
+    q_length, k_length = query.shape[-3], key.shape[-3]
     query_segments, key_segments = (
         segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     )
@@ -115,11 +114,11 @@ def attend(
             causal=causal,
             query_positions=np.arange(q_length) + (k_length - q_length)
             if query_positions is None
-            else query_positions,
-            key_positions=np.arange(k_length) if key_positions is None else key_positions,
-            query_segments=query_segments,
-            key_segments=key_segments,
-            mask=mask,
+            else as_array(query_positions),
+            key_positions=np.arange(k_length) if key_positions is None else as_array(key_positions),
+            query_segments=as_array(query_segments),
+            key_segments=as_array(key_segments),
+            mask=None if mask is None else visible_by(mask),
             dropout_rate=dropout_rate,
             dropout_rng=dropout_rng,
             broadcast_dropout=broadcast_dropout,
@@ -127,8 +126,8 @@ def attend(
             weights_einsum=weights_einsum,
             values_einsum=values_einsum,
             sow=sow,
-            key_norm=key_norm,
-            sink=sink,
+            key_norm=as_array(key_norm),
+            sink=as_array(sink),
             options=AttentionOptions(window, skip_epsilon, sharding, backend, logit_cap=logit_cap),
         )
     )

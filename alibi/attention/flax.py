@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.cache import KeyValues, Reading
-from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.attention.call import AttentionCall, AttentionOptions, visible_by
 from alibi.attention.dispatch import compute_call
-from alibi.positions import AlibiBias
+from alibi.positions.alibi import bias_of_slopes
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.bias import KnownPositions
 from alibi.slopes import alibi_slopes
@@ -41,7 +41,8 @@ def alibi_attention_fn(
     *,
     causal: bool = True,
     convention: str | Sequence[float] = "paper",
-    slopes: Float[Array, " heads"] | Sequence[float] | None = None,
+    slopes: Float[ArrayLike, "*#batch heads"] | Sequence[float] | None = None,
+    query_offset: int | Int[Array, "*#batch"] | None = None,
     window: int | None = None,
     skip_epsilon: float | None = 0.0,
     sharding: NamedSharding | None = None,
@@ -51,16 +52,22 @@ def alibi_attention_fn(
     `nnx.MultiHeadAttention`.
 
     The layer is used as it is, with or without batch dimensions, masks, attention dropout,
-    mixed precision and `decode=True`. With fewer queries than keys, the last query
-    stands at the last key (bottom-right aligned). A single query with a mask, as Flax gives it
-    in decoding, stands at its last visible key. On several hosts, call it after
+    mixed precision and `decode=True`. On several hosts, call it after
     `jax.distributed.initialize`, since it makes arrays.
+
+    Keys stand at 0, 1, ... Without `query_offset` the last query stands at the last key
+    (bottom-right aligned), and a single query with a mask, as Flax gives it in decoding, at its
+    last visible key. Both are right for self-attention alone. In cross-attention give
+    `query_offset=0` in training, and the number of tokens decoded before in decoding.
 
     Args:
       num_heads: heads of the layer.
       causal: hide later keys, and bias by -m (i - j); False: the symmetric -m |i - j|, for encoders.
       convention: the slopes' convention, see `alibi.alibi_slopes`; "random" is the first draw.
-      slopes: `[num_heads]`, in place of the convention's (learned slopes, for example).
+      slopes: `[num_heads]`, or `[*batch, num_heads]` for each batch entry, in place of the
+        convention's (learned slopes, for example).
+      query_offset: the position of the first query, for all batch entries or each; JAX may know it
+        only at run time.
       window, skip_epsilon, sharding, backend: see `alibi.attention.attend`. In decoding a window
         ends at the last key the mask shows, so a mask must not hide the newest key.
 
@@ -75,15 +82,22 @@ def alibi_attention_fn(
     given = (
         alibi_slopes(num_heads, convention) if slopes is None else jnp.asarray(slopes, jnp.float32)
     )
-    if given.shape != (num_heads,):
+    if given.shape[-1:] != (num_heads,):
         raise ValueError(f"slopes have shape {given.shape}; {num_heads} heads need ({num_heads},)")
-    bias = AlibiBias(given, symmetric=not causal)
     options = AttentionOptions(window, skip_epsilon, sharding, backend)
 
     def compute(
         query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
     ) -> Array:
-        positions = _bottom_right_positions(query, key, arguments["mask"])
+        bias = bias_of_slopes(given, query.shape, symmetric=not causal)
+        if query_offset is None:
+            positions = _bottom_right_positions(query, key, arguments["mask"])
+        else:
+            q_length, k_length = query.shape[-3], key.shape[-3]
+            # NumPy's stay known when the call is traced
+            of = jnp if isinstance(query_offset, jax.Array) else np
+            steps = np.arange(q_length).reshape((1,) * np.ndim(query_offset) + (q_length,))
+            positions = of.expand_dims(query_offset, -1) + steps, np.arange(k_length)
         call = AttentionCall(
             query, key, value, bias, causal or is_causal, *positions, options=options, **arguments
         )
@@ -207,7 +221,7 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
             )
         query, key, value = nn.dtypes.promote_dtype(query, key, value, dtype=dtype)
         arguments = {
-            "mask": mask,
+            "mask": None if mask is None else visible_by(mask),
             "dropout_rate": dropout_rate,
             "dropout_rng": None if deterministic else dropout_rng,
             "broadcast_dropout": broadcast_dropout,

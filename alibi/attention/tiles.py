@@ -145,7 +145,7 @@ def make_sides(call: AttentionCall, tiling: Tiling) -> Sides:
         sides[name] = x
     mask = call.mask
     if mask is not None:
-        mask = mask.astype(bool).reshape((1,) * (len(batch_dims) + 3 - mask.ndim) + mask.shape)
+        mask = mask.reshape((1,) * (len(batch_dims) + 3 - mask.ndim) + mask.shape)
         if len(batch_dims) != 1:
             mask = jnp.broadcast_to(mask, (*batch_dims, *mask.shape[-3:])).reshape(
                 -1, *mask.shape[-3:]

@@ -37,6 +37,12 @@ NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "po
 RESUMES = "all work is saved, and the same command goes on from there"
 _stops: list[Interrupted] = []  # kept: MLIR may crash when the frames of a trace are freed
 
+# Settings of JAX under which the library works, but not the commands.
+UNUSED = {
+    "jax_enable_x64": (False, "parameters are float32"),
+    "jax_numpy_dtype_promotion": ("standard", "Optax needs it"),
+}
+
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
 
@@ -90,6 +96,10 @@ def execute(
     try:
         words = _parse(argv, takes, required)
         _check_values(addresses)
+        for setting, (needed, why) in UNUSED.items():
+            if getattr(jax.config, setting) != needed:
+                jax.config.update(setting, needed)
+                print(f"{setting} is set to {needed}: {why}", file=sys.stderr)
         # a process finds the programs of earlier processes
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))
@@ -134,8 +144,9 @@ def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
     values = flags.FLAGS
     values.set_gnu_getopt(bool(takes))  # flags may stand after other words
     try:
-        argv, overrides = _split_overrides(values.read_flags_from_files(argv, force_gnu=False))
-        _, *words = values(argv)
+        program, *given = argv  # absl would stop at the program, which is no flag
+        given, overrides = _split_overrides(values.read_flags_from_files(given, force_gnu=False))
+        _, *words = values([program, *given])
     except flags.UnrecognizedFlagError as error:
         raise ValueError(
             f"there is no flag --{error.flagname}; {_suggest(error.flagname)}--help shows all"
@@ -182,7 +193,7 @@ def _suggest(name: str) -> str:
     meant = [
         f"config.{key}" for key in keys if f".{key}".endswith(f".{SHORT_NAMES.get(name, name)}")
     ]
-    meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)], cutoff=0.6)]
+    meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)])]
     return f"did you mean {' or '.join(f'--{one}' for one in meant)}? " if meant[0] else ""
 
 

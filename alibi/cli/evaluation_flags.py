@@ -1,5 +1,6 @@
 """The flags by which entry points evaluate trained runs."""
 
+import os
 import re
 from typing import Any
 
@@ -70,6 +71,7 @@ def options() -> dict[str, Any]:
     given = flags.FLAGS
     if given.lengths is not None and given.multiples is not None:
         raise ValueError("--lengths and --multiples are two ways to say the same; give one of them")
+    given["workdirs"].value = _whole_names(given.workdirs)
     if given.output_dir is None and len(given.workdirs) > 1:
         raise ValueError("several --workdirs need an --output_dir for their common results")
     if given.output_dir is None:
@@ -96,6 +98,17 @@ def options() -> dict[str, Any]:
         "override": Override(given.position, _position_options(), **model),
         "report": given.report,
     }
+
+
+def _whole_names(words: list[str]) -> list[str]:
+    """Returns the work directories; a directory whose name has commas, such as runs/lr=1,wd=2, came
+    as several words.
+    """
+    for count in range(len(words), 1, -1):
+        name = ",".join(words[:count])
+        if os.path.isdir(os.path.expanduser(name)):
+            return [name, *_whole_names(words[count:])]
+    return words[:1] + _whole_names(words[1:]) if words else []
 
 
 def _position_options() -> tuple[tuple[str, Any], ...]:

@@ -34,15 +34,20 @@ def number(default: float, *, or_all: int | None = None, **bounds: float) -> Any
     return dataclasses.field(default=default, metadata={"bounds": bounds, "or_all": or_all})
 
 
-def choice(default: str, names: tuple[str, ...]) -> Any:
-    """Returns a dataclass field that holds one of `names`."""
-    return dataclasses.field(default=default, metadata={"names": names})
+def choice(default: str, names: tuple[str, ...], **reasons: str) -> Any:
+    """Returns a dataclass field that holds one of `names`; `reasons` says why other names are not
+    among them.
+    """
+    return dataclasses.field(default=default, metadata={"names": names, "reasons": reasons})
 
 
 def _violated(limits: Mapping[str, Any], value: Any) -> str:
     """Returns the limits of a field, for an error, if `value` violates them; else ""."""
     if names := limits.get("names"):
-        return "" if value in names else f"one of {', '.join(name or repr(name) for name in names)}"
+        if value in names:
+            return ""
+        reason = f"; {limits['reasons'][value]}" if value in limits["reasons"] else ""
+        return f"one of {', '.join(name or repr(name) for name in names)}{reason}"
     bounds, or_all = limits.get("bounds", {}), limits.get("or_all")
     if value == or_all or all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
         return ""
@@ -143,11 +148,18 @@ def as_text(value: Any) -> str:
     return ",".join(map(str, value)) if several else str(value)
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Returns the most similar word of `known`; "" if the similarity, from 0 to 1, is below
     `cutoff`.
     """
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question for the nearest of `known`, to stand before another sentence; "" if none
+    is near.
+    """
+    return f"did you mean {found!r}? " if (found := nearest(word, known)) else ""
 
 
 def _literal(text: str) -> Any:

@@ -44,8 +44,11 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     file, _, argument = named.partition(":")
     if not os.path.isfile(file):
         known = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
-        suggestion = nearest(pathlib.PurePath(file).stem, known, cutoff=0.5) or "quickstart"
-        raise ValueError(f"there is no config file {file!r}; did you mean configs/{suggestion}.py?")
+        meant = nearest(pathlib.PurePath(file).stem, known)
+        raise ValueError(
+            f"there is no config file {file!r}; "
+            + (f"did you mean configs/{meant}.py?" if meant else f"configs/ has {', '.join(known)}")
+        )
     config = call(file, "get_config", "configs/quickstart.py", *([argument] if argument else []))
     if not isinstance(config, ml_collections.ConfigDict):
         given = "None; is its return missing?" if config is None else f"a {type(config).__name__}"

@@ -9,6 +9,9 @@ from alibi.config.fields import as_text, choice, nearest, number, parsed, read
 
 INT32 = 2**31 - 1  # counts and positions on the devices are int32
 DTYPES = ("float32", "bfloat16")
+NO_DTYPES = {
+    "float16": "float16 overflows above 65,504 and needs a loss scale; bfloat16 needs none"
+}
 
 # Short names of keys, wherever keys are set.
 SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
@@ -96,7 +99,7 @@ class ModelConfig(Section):
     # Training takes the second row of every band for padding, as the paper's code does with ids 1,
     # 20001 and 60001: zero at first, and no target of a tail.
     padding_rows: bool = False
-    dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
+    dtype: str = choice("float32", DTYPES, **NO_DTYPES)  # of the products; parameters are float32
     # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
     # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
     # initial parameters differ. Layers that differ run as a loop over their pattern.
@@ -257,8 +260,9 @@ class OptimizerConfig(Section):
     learning_rate: float = number(3e-3, at_least=0.0)  # at the end of the warm-up
     warmup_steps: int = number(50, at_least=0, at_most=INT32)  # updates, linear from warmup_init
     warmup_init: float = number(0.0, at_least=0.0)  # learning rate of the first update of a warm-up
-    # after the warm-up; cosine ends with the run
-    schedule: str = choice("cosine", ("cosine", "cosine_restarts"))
+    # After the warm-up: cosine ends with the run; inverse_sqrt is learning_rate
+    # sqrt(warmup_steps / update), as fairseq's.
+    schedule: str = choice("cosine", ("cosine", "cosine_restarts", "constant", "inverse_sqrt"))
     # cosine: its end, as a share of learning_rate
     final_fraction: float = number(0.1, at_least=0.0, at_most=1.0)
     # cosine_restarts: the end of the first cycle
@@ -301,7 +305,7 @@ class EvalConfig(Section):
     batch_tokens: int = number(16_384, at_least=1, at_most=INT32)
     # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in
     # float32. bfloat16 takes less memory, and is less exact.
-    dtype: str = choice("float32", DTYPES)
+    dtype: str = choice("float32", DTYPES, **NO_DTYPES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,6 +380,17 @@ _DEFAULT = Config()
 KEYS = tuple(flatten(_DEFAULT))  # without the options of position methods
 
 
+# Names in other codebases, for suggestions.
+OTHER_NAMES = {
+    "lr": "optimizer.learning_rate",
+    "batch_size": "train.batch_tokens",
+    "seq_len": "train_length",
+    "d_model": "model.width",
+    "hidden_size": "model.width",
+    "grad_clip": "optimizer.clip_norm",
+}
+
+
 def check_key(key: str) -> str:
     """Returns the full name of a config key; raises ValueError, with the nearest key, if no config
     has it.
@@ -383,10 +398,13 @@ def check_key(key: str) -> str:
     key = SHORT_NAMES.get(key, key)
     if key in KEYS or key.startswith("position_options."):
         return key
-    suggestion = nearest(key, sorted([*KEYS, *SHORT_NAMES]))
-    raise ValueError(
-        f"unknown config key {key!r}; did you mean {suggestion!r}? alibi/config/tree.py lists every key"
-    )
+    section, _, name = key.rpartition(".")
+    # Names are compared without their sections, which would be near by themselves.
+    own = sorted([*KEYS, *SHORT_NAMES], key=lambda known: known.startswith(f"{section}."))
+    known = {full.rpartition(".")[2]: full for full in own}
+    meant = OTHER_NAMES.get(name) or known.get(nearest(name, known))
+    question = f"did you mean {meant!r}? " if meant else ""
+    raise ValueError(f"unknown config key {key!r}; {question}alibi/config/tree.py lists every key")
 
 
 def read_value(key: str, value: Any) -> Any:

@@ -206,7 +206,8 @@ class BpeTokenizer(Tokenizer):
         return hashlib.sha256(f"{self._boundary}\n{self._tokenizer.to_str()}".encode()).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        self._tokenizer.save(str(folder / self.file))
+        # written here: of a full disk the package raises a plain Exception
+        (folder / self.file).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
         return {"boundary": self._boundary}
 
 

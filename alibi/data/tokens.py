@@ -46,7 +46,7 @@ def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
     check_paths(data)
     corpus, tokenizer = make_corpus(data), given_tokenizer(data)
     if tokenizer is None and _tokenizer_directory(data, corpus).is_dir():
-        tokenizer = _find_tokenizer(data, corpus)
+        tokenizer = find_tokenizer(data, corpus)
 
     def is_cached(split: str) -> bool:
         return tokenizer is not None and _making(data, corpus, split, tokenizer).directory.is_dir()
@@ -85,7 +85,7 @@ def prepare(
             else f"train with data.{split}=..., or score a file by --text_file"
         )
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
-    tokenizer = tokenizer or _find_tokenizer(data, corpus, progress)
+    tokenizer = tokenizer or find_tokenizer(data, corpus, progress)
     return _making(data, corpus, split, tokenizer).find_or_make(makers, progress=progress)
 
 
@@ -130,7 +130,7 @@ def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
     return cache_root(data.cache_dir) / "tokenizers" / content_key(content)
 
 
-def _find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False) -> Tokenizer:
+def find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False) -> Tokenizer:
     """Returns the tokenizer of `data`; a tokenizer made from text is kept in the cache."""
     if tokenizer := given_tokenizer(data):
         return tokenizer

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from alibi.reporting.rows import Scoring
 from alibi.storage.files import made_whole, resolve
 
-_UNREADABLE = (OSError, KeyError, EOFError, ValueError, zipfile.BadZipFile)
+_UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +65,11 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
     """Returns the dump in `path`; raises ValueError if there is none, or it is damaged."""
     try:
         with epath.Path(path).open("rb") as opened, np.load(opened) as arrays:
-            return Dump(_scoring(arrays), arrays["nll_nats"], arrays["targets"])
+            of = {field.name: arrays[field.name].item() for field in dataclasses.fields(Scoring)}
+            return Dump(Scoring(**of), arrays["nll_nats"], arrays["targets"])
     except _UNREADABLE as error:
         raise ValueError(
-            f"{path} is no NLL dump ({error}); make it with eval_extrapolation.py --dump_nll"
+            f"{path} is no whole NLL dump ({error}); make it again with eval_extrapolation.py --dump_nll"
         ) from error
 
 
@@ -85,17 +86,8 @@ def find_dumps(patterns: Iterable[str]) -> list[Dump]:
 
 
 def read_scoring(path: epath.Path) -> Scoring | None:
-    """Returns the key of the dump in `path`; None without a whole dump, since the table of a .npz
-    is at its end.
-    """
+    """Returns the key of the dump in `path`; None if there is none, or it is damaged."""
     try:
-        with path.open("rb") as file, np.load(file) as arrays:
-            return _scoring(arrays)
-    except _UNREADABLE:
+        return read_dump(path).of
+    except ValueError:
         return None
-
-
-def _scoring(arrays: Mapping[str, np.ndarray]) -> Scoring:
-    return Scoring(
-        **{field.name: arrays[field.name].item() for field in dataclasses.fields(Scoring)}
-    )

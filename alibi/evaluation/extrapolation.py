@@ -32,7 +32,7 @@ from alibi.evaluation.windows import (
 )
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
-from alibi.reporting.rows import ContextUse, Row
+from alibi.reporting.rows import MASKED, ContextUse, Row
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
@@ -294,14 +294,19 @@ class RunEvaluation:
             return
         words = size = None
         # else only some tokens are scored, and the counts are of the whole text
-        if row.context_use is None and not row.is_masked:
+        if row.context_use is None and row.mode != MASKED:
             words, size = manifest.words, manifest.bytes
             if self.options.dump_nll:
                 self.output.write_dump(
                     Dump(row.scoring, score.nll_nats, np.asarray(self.text.tokens, np.int32))
                 )
         measured = row.scored(
-            total, tokens=score.tokens, words=words, bytes=size, seconds=score.seconds
+            total,
+            tokens=score.tokens,
+            words=words,
+            bytes=size,
+            seconds=score.seconds,
+            read=score.windows.num_tokens,
         )
         shown = (
             "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"

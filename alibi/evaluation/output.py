@@ -181,7 +181,7 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
     """Returns the row of `run` in these windows, without results; `text` are the fields of the
     text.
     """
-    config = run.config
+    config, given = run.config, run.config.objective
     return Row(
         run=run.name,
         position=config.position,
@@ -196,7 +196,9 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
         commit=git_commit(),
         dtype=config.eval.dtype,
         config_hash=evaluation_hash(config),
+        seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0)),
         override=run.override,
         **text,
         documents=Documents(positions) if (positions := config.data.isolate_documents) else None,
+        masks=None if given.causal else (given.mask_rate, given.mask_random, given.mask_kept),
     )

@@ -147,7 +147,11 @@ class Scorer:
                 ),
                 self._batch(none, windows),
             )
-            self._compiled[shape] = self._jitted.lower(params, *batch).compile()
+            self._compiled[shape] = (
+                self._jitted
+                if jax.config.values["jax_disable_jit"]
+                else self._jitted.lower(params, *batch).compile()
+            )
         return self._compiled[shape], rows
 
     def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:

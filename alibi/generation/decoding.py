@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from alibi.attention.call import as_array
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import unstacked
 
@@ -99,6 +100,7 @@ def generate(
         known here, padding aside); a number out of its range, no key to draw by, or more tokens in
         all than the position method is defined for.
     """
+    prompt, positions = as_array(prompt), as_array(positions)
     _check_prompt(prompt, positions, model.vocab_size)
     batch, length = prompt.shape
     for name, value in (
@@ -179,8 +181,9 @@ def decode(
         logits: Float[Array, "batch 1 vocabulary"], number: int | Array
     ) -> Int[Array, " batch"]:
         if key is None:
-            return jnp.argmax(logits[:, -1], axis=-1)
-        return jax.random.categorical(jax.random.fold_in(key, number), logits[:, -1] / temperature)
+            return jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
+        drawn = jax.random.categorical(jax.random.fold_in(key, number), logits[:, -1] / temperature)
+        return drawn.astype(jnp.int32)
 
     def step(before: tuple[Array, PyTree], number: Array) -> tuple[tuple[Array, PyTree], Array]:
         token = draw(before[0], number)

@@ -72,7 +72,7 @@ class AdaptiveEmbedding(nn.Module):
             for i, size in enumerate(band_sizes(config.cutoffs, self.vocab_size))
         ]
         xavier = nn.initializers.xavier_uniform()
-        self.clusters = self.param("clusters", xavier, (width, len(config.cutoffs)))
+        self.clusters = self.param("clusters", xavier, (width, len(config.cutoffs)), jnp.float32)
         self.input_dropout, self.tail_dropout = (
             nn.Dropout(config.softmax_dropout) for _ in range(2)
         )
@@ -151,7 +151,7 @@ class AdaptiveEmbedding(nn.Module):
         rows = [
             self.band[0].embedding,
             self.clusters.T,
-            jnp.zeros((-used % ALIGNED, self.config.width)),
+            jnp.zeros((-used % ALIGNED, self.config.width), jnp.float32),
         ]
         logits = self.head.logits(features, jnp.concatenate(rows))
         return jnp.where(jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) < used, logits, NEVER)
@@ -185,7 +185,7 @@ class Band(nn.Module):
     def setup(self) -> None:
         self.embedding = self.param("embedding", self._initial, (self.size, self.features))
         self.kernel = self.param(
-            "kernel", nn.initializers.xavier_uniform(), (self.features, self.width)
+            "kernel", nn.initializers.xavier_uniform(), (self.features, self.width), jnp.float32
         )
 
     def rows(
@@ -199,7 +199,7 @@ class Band(nn.Module):
         return jnp.where(inside[..., None], rows, 0.0)
 
     def _initial(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "words features"]:
-        embedding = jax.random.normal(key, shape) * self.features**-0.5
+        embedding = jax.random.normal(key, shape, jnp.float32) * self.features**-0.5
         return (
             embedding.at[PADDING_ROW].set(0.0)
             if self.padding_row and self.size > PADDING_ROW

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from alibi.config.fields import annotations, nearest, read, without_lists
+from alibi.config.fields import annotations, did_you_mean, read, without_lists
 from alibi.positions.alibi import AlibiBias, alibi_bias
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.bias import (
@@ -51,6 +51,17 @@ METHODS = {
     "sinusoidal": "alibi.positions.sinusoidal:Sinusoidal",
     "learned": "alibi.positions.learned:Learned",
     "none": "alibi.positions.none:NoPosition",
+}
+
+# Names in papers and other libraries, for suggestions.
+OTHER_NAMES = {
+    "rope": "rotary",
+    "nope": "none",
+    "kerple": "kerple_log",
+    "t5_bias": "t5",
+    "forgetting_transformer": "fox",
+    "position_interpolation": "rotary_interpolated",
+    "dynamic_ntk": "rotary_ntk",
 }
 
 __all__ = [
@@ -137,7 +148,9 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
     if not isinstance(name, str):
         return _checked(getattr(name, "__name__", repr(name)), name)
     if ":" not in name and name not in METHODS:
-        raise ValueError(f"unknown position method {name!r}{_suggestion(name, METHODS)}")
+        word = name.lower().replace("-", "_")
+        meant = _suggestion(OTHER_NAMES.get(word, word), METHODS)
+        raise ValueError(f"unknown position method {name!r}{meant}")
     module, _, attribute = METHODS.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -212,8 +225,13 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             raise ValueError(
                 f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one"
             )
-        params, keys = {**shared, **of_layer}, jnp.zeros((1, k, heads, method.head_dim))
-        kept = method.keep(params, jnp.zeros((1, k, method.width)), keys, padding=None, before=None)
+        params, keys = (
+            {**shared, **of_layer},
+            jnp.zeros((1, k, heads, method.head_dim), jnp.float32),
+        )
+        kept = method.keep(
+            params, jnp.zeros((1, k, method.width), jnp.float32), keys, padding=None, before=None
+        )
         bias = method.content_bias(
             params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept
         )
@@ -232,7 +250,7 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             bias.upper_bound(blocks)
             bias.log_sum_bound(blocks)
         if bias.adds_values:
-            bias.of_values(jnp.zeros((1, heads, q, k)), jnp.arange(q), jnp.arange(k))
+            bias.of_values(jnp.zeros((1, heads, q, k), jnp.float32), jnp.arange(q), jnp.arange(k))
         return bias(jnp.arange(q), jnp.arange(k))
 
     block = jax.eval_shape(tile)
@@ -244,8 +262,5 @@ def _check_bias(name: str, method: PositionMethod) -> None:
 
 
 def _suggestion(word: str, known: Mapping[str, Any]) -> str:
-    return (
-        f"; did you mean {nearest(word, known)!r}? There are: {', '.join(known)}"
-        if known
-        else "; it has none"
-    )
+    there = f"there are: {', '.join(known)}"
+    return f"; {did_you_mean(word, known)}{there}" if known else "; it has none"

@@ -4,11 +4,11 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Integer
+from jaxtyping import Array, Float, Integer
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import Blocks, per_head, static
-from alibi.positions.distance import DistanceBias
+from alibi.positions.bias import Bias, Blocks, per_head, per_query, static
+from alibi.positions.distance import DistanceBias, rows_and_columns
 from alibi.positions.shapes import (
     AtDistances,
     BlockBounds,
@@ -94,6 +94,46 @@ class AlibiBias(DistanceBias):
             jnp.where(self.symmetric & (blocks.behind < 0) & (blocks.ahead < 0), 2.0, 1.0)
         )[:, None]
         return self.upper_bound(blocks) + jnp.where(known, geometric + sides, jnp.log(count))
+
+
+class AlibiBiasByEntry(Bias):
+    """-m_bh (i - j): slopes of each batch entry and head.
+
+    Attributes:
+      slopes_of_queries: m of each query's batch entry and head, float32.
+      symmetric: use |i - j| in place of i - j.
+    """
+
+    slopes_of_queries: Float[Array, "*batch q heads"] = per_query()
+    symmetric: bool = static(default=False)
+
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
+        rows, columns = rows_and_columns(query_positions, key_positions)
+        distance = jnp.expand_dims((rows - columns).astype(jnp.float32), -3)
+        distance = jnp.abs(distance) if self.symmetric else distance
+        slopes = jnp.moveaxis(self.slopes_of_queries, -1, -2)[..., None]
+        return -slopes * distance.reshape((1,) * (slopes.ndim - distance.ndim) + distance.shape)
+
+
+def bias_of_slopes(
+    slopes: Float[Array, "*batch heads"], query_shape: tuple[int, ...], *, symmetric: bool
+) -> AlibiBias | AlibiBiasByEntry:
+    """Returns the bias of slopes `[heads]`, or `[*batch, heads]` for each batch entry, for queries
+    of `query_shape` `[*batch, q, heads, head_dim]`.
+
+    Raises:
+      ValueError: slopes of another shape.
+    """
+    *batch, length, heads, _ = query_shape
+    if slopes.shape == (heads,):
+        return AlibiBias(slopes, symmetric)
+    if slopes.shape != (*batch, heads):
+        raise ValueError(
+            f"slopes have shape {slopes.shape}; the query's {heads} heads need ({heads},), or {(*batch, heads)} for "
+            "each batch entry"
+        )
+    of_queries = jnp.broadcast_to(slopes[..., None, :], (*batch, length, heads))
+    return AlibiBiasByEntry(of_queries.astype(jnp.float32), symmetric)
 
 
 class TwoSidedAlibiBias(DistanceBias):

@@ -171,7 +171,10 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
         ticks += [length] * (length >= least * ticks[-1] and length > ticks[-1])
     x: Spec = {
         "field": "length", "type": "quantitative",
-        "title": [f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})", *filter(None, [spread_is])],
+        "title": [
+            f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})",
+            *filter(None, [panel.reading, spread_is]),
+        ],
         "scale": {"type": "log", "base": 2, "domain": [0.9 * lengths[0], 1.1 * lengths[-1]], "nice": False},
         "axis": {"values": ticks, "format": ",d", "labelOverlap": "greedy", "labelSeparation": 6},
     }  # fmt: skip

@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from alibi.reporting import tables
 from alibi.reporting.rows import MASKED, ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Kind, Missing, Number, Part, Table, related
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 
 _KEYS = re.compile(r"-(?=L\d+(?:-|$)|[A-Za-z_]\w*=)")  # before each key of a run's name
@@ -27,9 +28,7 @@ VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A method over the lengths: runs that differ in their seed only; cells by evaluation length in
-    tokens.
-    """
+    """Runs that differ in their seed only, over the lengths; cells by evaluation length in tokens."""
 
     label: str
     position: str
@@ -48,6 +47,20 @@ class Panel:
     series: tuple[Series, ...]
     rows: tuple[Row, ...]  # of all series, each by length
     use: ContextUse | None = None  # the scored tokens of gains of context, without gains
+
+    @property
+    def reading(self) -> str:
+        """How the text is read unless each token sees the tokens before it: documents that don't
+        see each other, masks.
+        """
+        positions = (row.documents.positions for row in self.rows if row.documents)
+        masks = (
+            "mask_rate {:g}, mask_random {:g}, mask_kept {:g}".format(*row.masks)
+            for row in self.rows
+            if row.masks
+        )
+        isolated = fact("documents that don't see each other, positions {}", positions)
+        return "; ".join(filter(None, [isolated, fact("{}", masks)]))
 
     @property
     def lengths(self) -> list[int]:
@@ -69,22 +82,25 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     earlier rows.
 
     Each number has its ratio to the number of its series at the train length; the lowest of a
-    column is marked.
+    column is marked, unless numbers per token are of several tokenizers.
     """
     found = []
     rows = latest(rows)
     names = series_names(rows)  # of all rows, so that a run has one name in all panels
-    rows = [row for row in rows if (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)]
-    rows = [row for row in rows if row.passkey is None]
-    for (corpus, split, stride, use, masked, _), group in _grouped(rows, _panel_key).items():
+    rows = [
+        row
+        for row in rows
+        if row.passkey is None and (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)
+    ]
+    for (corpus, split, stride, use, masked, *_), group in _grouped(rows, _panel_key).items():
         of_group = tables.PSEUDO_PERPLEXITY if masked and kind is PERPLEXITY else kind
-        by_series = _grouped(group, lambda row: (names[row.series], row.position, row.train_length))
+        by_series = _grouped(group, lambda row: (names[row.tested], row.position, row.train_length))
         in_order = (
             row
             for runs in by_series.values()
             for row in sorted(runs, key=lambda row: row.eval_length)
         )
-        series = _make_series(by_series, of_group)
+        series = _make_series(by_series, of_group, mark=_are_comparable(group, of_group))
         found.append(Panel(corpus, split, stride, of_group, series, tuple(in_order), use))
     return found
 
@@ -100,19 +116,52 @@ def panel_groups(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
     return groups + [(panel,) for panel in panels(rows, tables.CONTEXT_GAIN)]
 
 
-def series_names(rows: Iterable[Row]) -> dict[str, str]:
-    """Returns the name of each `Row.series` in tables and charts: without the keys shared by all
-    runs.
+def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
+    """Returns the name of each `Row.tested` in tables and charts; of one name are runs that differ
+    in their seed only.
+
+    Runs of the same seed are no sample: they share a name neither with each other nor, if their own
+    names differ, with runs of other seeds. Where a name would stand for several series, each also
+    shows its step, or the names of its runs.
+    """
+    tested = {row.tested: row for row in rows}
+    groups = [*_grouped(tested.values(), lambda row: row.but_seed).values()]
+    for key in (lambda row: row.series), (lambda row: row.run):
+        groups = [
+            part
+            for group in groups
+            for part in (
+                [group]
+                if len({row.seed for row in group}) == len(group)
+                else _grouped(group, key).values()
+            )
+        ]
+    short = _short_names(tested.values())
+    called = [dict.fromkeys(short[row.series] for row in group) for group in groups]
+    names: dict[tuple[str, int, str], str] = {}
+    for group, own in zip(groups, called, strict=True):
+        alike = [one for one, of in zip(groups, called, strict=True) if own.keys() & of.keys()]
+        steps = {one[0].step for one in alike}
+        only_steps = len(steps) == len(alike) and len({one[0].but_seed[0] for one in alike}) == 1
+        _, step, override = group[0].tested
+        runs = ", ".join(row.run for row in group) + f" {override}".rstrip()
+        label = ", ".join(own) if only_steps else runs
+        label += f" (step {step:,})" if len(steps) > 1 else ""
+        names |= {row.tested: label for row in group}
+    return names
+
+
+def _short_names(rows: Collection[Row]) -> dict[str, str]:
+    """Returns each `Row.series` without the keys shared by all runs.
 
     Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if all have the same, and
     each key with the same value in all runs. Other names stay whole, and so do all names if the
     short ones would not be distinct.
     """
-    rows = list(rows)
     names = {row.series: _KEYS.split(row.series.partition(" ")[0]) for row in rows}
     shared = set.intersection(*map(set, names.values())) if len(names) > 1 else set()
     if len({row.train_length for row in rows}) == 1:
-        shared.add(f"L{rows[0].train_length}")
+        shared |= {f"L{row.train_length}" for row in rows}
     short = {}
     for series, (method, *keys) in names.items():
         _, space, override = series.partition(" ")
@@ -122,10 +171,20 @@ def series_names(rows: Iterable[Row]) -> dict[str, str]:
     return short if len({*short.values()}) == len(short) else {series: series for series in short}
 
 
+def _are_comparable(rows: Sequence[Row], kind: Kind) -> bool:
+    """Returns whether the lowest number is the best: per byte, or per token of one tokenizer."""
+    return (
+        kind is tables.BITS_PER_BYTE
+        or len({row.tokens_sha256 or row.tokens for row in rows if row.is_measured}) < 2
+    )
+
+
 def _make_series(
-    by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind
+    by_series: Mapping[tuple[str, str, int], Sequence[Row]], kind: Kind, *, mark: bool
 ) -> tuple[Series, ...]:
-    """Returns the series of a panel, with the relations of their numbers."""
+    """Returns the series of a panel, with the relations of their numbers, and with `mark` the best
+    of each length.
+    """
     by_length = [_grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
     lengths = sorted(set().union(*by_length))
     grid = [
@@ -136,21 +195,23 @@ def _make_series(
         i: lengths.index(length) for i, (_, _, length) in enumerate(by_series) if length in lengths
     }
     references = {(i, j): (i, own[i]) for i in own for j in range(len(lengths))}
-    named = zip(by_series, related(grid, references), strict=True)
+    named = zip(by_series, related(grid, references, mark=mark), strict=True)
     return tuple(Series(*name, dict(zip(lengths, cells, strict=True))) for name, cells in named)
 
 
-def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None, bool, str]:
+def _panel_key(
+    row: Row,
+) -> tuple[str, str, int | None, ContextUse | None, bool, tuple | None, str]:
     use = row.context_use and row.context_use.tokens
     stride = None if row.mode in ("nonoverlapping", MASKED) else row.stride
     documents = row.documents.positions if row.documents else ""
-    return row.corpus, row.split, stride, use, row.is_masked, documents
+    return row.corpus, row.split, stride, use, row.mode == MASKED, row.masks, documents
 
 
-def _grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    groups: dict[Key, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
+def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 
@@ -196,12 +257,12 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
     found = [(row, row.passkey) for row in rows if row.passkey is not None]
     if not found:
         return None
-    order = list(dict.fromkeys(names[row.series] for row, _ in found))
-    lines = sorted({(order.index(names[row.series]), row.eval_length) for row, _ in found})
+    order = list(dict.fromkeys(names[row.tested] for row, _ in found))
+    lines = sorted({(order.index(names[row.tested]), row.eval_length) for row, _ in found})
     columns = sorted({passkey.distance for _, passkey in found})
     cells = _grouped(
         (row for row, _ in found),
-        lambda row: (names[row.series], row.eval_length, row.passkey and row.passkey.distance),
+        lambda row: (names[row.tested], row.eval_length, row.passkey and row.passkey.distance),
     )
     facts = [
         fact("{} prompts in each cell", (passkey.prompts for _, passkey in found), " or "),
@@ -245,12 +306,12 @@ def caption(panel: Panel) -> str:
         if panel.use.longest:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
-    documents = [row.documents for row in rows if row.documents is not None]
+    contexts = (row.documents.mean_context or 0 for row in rows if row.documents)
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
-        fact("documents that don't see each other, positions {}", (d.positions for d in documents)),
-        fact("mean context {}", (f"{d.mean_context or 0:,.1f}" for d in documents), " or "),
+        panel.reading,
+        fact("mean context {}", (f"{mean:,.1f}" for mean in contexts), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
         fact("commit {}", (row.short_commit for row in rows if row.commit)),
@@ -275,5 +336,10 @@ def explanation(panel: Panel) -> str:
         if any(number.interval for number in panel.numbers):
             text += " In brackets: the 95% interval of a single run, by resampling windows."
     else:
-        text = "In brackets: the value divided by the run's own at its train length. The best of each column is marked."
+        text = "In brackets: the value divided by the run's own at its train length. " + (
+            "The best of each column is marked."
+            if _are_comparable(panel.rows, panel.kind)
+            else "No best is marked: the runs have several tokenizers, and the numbers are per token. "
+            "Compare bits per byte."
+        )
     return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")

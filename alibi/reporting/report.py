@@ -106,10 +106,14 @@ def write_report(
     figures: list[str] = []
     for group in groups:
         figures.append(_figure_name(group[0], figures))
-        kind = group[0].kind.title.lower()
-        about = "nats gained by context" if group[0].use else f"{kind} by evaluation length"
-        shown = [build_table(panel) for panel in group]
-        add(shown, length_figure(group[0]), figures[-1], about, explanation(group[0]) + "\n")
+        about = f"{group[0].kind.title.lower()} by evaluation length"
+        add(
+            [build_table(panel) for panel in group],
+            length_figure(group[0]),
+            figures[-1],
+            "nats gained by context" if group[0].use else about,
+            explanation(group[0]) + "\n",
+        )
     if passkeys:
         add([passkeys], passkey_figure(passkeys), "passkey.png", "keys found again, by distance")
     if failures:
@@ -121,15 +125,17 @@ def write_report(
 
 def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     """Returns the file of a panel's figure, which is none of those before it."""
-    if panel.use:
-        count = sum(name.startswith("context_use") for name in taken)
-        return f"context_use-{count + 1}.png" if count else "context_use.png"
     windows = "" if panel.stride is None else f"-stride{panel.stride}"
     windows += "-masked" if panel.kind is PSEUDO_PERPLEXITY else ""
     documents = panel.rows[0].documents  # of all rows of a panel alike
     windows += f"-documents-{documents.positions}" if documents else ""
     suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
-    return f"extrapolation{suffix}.png"
+    stem = "context_use" if panel.use else f"extrapolation{suffix}"
+    return next(
+        name
+        for number in ("", *range(-2, -999, -1))  # -2 is a hyphen and a 2
+        if (name := f"{stem}{number}.png") not in taken
+    )
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
@@ -191,7 +197,7 @@ def _page(
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
     labels = {name: name for name in curves}  # of a run that failed, for example
-    labels |= {row.run: names[row.series] for row in latest(rows) if row.override is None}
+    labels |= {row.run: names[row.tested] for row in latest(rows) if row.override is None}
     positions = {one.label: one.position for panel, *_ in groups for one in panel.series}
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
@@ -280,8 +286,9 @@ def _group_section(
         if panel.stride
         else "windows that don't overlap"
     )
-    heading = f"{panel.corpus}, {panel.split}"
+    heading = ", ".join(filter(None, [panel.corpus, panel.split, panel.reading]))
     heading = f"What context gains: {heading}" if panel.use else f"{heading}, {windows}"
+    heading = f"Masked tokens: {heading}" if panel.kind is PSEUDO_PERPLEXITY else heading
     note = f"<p>{html.escape(explanation(panel))}</p>"
     return _section(heading, field if len(group) > 1 else "", *shown, note)
 

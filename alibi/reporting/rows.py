@@ -116,18 +116,21 @@ class Row:
     perplexity: float | None = None
     word_perplexity: float | None = None
     bits_per_byte: float | None = None
-    tokens_per_second: float | None = None
+    tokens_per_second: float | None = None  # scored; of masked rows, all tokens of the text
     seconds: float | None = None  # of scoring, without compilation
     device: Device | None = None
     commit: str | None = None
     dtype: str | None = None  # of the evaluation
     config_hash: str | None = None  # see `Scoring`
+    seedless_hash: str | None = None  # the same with seed=0; None in rows of earlier versions
     tokens_sha256: str | None = None  # see `Scoring`
     text_hash: str | None = None  # of the text
     override: Override | None = None  # None: evaluated as it was trained, with `position`
     context_use: ContextUse | None = None
     passkey: Passkey | None = None
     documents: Documents | None = None  # None: a token sees all documents in its window
+    # objective.mask_rate, mask_random, mask_kept; None: not masked, or a row of an earlier version
+    masks: tuple[float, float, float] | None = None
     limit: bool = False  # the error is final: the method or the text has no such length
     error: str | None = None  # why there is no result
 
@@ -156,11 +159,6 @@ class Row:
         )
 
     @property
-    def is_masked(self) -> bool:
-        """Whether masked tokens were predicted from both sides."""
-        return self.mode == MASKED
-
-    @property
     def is_measured(self) -> bool:
         """Whether the row holds a result, not an error."""
         found = self.nll_nats if self.passkey is None else self.passkey.accuracy
@@ -171,8 +169,26 @@ class Row:
         """The run's name without its seed, alibi-L128 for alibi-L128-seed0, followed by its
         override.
         """
-        name = re.sub(rf"(^|[-_.])seed=?{self.seed}(?!\d)", "", self.run).strip("-_.") or self.run
+        seed = f"seed=?{self.seed}"
+        name = re.sub(rf"^{seed}[-_.]|[-_.]{seed}(?!\d)", "", self.run) or self.run
         return name if self.override is None else f"{name} {self.override}"
+
+    @property
+    def tested(self) -> tuple[str, int, str]:
+        """The identity of a checkpoint as it is tested: run, step and override."""
+        return self.run, self.step, str(self.override or "")
+
+    @property
+    def but_seed(self) -> tuple:
+        """Config, step and override: equal if runs differ in their seed only.
+
+        Rows of earlier versions don't know the config without its seed: here they have the name
+        without it, position, train length and parameters.
+        """
+        return (
+            self.seedless_hash or (self.series, self.position, self.train_length, self.parameters),
+            *self.tested[1:],
+        )
 
     @property
     def speed_of_device(self) -> float | None:
@@ -188,9 +204,21 @@ class Row:
         return commit[:12] + dirty
 
     def scored(
-        self, nll_nats: float, *, tokens: int, words: int | None, bytes: int | None, seconds: float
+        self,
+        nll_nats: float,
+        *,
+        tokens: int,
+        words: int | None,
+        bytes: int | None,
+        seconds: float,
+        read: int | None = None,
     ) -> "Row":
-        """Returns the row with the result of scoring a text; a perplexity beyond float64 is None."""
+        """Returns the row with the result of scoring a text; a perplexity beyond float64 is None.
+
+        Args:
+          tokens: scored.
+          read: tokens that count in the speed; None: `tokens`.
+        """
         return dataclasses.replace(
             self,
             nll_nats=nll_nats,
@@ -200,7 +228,7 @@ class Row:
             perplexity=_exp(nll_nats / tokens),
             word_perplexity=_exp(nll_nats / words) if words else None,
             bits_per_byte=nll_nats / math.log(2) / bytes if bytes else None,
-            tokens_per_second=tokens / seconds,
+            tokens_per_second=(read or tokens) / seconds,
             seconds=seconds,
         )
 

@@ -126,9 +126,11 @@ Cell = tuple[Part, ...]  # a part, or several side by side; None for an empty pa
 Grid = Sequence[Sequence[Part]]  # a part of each cell, by row and column
 
 
-def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -> list[list[Part]]:
-    """Returns the grid, each number with its ratio to its reference (row, column), and the best of
-    a column marked.
+def related(
+    grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]], *, mark: bool = True
+) -> list[list[Part]]:
+    """Returns the grid, each number with its ratio to its reference (row, column), and with `mark`
+    the best of a column marked.
 
     Best is the lowest loss, in a column with several losses.
     """
@@ -142,7 +144,12 @@ def related(grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]]) -
             return part
         at = references.get((row, column))
         reference = grid[at[0]][at[1]] if at else None
-        best = part.kind.is_loss and len(losses[column]) > 1 and part.mean == min(losses[column])
+        best = (
+            mark
+            and part.kind.is_loss
+            and len(losses[column]) > 1
+            and part.mean == min(losses[column])
+        )
         ratio = (
             part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
         )

@@ -2,7 +2,15 @@
 
 from alibi.runs.directory import RunDirectory
 from alibi.runs.identity import config_hash, evaluation_hash, may_differ
-from alibi.runs.provenance import code_hash, git_commit, make_provenance, usable_cores, versions
+from alibi.runs.provenance import (
+    code_hash,
+    git_commit,
+    jax_settings,
+    make_provenance,
+    method_files,
+    usable_cores,
+    versions,
+)
 
 __all__ = [
     "RunDirectory",
@@ -10,8 +18,10 @@ __all__ = [
     "config_hash",
     "evaluation_hash",
     "git_commit",
+    "jax_settings",
     "make_provenance",
     "may_differ",
+    "method_files",
     "usable_cores",
     "versions",
 ]

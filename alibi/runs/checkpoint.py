@@ -279,6 +279,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             f"checkpoint {self._folder / str(step)} is damaged or of another model ({reason})"
         )
 
+    def check(self) -> None:
+        """Raises the error of the last save if it has ended; does not wait for it."""
+        if not self._manager.is_saving_in_progress():
+            self._manager.wait_until_finished()
+
     def wait(self) -> None:
         """Returns when all saves are on disk; raises their errors."""
         self._manager.wait_until_finished()

@@ -1,8 +1,10 @@
 """A run's work directory: its files, their state, and the claim of the process in training."""
 
+import contextlib
 import dataclasses
 import datetime
 import json
+import logging
 import os
 from typing import Any
 
@@ -10,9 +12,13 @@ from etils import epath
 
 from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
-from alibi.runs.identity import defining
+from alibi.data.tokens import find_tokenizer, make_corpus
+from alibi.runs.identity import differing
+from alibi.runs.provenance import SEEDED, jax_settings
 from alibi.storage.claims import Claim
 from alibi.storage.files import check_writable, is_address, listed, made_whole, resolve, write_whole
+
+_log = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -63,6 +69,21 @@ class RunDirectory:
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
+        try:
+            return self._saved_tokenizer()
+        except ValueError as error:
+            if not self._has("provenance.json"):
+                raise
+            with contextlib.suppress(ValueError):  # its text may be gone
+                data = self.config().data
+                made = find_tokenizer(data, make_corpus(data))
+                recorded = self.provenance()["corpus"]["train"]["tokenizer_fingerprint"]
+                if made.fingerprint() == recorded:
+                    _log.warning("%s; it was made again from the text", error)
+                    return made
+            raise
+
+    def _saved_tokenizer(self) -> Tokenizer:
         return load_tokenizer(
             self.path / "tokenizer", f"restore {self}/tokenizer, or train the run again elsewhere"
         )
@@ -71,7 +92,7 @@ class RunDirectory:
         """Returns state (missing, running, interrupted, failed or finished), step, steps, reason
         and figures.
         """
-        if not (self.path / "status.json").exists():
+        if not self._has("status.json"):
             return {
                 "state": "missing",
                 "step": 0,
@@ -123,6 +144,10 @@ class RunDirectory:
                 f"work directory {self} can't be written ({error}); choose another --workdir"
             ) from None
         if differing := self.differing(config):
+            longer = (
+                f"\na cosine schedule ends at train.steps; to train longer, start another --workdir from this run's "
+                f"parameters by --init_from={self}, or begin a run with another optimizer.schedule"
+            )
             raise ValueError(
                 f"work directory {self} holds a run of another config:\n"
                 + "".join(
@@ -130,26 +155,40 @@ class RunDirectory:
                     for key, (old, new) in differing.items()
                 )
                 + "use another --workdir, or the config that it was started with"
+                + (longer if list(differing) == ["train.steps"] else "")
             )
         self.check_checkpoints()
 
     def differing(self, config: Config) -> dict[str, tuple[Any, Any]]:
-        """Returns the differing keys of a run's identity, each with its values here and in
-        `config`.
+        """Returns the keys by which this run can't go on with `config`, each with its values here and
+        there.
         """
-        if not (self.path / "config.json").exists():
-            return {}
-        old, new = defining(self.config()), defining(config)
-        keys = sorted(old.keys() | new.keys())
-        return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+        return differing(self.config(), config) if self._has("config.json") else {}
 
-    def check_corpus(self, manifests: dict[str, dict[str, Any]]) -> None:
+    def check_same(
+        self, manifests: dict[str, dict[str, Any]], method_files: dict[str, str]
+    ) -> None:
         """Raises ValueError if this run was trained on other tokens than those of `manifests`, by
-        split.
+        split, on another file of its position method, or with other random numbers than JAX gives
+        here.
         """
-        if not (self.path / "provenance.json").exists():
+        if not self._has("provenance.json"):
             return
-        before = self._read("provenance.json", "corpus")["corpus"]
+        made = self._read("provenance.json", "corpus")
+        for name, old in made.get("method_files", {}).items():
+            if old != (new := method_files.get(name)):
+                raise ValueError(
+                    f"{name}, which defines the position method of the run in {self}, has changed (its hash was {old} "
+                    f"and is {new}); restore the file, or use another --workdir"
+                )
+        here = jax_settings()
+        for name in SEEDED:
+            if (old := made.get("jax", here)[name]) != here[name]:
+                raise ValueError(
+                    f"the run in {self} was trained with {name}={old}, and JAX has {here[name]} here, with which the "
+                    f"random numbers differ; set {name.upper()}={old}, or use another --workdir"
+                )
+        before = made["corpus"]
         for split in sorted(before.keys() & manifests.keys()):
             for key in ("sha256", "tokenizer_fingerprint"):
                 if before[split].get(key) != manifests[split][key]:
@@ -180,7 +219,13 @@ class RunDirectory:
     def _keep(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer if there is none; raises ValueError if there is another."""
         folder = self.path / "tokenizer"
-        if folder.exists() and not (self.path / "config.json").exists():
+        if folder.exists() and self.saved_steps():
+            try:
+                self._saved_tokenizer()
+            except ValueError as error:  # the run's record has the fingerprint of `tokenizer`
+                _log.warning("%s; it is written again", error)
+                folder.rmtree()
+        elif folder.exists() and not (self.path / "config.json").exists():
             if not is_address(folder):
                 self.tokenizer()  # raises ValueError if the folder is none of ours
             folder.rmtree()  # of a killed first start
@@ -233,8 +278,14 @@ class RunDirectory:
         }
         self.write("status.json", more | known)
 
+    def _has(self, name: str) -> bool:
+        """Returns whether a file is there, or a checkpoint from which it can be made again."""
+        return (self.path / name).exists() or bool(self.saved_steps())
+
     def _read(self, name: str, *keys: str) -> dict[str, Any]:
-        """Returns the content of a JSON file, an object with `keys`."""
+        """Returns the content of a JSON file, an object with `keys`; if it is missing or damaged,
+        what the newest whole checkpoint recorded, and logs so.
+        """
         try:
             content = json.loads((self.path / name).read_bytes())
             if not isinstance(content, dict) or (
@@ -246,11 +297,41 @@ class RunDirectory:
                     else "it is no object"
                 )
         except FileNotFoundError:
-            problem = f"{name} is missing; give train.py's --workdir"
-            raise ValueError(f"{self} is no work directory of a run: {problem}") from None
+            problem = ValueError(
+                f"{self} is no work directory of a run: {name} is missing; give train.py's --workdir"
+            )
         except ValueError as error:
-            raise self._damaged(name, error) from None
+            problem = self._damaged(name, error)
+        else:
+            return content
+        if (content := self._recorded(name)) is None:
+            raise problem
+        reason = str(problem).partition(";")[0]
+        _log.warning("%s; its content is taken from the newest whole checkpoint", reason)
         return content
+
+    def _recorded(self, name: str) -> dict[str, Any] | None:
+        """Returns the content of a JSON file by the record of the newest whole checkpoint; None if
+        there is none.
+        """
+        if not (steps := self.saved_steps()):
+            return None
+        from alibi.runs.checkpoint import Checkpoints, DamagedError  # its import takes seconds
+
+        with Checkpoints(self.checkpoints, read_only=True) as checkpoints:
+            for step in reversed(steps):
+                with contextlib.suppress(DamagedError):
+                    about = checkpoints.about(step)
+                    last = about["config"]["train"]["steps"]
+                    status = {
+                        "state": "finished" if step == last else "interrupted",
+                        "step": step,
+                        "steps": last,
+                        "reason": "",
+                        "saved": step,
+                    }
+                    return {"config.json": about["config"], "status.json": status}.get(name, about)
+        return None
 
     def _damaged(self, name: str, error: Exception) -> ValueError:
         return ValueError(

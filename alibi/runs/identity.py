@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from alibi.config import Config, flatten
+from alibi.data.corpus import SPLITS
 from alibi.storage.files import is_address
 
 # Keys, and sections with a dot: they decide how a run is computed and watched, not its results.
@@ -44,6 +45,24 @@ def evaluation_hash(config: Config) -> str:
     """Returns `config_hash`, followed by eval.dtype if the run was trained with another dtype."""
     own = config.eval.dtype == config.model.dtype
     return config_hash(config) + ("" if own else f"-{config.eval.dtype}")
+
+
+def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """Returns the keys by which a run can't go on with the config `now`, each with both values.
+
+    Text files may have another place, since the run compares their tokens. Accumulation may differ
+    without dropout, and `train.steps` may grow under a schedule that doesn't end with the run.
+    """
+    old, new = defining(trained), defining(now)
+    allowed = set()
+    if trained.data.corpus == now.data.corpus == "text":
+        allowed |= {f"data.{split}" for split in SPLITS if trained.data[split] and now.data[split]}
+    if not any(value for key, value in new.items() if key.endswith("dropout")):
+        allowed.add("train.accumulation")
+    if trained.optimizer.schedule != "cosine" and now.train.steps > trained.train.steps:
+        allowed.add("train.steps")
+    keys = sorted((old.keys() | new.keys()) - allowed)
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
 def defining(config: Config) -> dict[str, Any]:

@@ -21,6 +21,10 @@ PACKAGES = (
     "tokenizers",
     "numpy",
 )
+# Settings of JAX with which the same program computes other numbers; those of SEEDED change the
+# initial parameters and dropout.
+SEEDED = "jax_default_prng_impl", "jax_threefry_partitionable"
+SETTINGS = (*SEEDED, "jax_enable_x64", "jax_default_matmul_precision")
 _LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -54,19 +58,36 @@ def code_hash() -> str:
 
 
 def own_files() -> dict[str, str]:
-    """Returns a hash of each loaded file of the user's own, by its module: neither of Python, a
-    package, the library nor the command.
+    """Returns a hash of each loaded file of the user's own, by its module: of neither Python, a
+    package nor the library.
     """
     folders = (*map(os.path.realpath, (sys.prefix, sys.base_prefix)), _LIBRARY)
     others = tuple(f"{folder}{os.sep}" for folder in folders)
     hashes = {}
     for name, module in sys.modules.copy().items():
         file = os.path.realpath(getattr(module, "__dict__", {}).get("__file__") or os.devnull)
-        command = name in ("__main__", "__mp_main__")
-        if not command and os.path.isfile(file) and not file.startswith(others):
+        # multiprocessing's second name of __main__, once it is loaded
+        second = name == "__mp_main__"
+        if not second and os.path.isfile(file) and not file.startswith(others):
             content = pathlib.Path(file).read_bytes()
             hashes[f"own file {name}"] = hashlib.sha256(content).hexdigest()[:12]
     return hashes
+
+
+def method_files(position: str) -> dict[str, str]:
+    """Returns the hashes of `own_files` that define the position methods of a config."""
+    from alibi.positions import method_class, method_names  # not to read a run's files alone
+
+    methods = [method_class(name) for name in method_names(position)]
+    modules = {f"own file {kind.__module__}" for method in methods for kind in method.__mro__}
+    return {name: hashed for name, hashed in own_files().items() if name in modules}
+
+
+def jax_settings() -> dict[str, Any]:
+    """Returns the values of `SETTINGS` in this process."""
+    import jax  # not to read a run's files alone
+
+    return {name: getattr(jax.config, name) for name in SETTINGS}
 
 
 def versions() -> dict[str, str]:
@@ -83,6 +104,7 @@ def make_provenance(**more: Any) -> dict[str, Any]:
         "commit": git_commit(),
         "code": code_hash(),
         "versions": versions(),
+        "jax": jax_settings(),
     }
     return {**made_by, "cores": usable_cores(), **more}
 

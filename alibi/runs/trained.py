@@ -16,7 +16,7 @@ from alibi.data.tokenizers import Tokenizer
 from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, method_files
 from alibi.runs.checkpoint import Checkpoints
 from alibi.runs.overrides import effective, overridden
 
@@ -78,6 +78,10 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
+        files, now = self.directory.provenance(), method_files(self._tested.position)
+        trained = files.get("method_files", {})
+        if changed := [name for name, new in now.items() if trained.get(name, new) != new]:
+            _log.warning("%s: %s has changed since training", self, ", ".join(changed))
         model = build_model(
             self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh)
         )

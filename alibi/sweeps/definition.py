@@ -28,7 +28,7 @@ from typing import Any
 
 from alibi.config import Config
 from alibi.config import files as config_files
-from alibi.config.fields import as_text, nearest, without_lists
+from alibi.config.fields import as_text, did_you_mean, without_lists
 from alibi.config.override import MODEL_KEYS, Override
 
 EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
@@ -91,10 +91,9 @@ class Sweep:
         count = len(self.runs)
         found = re.fullmatch(r"(\d+)/(\d+)", task)
         if found is None:
-            meant = nearest(task, [run.name for run in self.runs])
             raise ValueError(
-                f"--task={task} is neither a part of the sweep, such as 0/{count}, nor one of its {count} runs; did "
-                f"you mean {meant!r}? --dry_run lists them"
+                f"--task={task} is neither a part of the sweep, such as 0/{count}, nor one of its {count} runs; "
+                f"{did_you_mean(task, [run.name for run in self.runs])}--dry_run lists them"
             )
         number, tasks = map(int, found.groups())
         if number >= min(tasks, count):
@@ -298,7 +297,7 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], place: str) -> None:
     for key in given:
         if key not in known:
-            meant = nearest(key, known)
             raise ValueError(
-                f"unknown key {key!r} in {place}; did you mean {meant!r}? There are: {', '.join(known)}"
+                f"unknown key {key!r} in {place}; {did_you_mean(key, known)}"
+                f"there are: {', '.join(known)}"
             )

@@ -51,14 +51,13 @@ def check_position_method(
 
     Checked are: a bias that attention can take, and can cut anywhere; no influence of later
     tokens, nor of earlier segments through `keep`; the same result at shifted positions, if
-    it is `shift_invariant`; a cache, with a prompt in pieces, padding and single tokens; tiles, 8
-    devices, bfloat16, recomputed and scanned layers against the dense formula in float32, in value
+    it is `shift_invariant`; a cache, with a prompt in pieces, padding and single tokens; tiles, on 4
+    devices if there are so many, bfloat16, recomputed and scanned layers against the dense formula in float32, in value
     and in the gradient of every parameter and input; and, if the bias is `bounded`, its bound and
     the loss by skipping.
 
-    The check of 8 devices needs them, which CPUs have after
-    `jax.config.update("jax_num_cpu_devices", 8)` before the first use of JAX; otherwise it is left
-    out.
+    CPUs have 4 devices after `jax.config.update("jax_num_cpu_devices", 4)` before the first use of
+    JAX.
 
     Args:
       method: a class, its name in the registry or `package.module:Class`, or an instance with

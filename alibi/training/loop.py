@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shlex
 import signal
 import sys
 import textwrap
@@ -26,7 +27,14 @@ from alibi.errors import (
 )
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
-from alibi.runs import RunDirectory, code_hash, make_provenance, versions
+from alibi.runs import (
+    RunDirectory,
+    code_hash,
+    jax_settings,
+    make_provenance,
+    method_files,
+    versions,
+)
 from alibi.runs.checkpoint import Checkpoints, check_replicas
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
@@ -34,13 +42,6 @@ from alibi.training.record import NonFiniteLossError, Record
 from alibi.training.setup import Job, make_job, make_validator, micro_batches
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
-# of JAX, with which the same program computes other numbers
-SETTINGS = (
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-)
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
 
@@ -68,12 +69,11 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
         keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
-        keys |= {name: getattr(jax.config, name) for name in SETTINGS}
-        keys |= {"workdir": workdir, "code": code_hash(), **versions()}
+        keys |= {"workdir": workdir, "code": code_hash(), **versions(), **jax_settings()}
         hosts.check_alike(keys)
         run = RunDirectory(workdir)
         job = make_job(config, run, make_mesh(config.mesh))
-        if hosts.broadcast(lambda: _is_finished(run)):
+        if hosts.broadcast(lambda: _is_finished(run, config.train.steps)):
             return run.status()
         stack.enter_context(disk_errors_named(run))
         hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
@@ -118,6 +118,7 @@ class Updates:
                 parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract.params)),
                 vocab_size=model.vocab_size,
                 corpus=job.corpus,
+                method_files=method_files(config.position),
             ),
         }
         if hosts.is_primary() and not is_watched():
@@ -130,7 +131,9 @@ class Updates:
         step = make_train_step(
             model, optimizer, config.seed, schedule=job.schedule, state_shardings=shardings
         )
-        self.train_step: TrainStep = step.lower(abstract, *self.feed.abstract).compile()
+        self.train_step: TrainStep = step
+        if not jax.config.values["jax_disable_jit"]:
+            self.train_step = step.lower(abstract, *self.feed.abstract).compile()
         self.validator = (
             make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
         )
@@ -247,11 +250,13 @@ class StopRequest:
         )
 
 
-def _is_finished(run: RunDirectory) -> bool:
-    """Returns whether nothing is left to do, and prints so; also prints if a finished run lost its
-    last checkpoint.
+def _is_finished(run: RunDirectory, steps: int) -> bool:
+    """Returns whether nothing is left to do up to update `steps`, and prints so; also prints if a
+    finished run lost its last checkpoint.
     """
     status = run.status()
+    if status["step"] < steps:
+        return False
     finished = status["state"] == "finished" and status["step"] in run.saved_steps()
     if status["state"] == "finished":
         rest = f"but its checkpoint of update {status['step']} was lost since"
@@ -262,7 +267,8 @@ def _is_finished(run: RunDirectory) -> bool:
 
 
 def _next_command(run: RunDirectory) -> str:
-    return f"evaluate it by\n  python eval_extrapolation.py --workdirs={run} --multiples=1,2,4,8"
+    flags = shlex.join([f"--workdirs={run}", "--multiples=1,2,4,8"])
+    return f"evaluate it by\n  python eval_extrapolation.py {flags}"
 
 
 def _headline(job: Job, about: dict[str, Any]) -> str:

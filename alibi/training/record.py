@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
+import hashlib
 import math
 import resource
 import sys
@@ -20,11 +21,14 @@ from alibi.parallel import hosts
 from alibi.parallel.device_kinds import find_device_kind
 from alibi.progress import Progress, print_line
 from alibi.runs.checkpoint import Checkpoints
-from alibi.training.metric_writers import open_writers
+from alibi.storage.files import is_address
+from alibi.training.metric_writers import METRICS_FILE, open_writers
 from alibi.training.setup import Job
 from alibi.training.step import Metrics
 
-UNLOGGED = "unlogged"  # key of a checkpoint's `about`: NLL and tokens since the last row
+# Keys of a checkpoint's `about`: NLL and tokens since the last row; lines and hash of the rows so
+# far.
+UNLOGGED, ROWS = "unlogged", "rows"
 RECENT = 50  # updates over which the speed is averaged
 # waiting: three or four rows with their statuses, which a stopped run finishes first
 MOST_WRITES = 8
@@ -38,7 +42,7 @@ class Record:
     """The figures of a run from update `step` on; process 0 writes them, all check them.
 
     Updates don't wait for writing, since a bucket may need several requests of some tenths of a
-    second. A failed write is raised at the next row, checkpoint or final status.
+    second. A failed write or checkpoint is raised at the next row, checkpoint or final status.
 
     Attributes:
       best: the update with the lowest validation NLL, and this NLL; None before the first
@@ -63,9 +67,13 @@ class Record:
         )
         # Imported checkpoints have no sums; others were saved between two rows, and the next row
         # counts from the last.
-        self._sums = np.array(
-            checkpoints.about(step).get(UNLOGGED, [0.0, 0.0]) if step else [0.0, 0.0]
-        )
+        about = checkpoints.about(step) if step else {}
+        self._sums = np.array(about.get(UNLOGGED, [0.0, 0.0]))
+        if hosts.is_primary() and about.get(ROWS, found := self._rows()) != found:
+            print_line(
+                f"{run}/{METRICS_FILE} is damaged: at update {step} it had {about[ROWS][0]} rows, now "
+                f"{found[0]}, or other values; the training is not affected, its curves are"
+            )
         self._dispatched: tuple[int, Metrics] | None = None
         # seconds waited for data: now; at the last row, and its update
         self._waited, self._last_row = 0.0, (step, 0.0)
@@ -104,12 +112,18 @@ class Record:
         if step % self._config.log.every_steps == 0 or step == self._config.train.steps:
             self._log(step, values)
 
-    def for_checkpoint(self) -> dict[str, list[float]]:
+    def for_checkpoint(self) -> dict[str, Any]:
         """Waits for earlier rows; returns the sums from which the next row continues after a
-        resume.
+        resume, and the hash of the rows.
         """
         self._finish_writes()
-        return {UNLOGGED: self._sums.tolist()}
+        return {UNLOGGED: self._sums.tolist(), ROWS: self._rows()}
+
+    def _rows(self) -> list[Any]:
+        """Returns the number of rows and their hash; of none in a bucket, where each is a file."""
+        file = self._run.path / METRICS_FILE
+        content = b"" if is_address(file) or not file.exists() else file.read_bytes()
+        return [content.count(b"\n"), hashlib.sha256(content).hexdigest()[:16]]
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         nll, tokens = self._sums
@@ -126,6 +140,7 @@ class Record:
                 row["mfu"] = rate / self._peak
         self._write(step, row)
         self.write_status("running", step)
+        self._checkpoints.check()
 
     def validated(self, step: int, nll: float) -> bool:
         """Records a validation; returns whether it is the best so far. Raises NonFiniteLossError."""
@@ -149,8 +164,10 @@ class Record:
             if good
             else "no checkpoint was saved before"
         )
+        clipped = self._config.optimizer.clip_norm > 0
         raise NonFiniteLossError(
-            f"{reason}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or a smaller optimizer.clip_norm"
+            f"{reason}; {saved}; try a lower optimizer.learning_rate, a longer warm-up or "
+            + ("a smaller optimizer.clip_norm" if clipped else "optimizer.clip_norm=1")
         )
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:

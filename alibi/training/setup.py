@@ -19,7 +19,7 @@ from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, eval
 from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, method_files
 from alibi.runs.provenance import own_files
 from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
@@ -92,7 +92,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     hosts.check_alike(
         {f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT}
     )
-    hosts.broadcast(lambda: run.check_corpus(corpus))
+    hosts.broadcast(lambda: run.check_same(corpus, method_files(config.position)))
     model = build_model(config, text.vocab_size, sharding=sharding)
     return Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
 

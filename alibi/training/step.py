@@ -37,6 +37,9 @@ class Feed:
 
     def __init__(self, batches: TrainBatches, mesh: Mesh, micro_batches: int):
         rows = batches.batch_size // micro_batches
+        # Not in the thread: while Grain is imported, imports of all threads are lazy (etils), and a
+        # writer's class that is imported then can't be called.
+        batches.block(0, 0)
         self._batches = batches
         self._sharding = batch_sharding(mesh, leading=1)
         self._shape = (micro_batches, rows, batches.length)

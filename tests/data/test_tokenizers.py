@@ -1,6 +1,8 @@
 """Ids against rules written down elsewhere: UTF-8, fairseq's dictionary, GPT-2's pattern."""
 
 import dataclasses
+import errno
+import os
 import subprocess
 import sys
 
@@ -311,6 +313,15 @@ def test_options_that_are_not_used(options, message):
 
 
 # All.
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a file that is full")
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, trained_bpe):
+    """Not the plain Exception of the tokenizers package, which the cache can't tell from a bug."""
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        trained_bpe.save(tmp_path)
+    assert raised.value.errno == errno.ENOSPC
 
 
 def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):

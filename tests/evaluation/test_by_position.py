@@ -1,5 +1,6 @@
 """Contexts against the windows themselves, and the curse on texts where its share is known."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -9,6 +10,7 @@ from etils import epath
 
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
 from alibi.evaluation.dumps import Dump, read_dump, read_scoring, write_dump
+from alibi.evaluation.output import Output
 from alibi.reporting.rows import Scoring
 from tests.hosts import ROOT
 
@@ -157,8 +159,28 @@ def test_a_dump_says_itself_what_it_is_of(tmp_path):
         == read_scoring(epath.Path(tmp_path / "renamed.npz"))
         == dump.of
     )
-    with pytest.raises(ValueError, match="is no NLL dump"):
+    with pytest.raises(ValueError, match="is no whole NLL dump"):
         read_dump(tmp_path / "absent.npz")
+
+
+def test_a_dump_with_a_flipped_bit_is_refused_and_made_again(tmp_path):
+    """A damaged one must not count as "done before", or --dump_nll would not make it again."""
+    dump, output = measured(up_to(8), 16, 8), Output(tmp_path)
+    output.write_dump(dump)
+    assert output.has_dump(dump.of)
+    (file,) = (tmp_path / "nll").iterdir()
+    whole = file.read_bytes()
+    at = whole.index(b"NUMPY") + 127  # the first NLL, after the header of its array
+    for place in [at, *range(0, len(whole), 29)]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 64
+        file.write_bytes(damaged)
+        with contextlib.suppress(ValueError):  # or the bit stands for nothing, as those of dates
+            np.testing.assert_array_equal(read_dump(file).nll_nats, dump.nll_nats)
+            continue
+        assert place != at or not output.has_dump(dump.of)
+    output.write_dump(dump)
+    assert [path.read_bytes() for path in (tmp_path / "nll").iterdir()] == [whole]
 
 
 def test_the_same_dump_twice_is_refused():

@@ -62,6 +62,10 @@ def test_a_ring_of_slots_serves_a_window(tiny_config) -> None:
         ValueError, match=r"5 tokens at one time would overwrite .* at most 4 tokens at a time"
     ):
         read_in_pieces(model, params, tokens, [5], slots=7, total=16)
+    two = jnp.asarray(tokens[:, :2])
+    few = model.init(jax.random.key(0), two, decode=True, total=16, chunk=4)["cache"]
+    with pytest.raises(ValueError, match=r"a ring of 2 slots and the window has 4; .* of 5 slots"):
+        model.apply({"params": params, "cache": few}, two, decode=True, mutable=["cache"])
 
 
 def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
@@ -228,6 +232,7 @@ def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
         assert generate(model, params, prompt, 1, positions=positions).shape == (2, 1), (
             "padding may be anything"
         )
+    assert generate(model, params, [[1, 2, 3], [4, 5, 6]], 1).shape == (2, 1), "a list is taken too"
     assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(array([[1, 2]])).shape == (
         1,
         1,

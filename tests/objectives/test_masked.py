@@ -17,7 +17,8 @@ from alibi.model.decoder import build_model
 from alibi.objectives import Masked, Sequences
 from alibi.positions import METHODS
 from alibi.reporting.panels import caption, panel_groups
-from alibi.reporting.rows import read_rows
+from alibi.reporting.rows import Row, read_rows
+from alibi.runs import evaluation_hash
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from tests.training.runs import on_one_device
@@ -141,7 +142,7 @@ def test_every_method_has_a_form_for_both_sides_or_refuses(name):
 
 def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
     on_one_device(monkeypatch)
-    config = tiny_config(objective__name="masked")
+    config = tiny_config(objective__name="masked", seed=3)
     train(config, str(tmp_path / "run"))
     assert evaluate_runs([tmp_path / "run"], Options(tmp_path / "out", lengths=(16, 64))) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
@@ -151,6 +152,13 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
         ("masked", 64, predicted),
     ]
     assert {(row.words, row.bytes, row.bits_per_byte) for row in rows} == {(None, None, None)}
+    # Speed counts the whole text, as other rows' does: a masked token costs no more than its share.
+    assert [row.tokens_per_second * row.seconds for row in rows] == pytest.approx([700, 700])
+    own, of_all_seeds = map(evaluation_hash, (config, dataclasses.replace(config, seed=0)))
+    assert {(row.config_hash, row.seedless_hash) for row in rows} == {(own, of_all_seeds)}
+    assert own != of_all_seeds
+    assert {row.masks for row in rows} == {(0.15, 0.1, 0.1)}
+    assert {Row.from_json(row.to_json()) for row in rows} == set(rows)
     [[panel]] = panel_groups(rows)
     assert caption(panel).startswith("Pseudo-perplexity of masked tokens by evaluation length")
     for options, words in (

@@ -78,6 +78,16 @@ def test_unknown_names_suggest_the_nearest() -> None:
         make("t5", num_bucket=3)
     with pytest.raises(ValueError, match="no option 'bucket'; it has none"):
         make("none", bucket=3)
+    # The field's other names are not the nearest by letters: those of RoPE are pope and none.
+    for name, ours in {"RoPE": "rotary", "NoPE": "none", "kerple": "kerple_log"}.items():
+        with pytest.raises(
+            ValueError, match=f"{name}'; did you mean '{ours}'\\? there are: alibi,"
+        ):
+            make(name)
+    with pytest.raises(ValueError, match="unknown position method 'xyzzy'; there are: alibi,"):
+        make("xyzzy")
+    with pytest.raises(ValueError, match="did you mean 'sinusoidal'"):
+        make("sinusoid")
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -1,5 +1,6 @@
 """The report's files."""
 
+import re
 import struct
 
 from alibi.reporting.report import RunSource, write_report
@@ -54,6 +55,10 @@ def test_each_objective_has_a_figure_of_its_own(tmp_path):
         "restart": {"documents": {"positions": "restart", "mean_context": 9.0}},
         "through": {"documents": {"positions": "through", "mean_context": 9.0}},
         "masked": {"mode": "masked"},
+        "masked-40": {
+            "mode": "masked",
+            "masks": [0.4, 0.1, 0.1],
+        },
         "both": {"mode": "masked", "documents": {"positions": "restart", "mean_context": 9.0}},
     }
     rows = [make_row(run=name, **changed) for name, changed in kinds.items()]
@@ -64,8 +69,14 @@ def test_each_objective_has_a_figure_of_its_own(tmp_path):
         "extrapolation-books-valid-documents-restart.png",
         "extrapolation-books-valid-documents-through.png",
         "extrapolation-books-valid-masked.png",
+        "extrapolation-books-valid-masked-2.png",
         "extrapolation-books-valid-masked-documents-restart.png",
     }
     report = (tmp_path / "report.md").read_text()
-    assert report.count("![pseudo-perplexity of masked tokens by evaluation length]") == 2
+    assert report.count("![pseudo-perplexity of masked tokens by evaluation length]") == 3
     assert report.count("![perplexity by evaluation length]") == 3
+    # The page's headings tell them apart as well.
+    page = (tmp_path / "report.html").read_text()
+    headings = re.findall(r"<section><h2>(.*?)</h2>", page)
+    assert len(set(headings)) == len(headings) == 6
+    assert headings[4].startswith("Masked tokens: books, valid, mask_rate 0.4, mask_random 0.1,")

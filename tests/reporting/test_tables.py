@@ -115,6 +115,97 @@ def test_one_failed_seed_does_not_hide_the_others():
     assert body(build_table(panel)) == ["| alibi | 128 | 8.00 (×1.00) |"]
 
 
+def averaged(*rows):
+    """The label, values and length of each cell of the only panel of `rows`, by series."""
+    (panel,) = panels(rows)
+    return {
+        series.label: [cell.values for cell in series.cells.values() if cell]
+        for series in panel.series
+    }
+
+
+def defined(run, seedless_hash="first config", **changed):
+    """A row that knows its config without its seed."""
+    return make_row(run=run, seedless_hash=seedless_hash, **changed)
+
+
+def test_only_runs_of_one_config_and_step_are_averaged():
+    # Six updates, and sixty at another learning rate: their mean 79.35 is of nothing.
+    assert averaged(
+        defined("base-seed0", perplexity=153.76, step=6),
+        defined("base-seed1", "second config", perplexity=4.94, step=60, seed=1),
+    ) == {"base-seed0 (step 6)": [(153.76,)], "base-seed1 (step 60)": [(4.94,)]}
+    # A third seed was stopped at update 10: its name differs from the mean's in the step alone.
+    assert averaged(
+        defined("alibi-L128-seed0", perplexity=6.0, step=20),
+        defined("alibi-L128-seed1", perplexity=6.2, step=20, seed=1),
+        defined("alibi-L128-seed2", perplexity=15.2, step=10, seed=2),
+    ) == {"alibi (step 20)": [(6.0, 6.2)], "alibi (step 10)": [(15.2,)]}
+
+
+def test_runs_of_one_seed_are_no_sample_of_seeds():
+    # Two runs of the same config and seed, which repeat each other.
+    assert averaged(defined("alibi", perplexity=8.0), defined("alibi-seed0", perplexity=8.0)) == {
+        "alibi": [(8.0,)],
+        "alibi-seed0": [(8.0,)],
+    }
+    # Two ways to compute the same results, with two seeds each: two means, not one over four.
+    of_two = [
+        defined(f"alibi-attention={way}-seed{seed}", perplexity=8.0 + seed, seed=seed)
+        for way in ("blocked", "reference")
+        for seed in (0, 1)
+    ]
+    assert averaged(*of_two) == {
+        "alibi-attention=blocked": [(8.0, 9.0)],
+        "alibi-attention=reference": [(8.0, 9.0)],
+    }
+
+
+def test_seeds_are_averaged_under_any_names_of_their_runs():
+    # Its user named runs by hand; the config says that they differ in their seed only.
+    assert averaged(
+        defined("monday", perplexity=8.0), defined("tuesday", perplexity=9.0, seed=1)
+    ) == {"monday, tuesday": [(8.0, 9.0)]}
+    # A name that two lines would share stands whole in both, since a part of it tells nothing.
+    assert averaged(
+        defined("base-seed0", perplexity=8.0),
+        defined("other", perplexity=9.0, seed=1),
+        defined("base-seed2", "second config", perplexity=7.0, seed=2),
+    ) == {"base-seed0, other": [(8.0, 9.0)], "base-seed2": [(7.0,)]}
+
+
+def test_rows_that_do_not_know_their_config_are_averaged_by_name_size_and_step():
+    rows = [make_row(perplexity=8.0), make_row(perplexity=9.0, seed=1)]
+    assert averaged(*rows) == {"alibi": [(8.0, 9.0)]}
+    assert averaged(rows[0], make_row(perplexity=9.0, seed=1, parameters=10)) == {
+        "alibi-L128-seed0": [(8.0,)],
+        "alibi-L128-seed1": [(9.0,)],
+    }
+
+
+def test_nothing_is_best_among_tokens_of_several_tokenizers():
+    # The same text as 5,680 bytes and as 961 words: a word is harder than a byte.
+    rows = [
+        make_row("alibi", perplexity=8.0, tokens_sha256="bytes", bits_per_byte=3.0),
+        make_row("t5", perplexity=99.0, tokens_sha256="words", bits_per_byte=2.0),
+    ]
+    (panel,), (by_byte,) = panels(rows), panels(rows, BITS_PER_BYTE)
+    assert not any(number.best for number in panel.numbers)
+    assert "Compare bits per byte." in explanation(panel)
+    assert [number.best for number in by_byte.numbers] == [False, True]
+    assert "The best of each column is marked." in explanation(by_byte)
+
+
+def test_other_masks_are_never_compared_in_one_table():
+    rows = [make_row(f"mask-{rate}", mode="masked", masks=[rate, 0.1, 0.1]) for rate in (0.15, 0.4)]
+    found = panels(rows)
+    assert [panel.reading for panel in found] == [
+        "mask_rate 0.15, mask_random 0.1, mask_kept 0.1",
+        "mask_rate 0.4, mask_random 0.1, mask_kept 0.1",
+    ]
+    assert "; mask_rate 0.4, mask_random 0.1, mask_kept 0.1;" in build_table(found[1]).caption
+
+
 def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
     sliding = {"mode": "sliding", "stride": 1}
     rows = [
@@ -163,6 +254,7 @@ def test_perplexities_are_printed_with_as_many_digits_as_mean_something(value, t
         ("seed12-alibi", 12, "alibi"),
         ("alibi-L128-steps=9-seed1", 1, "alibi-L128-steps=9"),
         ("seed3", 3, "seed3"),
+        ("-dash", 0, "-dash"),  # other marks are the user's
         ("alibi-seed12", 1, "alibi-seed12"),  # its seed is the row's, not what its name looks like
     ],
 )
@@ -197,7 +289,7 @@ def test_tables_and_figures_name_runs_by_the_keys_that_differ(runs, names):
 
 def test_train_lengths_stand_in_names_where_there_are_several():
     rows = [make_row(run="alibi-L64", train_length=64), make_row(run="alibi-L128")]
-    assert series_names(rows) == {"alibi-L64": "alibi-L64", "alibi-L128": "alibi-L128"}
+    assert [*series_names(rows).values()] == ["alibi-L64", "alibi-L128"]
 
 
 def test_a_method_that_another_is_tested_as_keeps_what_it_is_tested_as():

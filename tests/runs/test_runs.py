@@ -39,8 +39,8 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
     readers = {
         "config.json": run.config,
         "status.json": run.status,
-        "provenance.json": lambda: run.check_corpus(
-            {"train": {"sha256": "a", "tokenizer_fingerprint": "b"}}
+        "provenance.json": lambda: run.check_same(
+            {"train": {"sha256": "a", "tokenizer_fingerprint": "b"}}, {}
         ),
         "tokenizer/tokenizer_config.json": run.tokenizer,
     }

@@ -10,9 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from alibi.config import replaced
@@ -149,6 +152,31 @@ def test_a_full_disk_is_named_and_the_saved_stays(
     assert RunDirectory(tmp_path / "run").status()["state"] == "failed"
     assert int(final_state(config, tmp_path / "run").step) in (2, 3)
     assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
+
+
+def test_a_disk_that_fills_as_a_checkpoint_is_saved_is_named_at_the_next_row(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    """Not at the next checkpoint, which may be an hour and thousands of updates later."""
+    failed = threading.Event()
+
+    async def full(*_: object) -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = RunDirectory(tmp_path / "run")
+    monkeypatch.setattr(ocp.JsonCheckpointHandler, "_save_fn", full)  # in the background
+    stop_at(monkeypatch, 3, lambda: (failed.wait(20), time.sleep(0.5)))
+    config = tiny_config(train__steps=52, checkpoint__every_steps=2, eval__every_steps=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_is_save_due", lambda config, step, *_: step in (2, 50))
+        with pytest.raises(
+            UserError, match=r"no space left to write .*/run; what was saved before"
+        ):
+            loop.train(config, str(run))
+    # The rows of updates 3 and 4 are written after the failure.
+    assert [row["step"] for row in rows(run.path)][-1] in (3, 4)
+    assert run.saved_steps() == []
 
 
 def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, capsys) -> None:
