@@ -4,6 +4,9 @@ before any work.
 
 import math
 import pathlib
+import re
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -254,13 +257,6 @@ def test_lines_that_are_no_rows(
         (":12345", 2, 0, "must be HOST:PORT"),
         ("[::1]:12345", 2, 2, "--process_id=2 and --num_processes=2 do not fit"),
         ("localhost:12345", 0, None, "--num_processes=0 do not fit"),
-        (
-            "localhost:12345",
-            None,
-            None,
-            r"which process this is .* --num_processes and --process_id",
-        ),
-        (None, None, None, r"which process this is .* a single process needs none of them"),
     ],
 )
 def test_processes_that_cannot_join(
@@ -269,6 +265,21 @@ def test_processes_that_cannot_join(
     """JAX ends in a segmentation fault at a port that is no number, or waits for five minutes."""
     with pytest.raises(ValueError, match=message):
         hosts.join(address, count, number)
+
+
+def test_a_process_that_no_cluster_numbers(tmp_path: pathlib.Path) -> None:
+    """JAX names no flag; and it refuses to join once it has devices, as in this process."""
+    words = ["train.py", "--config=configs/base.py", f"--workdir={tmp_path}", "--multihost"]
+    refused = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert re.search(
+        r"^error: .* which process this is .*; give --coordinator_address=HOST:PORT of the first "
+        r"process, --num_processes and --process_id; a single process needs none of them",
+        refused.stderr,
+        re.M,
+    )
 
 
 def no_gpu() -> AssertionError:
