@@ -119,8 +119,10 @@ def execute(
     except Exception as error:
         if hosts.is_lost_connection(error):
             cause = str(error).splitlines()[0][:200]
+            numbers = ", ".join(map(str, hosts.lost_processes()))
+            silent = f"no answer from {numbers}; " if numbers else ""
             print_error(
-                f"another process was lost ({cause}); the same command goes on from the saved work"
+                f"another process was lost ({silent}{cause}); the same command goes on from the saved work"
             )
             return REQUEUE
         if reason := explain(error):

@@ -5,6 +5,7 @@ the program. A single process exchanges nothing. If a process is lost, JAX ends 
 about a minute by a signal, or their collectives fail.
 """
 
+import contextlib
 import importlib.metadata
 import itertools
 import json
@@ -13,6 +14,7 @@ import pathlib
 import platform
 import re
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -34,6 +36,9 @@ LOST = re.compile(
 # environment variables that change how JAX and the libraries below it compute
 _FLAGS = re.compile(r"(XLA|JAX|LIBTPU|NVIDIA|CUBLAS|CUDNN|NCCL|MKL|OMP)_")
 _VECTORS = re.compile(r"\b(?:avx|amx|fma|sve|asimd)\w*")  # among the flags of /proc/cpuinfo
+# open, and never read, while this process lives; and the addresses of all processes
+_listeners: list[socket.socket] = []
+_places: list[list | None] = []
 _exchanges = itertools.count()  # all processes count alike
 
 
@@ -82,6 +87,25 @@ def join(
         ) from error
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
+    place = None
+    # An address of this machine that others reach: towards the first process, or outwards.
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
+        way.connect((host if address else "10.255.255.255", 9))
+        _listeners.append(socket.create_server((way.getsockname()[0], 0)))
+        place = _listeners[-1].getsockname()
+    _places.extend(gather(place))
+
+
+def lost_processes() -> list[int]:
+    """Returns the processes that have ended, or can't be reached, as far as it is known."""
+    lost = []
+    for process, place in enumerate(_places):
+        try:
+            if place:
+                socket.create_connection(tuple(place), timeout=5).close()
+        except OSError:
+            lost.append(process)
+    return lost
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:

@@ -5,6 +5,7 @@ stopped or not.
 import pathlib
 import re
 import signal
+import socket
 import sys
 
 import jax
@@ -13,11 +14,12 @@ import pytest
 
 from alibi.config import make_config, replaced
 from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.parallel import hosts
 from alibi.parallel.hosts import local_devices
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.training import loop
-from tests.hosts import finish, start_hosts
+from tests.hosts import finish, free_port, start_hosts
 from tests.training.runs import assert_same, final_state
 
 
@@ -39,6 +41,15 @@ def test_the_gpus_of_a_task_of_slurm() -> None:
     assert local_devices(share | {"SLURM_GPUS_PER_TASK": "a100:4"}) == [0, 1, 2, 3]
     assert local_devices({"SLURM_STEP_TASKS_PER_NODE": "4"}) is None, "no GPUs"
     assert local_devices(node | {"JAX_LOCAL_DEVICE_IDS": "0"}) is None, "JAX reads it"
+
+
+def test_processes_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has ended, and the third has no address that others reach."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(
+            hosts, "_places", [listener.getsockname(), ("127.0.0.1", free_port()), None]
+        )
+        assert hosts.lost_processes() == [1]
 
 
 def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
