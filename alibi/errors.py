@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -84,10 +85,9 @@ def explain(error: Exception) -> str | None:
         return f"{text}: make space and repeat the command; what was written before is whole"
     if isinstance(error, BrokenPipeError):
         return "the reader of the output ended before all was printed; all files are written"
-    # of JAX_PLATFORMS=cuda where there is no GPU
-    asserted = isinstance(error, AssertionError) and traceback.extract_tb(error.__traceback__)
-    no_backend = asserted and "_default_backend" in (asserted[-1].line or "")
-    if no_backend or "Unable to initialize backend" in text or "No visible" in text:
+    # JAX asserts that there is a backend: with JAX_PLATFORMS=cuda there is none without a GPU.
+    asserted = isinstance(error, AssertionError) and traceback.format_tb(error.__traceback__)[-1:]
+    if re.search("Unable to initialize backend|No visible|_default_backend", f"{text}{asserted}"):
         wanted = os.environ.get("JAX_PLATFORMS", "")
         return (
             f"JAX_PLATFORMS={wanted} names a platform that isn't here; unset it, set it to cpu, or install "

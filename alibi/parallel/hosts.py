@@ -100,11 +100,10 @@ def lost_processes() -> list[int]:
     """Returns the processes that have ended, or can't be reached, as far as it is known."""
     lost = []
     for process, place in enumerate(_places):
-        try:
-            if place:
-                socket.create_connection(tuple(place), timeout=5).close()
-        except OSError:
-            lost.append(process)
+        with socket.socket() as asking:
+            asking.settimeout(5)
+            if place and asking.connect_ex(tuple(place)):
+                lost.append(process)
     return lost
 
 
@@ -201,17 +200,13 @@ def check_same_state(
     for process, there in enumerate(gather(parts)):
         for place, digest in there:
             owners.setdefault(place, {}).setdefault(digest, []).append(process)
-    differing = [groups for groups in owners.values() if len(groups) > 1]
-    if not differing:
+    differing = next((groups for groups in owners.values() if len(groups) > 1), None)
+    if differing is None:
         return
     causes = _differing(gather(facts())) or (
         "\n  no processor, flag, package or own file; a device may compute wrongly"
     )
-    groups = sorted((sorted({*group}) for group in differing[0].values()), key=len, reverse=True)
-    shown = " and ".join(
-        f"{'process' if len(group) == 1 else 'processes'} {', '.join(map(str, group))}"
-        for group in groups
-    )
+    shown = " and ".join(f"process {str(sorted({*group}))[1:-1]}" for group in differing.values())
     raise UserError(
         f"{when}, {shown} hold different parameters or optimizer states: they compute differently, "
         "and nothing more is saved. Start all alike, and the same command goes on from the last "
@@ -224,13 +219,12 @@ def computer() -> dict[str, Any]:
     program may compute different numbers.
     """
     cpu = pathlib.Path("/proc/cpuinfo")
-    about = cpu.read_text() if cpu.exists() else ""
-    name = re.search(r"^model name\s*: (.*)", about, re.M)
-    devices = jax.local_devices()
+    about = cpu.read_text() if cpu.exists() else f"model name: {platform.processor()}"
+    device = jax.local_devices()[0]
     return {
-        "processor": name[1] if name else platform.processor(),
+        "processor": re.findall(r"model name\s*: (.*)", about)[:1],
         "its instructions": " ".join(sorted(set(_VECTORS.findall(about)))),
-        "devices": f"{devices[0].device_kind}, {devices[0].client.platform_version}",
+        "devices": f"{device.device_kind}, {device.client.platform_version}",
         **{name: value for name, value in os.environ.items() if _FLAGS.match(name)},
         **{f"package {each.name}": each.version for each in importlib.metadata.distributions()},
     }
