@@ -62,6 +62,8 @@ def run(main: Callable[..., int | None], **options: Any) -> None:
     app.define_help_flags()
     code = execute(main, sys.argv, **options)
     if code == REQUEUE and not jax.distributed.is_initialized():
+        with contextlib.suppress(OSError):  # its reader may be gone
+            sys.stdout.flush()
         os._exit(code)  # MLIR may crash as Python ends amid a trace
     if code:  # threads of libraries may wait for a disk, and JAX for other processes
         end = threading.Timer(EXIT_SECONDS, os._exit, [code])
