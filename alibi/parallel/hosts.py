@@ -65,8 +65,8 @@ def join(
         )
     if count is not None and not 0 <= (number or 0) < count:
         raise ValueError(
-            f"--process_id={number} and --num_processes={count} do not fit; number the processes from 0, "
-            "and give the number of all of them"
+            f"--process_id={number} and --num_processes={count} do not fit; number the processes "
+            "from 0, and give the number of all of them"
         )
     # no Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -82,8 +82,8 @@ def join(
     except ValueError as error:
         raise ValueError(
             f"neither flags nor a cluster that JAX knows say which process this is ({error}); give "
-            "--coordinator_address=HOST:PORT of the first process, --num_processes and --process_id; "
-            "a single process needs none of them, nor --multihost"
+            "--coordinator_address=HOST:PORT of the first process, --num_processes and "
+            "--process_id; a single process needs none of them, nor --multihost"
         ) from error
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
