@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.cpu.products import Products
-from alibi.parallel.sharding import split_batch
+from alibi.parallel.sharding import for_lookup, split_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TiedEmbedding:
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
         """Returns the rows of tokens in the matrix."""
-        return self.embedding[tokens]
+        return for_lookup(self.embedding, self.head.sharding)[tokens]
 
     def logits(
         self, features: Float[Array, "batch length width"], deterministic: bool = True

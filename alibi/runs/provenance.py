@@ -61,16 +61,16 @@ def own_files() -> dict[str, str]:
     """Returns a hash of each loaded file of the user's own, by its module: of neither Python, a
     package nor the library.
     """
-    others = [*map(os.path.realpath, (sys.prefix, sys.base_prefix)), _LIBRARY]
+    folders = (*map(os.path.realpath, (sys.prefix, sys.base_prefix)), _LIBRARY)
+    others = tuple(f"{folder}{os.sep}" for folder in folders)
     hashes = {}
-    for name, module in sorted(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = os.path.realpath(getattr(module, "__dict__", {}).get("__file__") or os.devnull)
-        if os.path.isfile(file) and not any(
-            file.startswith(f"{other}{os.sep}") for other in others
-        ):
-            hashes[f"own file {name}"] = hashlib.sha256(
-                pathlib.Path(file).read_bytes()
-            ).hexdigest()[:12]
+        # multiprocessing's second name of __main__, once it is loaded
+        second = name == "__mp_main__"
+        if not second and os.path.isfile(file) and not file.startswith(others):
+            content = pathlib.Path(file).read_bytes()
+            hashes[f"own file {name}"] = hashlib.sha256(content).hexdigest()[:12]
     return hashes
 
 

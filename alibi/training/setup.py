@@ -58,9 +58,9 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     """
     sharding = batch_sharding(mesh)
     check_config(config, mesh)
-    hosts.broadcast(lambda: check_writers(config))
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
-    hosts.check_alike(own_files())  # now the position methods are loaded
+    hosts.check_alike(own_files())  # with those of position methods, loaded now
+    hosts.broadcast(lambda: check_writers(config))
     model.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
