@@ -23,8 +23,10 @@ from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, print_once, row_of
 from alibi.evaluation.perplexity import Score, run_objective, run_scorer
+from alibi.evaluation.separately import SeparateDocuments
 from alibi.evaluation.windows import (
     SAME_TOKENS,
+    Tokens,
     Windows,
     mean_context,
     same_token_windows,
@@ -32,7 +34,7 @@ from alibi.evaluation.windows import (
 )
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
-from alibi.reporting.rows import ContextUse, Row
+from alibi.reporting.rows import ALONE, SEPARATELY, ContextUse, Documents, Row
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
@@ -81,6 +83,10 @@ class Options(RunOptions):
     stride: int | None = None
     split: str = "valid"  # train, valid or test, of the run's own corpus
     text_file: str = ""  # files to score in place of the split, with the run's tokenizer
+    # of text_file, as in the config section `data`; None: the run's own
+    document_end: str | None = None
+    column: str | None = None
+    separately: bool = False  # score each document on its own, as if there were no other
     # also score the same tokens, the last of this many windows, at each length; 0: don't
     context_windows: int = 0
     dump_nll: bool = False  # also write the NLL of each token
@@ -93,6 +99,13 @@ class Options(RunOptions):
             )
         for length in self.lengths:  # multiples become lengths with the run
             windows_of(1, length, self.stride)
+        others = {"stride": self.stride, "context_use": self.context_windows}
+        for flag, given in (others | {"dump_nll": self.dump_nll}).items():
+            if self.separately and given:
+                raise ValueError(
+                    f"--{flag} is for windows over a whole text, and --separately scores each document on its own, "
+                    "and writes the NLL of its tokens; give one of them"
+                )
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -162,6 +175,7 @@ class RunEvaluation:
         for flag, given in (
             ("context_use", options.context_windows),
             ("dump_nll", options.dump_nll),
+            ("separately", options.separately),
         ):
             if given and not objective.causal:
                 raise ValueError(
@@ -172,13 +186,18 @@ class RunEvaluation:
             raise ValueError(
                 f"{self.trained} isolates documents, and --dump_nll is for models that see whole windows; leave it out"
             )
-        self.text, self.title = self._prepare_text()
+        self.text, self.title, self.documents = self._prepare_text()
         self.scorer = run_scorer(self.trained)
+        self.scorer.check(len(self.text.tokens))
         lengths = options.lengths_of(self.trained.config.train_length)
         self.windows = [
             windows_of(len(self.text.tokens), length, options.stride, causal=objective.causal)
             for length in lengths
         ]
+        if options.separately:
+            self.windows = [
+                dataclasses.replace(windows, mode=SEPARATELY) for windows in self.windows
+            ]
 
     def run(self) -> None:
         """Measures the missing lengths, shortest first; raises ValueError if the text is too
@@ -245,7 +264,7 @@ class RunEvaluation:
         In longer windows than the text no token would have a longer context than in windows as long
         as the text.
         """
-        if windows.length <= windows.num_tokens:
+        if windows.length <= windows.num_tokens or self.options.separately:
             return ""
         manifest, longer = self.text.manifest, "--text_file"
         if manifest.max_bytes >= 0:
@@ -256,16 +275,20 @@ class RunEvaluation:
             f"use lengths up to {windows.num_tokens:,}, or a longer text ({longer})"
         )
 
-    def _prepare_text(self) -> tuple[TokenFile, str]:
-        """Returns the text to score, and its title in rows."""
+    def _prepare_text(self) -> tuple[TokenFile, str, SeparateDocuments | None]:
+        """Returns the text to score, its title in rows, and its documents if they are scored
+        separately.
+        """
         data, tokenizer, own = (
             self.trained.config.data,
             self.trained.tokenizer,
             self.options.text_file,
         )
-        corpus: Corpus = TextFiles({"file": own}) if own else make_corpus(data)
+        given = {"document_end": self.options.document_end, "column": self.options.column}
+        reading = {key: data[key] if value is None else value for key, value in given.items()}
+        corpus: Corpus = TextFiles({"file": own, **reading}) if own else make_corpus(data)
         if own:
-            text = prepare_text(own, tokenizer, data.cache_dir, progress=is_primary())
+            text = prepare_text(own, tokenizer, data.cache_dir, **reading, progress=is_primary())
         else:
             text = prepare(data, self.options.split, tokenizer, progress=is_primary())
         manifest = text.manifest
@@ -275,15 +298,26 @@ class RunEvaluation:
             print_once(
                 f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {words}"
             )
-        return text, corpus.title(manifest.split)
+        documents = SeparateDocuments(text, corpus) if self.options.separately else None
+        return text, corpus.title(manifest.split), documents
 
     def _is_done(self, row: Row) -> bool:
         dumps = self.options.dump_nll and row.context_use is None
-        return self.output.is_done(row) and (not dumps or self.output.has_dump(row.scoring))
+        return (
+            self.output.is_done(row)
+            and (not dumps or self.output.has_dump(row.scoring))
+            and (self.documents is None or self.output.documents_file(row).exists())
+        )
 
     def _score(self, windows: Windows, params: PyTree) -> Score:
+        tokens: Tokens = self.text.tokens
+        scorer, mode = self.scorer, windows.mode
+        if self.documents is not None:
+            objective, tokens = self.documents.pack(windows.length)
+            scorer = run_scorer(self.trained, objective)
+            windows = dataclasses.replace(windows_of(len(tokens), windows.length), mode=mode)
         with Progress(self._title(windows), windows.num_tokens, "token", show=is_primary()) as bar:
-            return self.scorer.score_windows(params, self.text.tokens, windows, progress=bar.update)
+            return scorer.score_windows(params, tokens, windows, progress=bar.update)
 
     def _record(self, row: Row, score: Score) -> None:
         """Writes the dump, then the row: a row without its dump would count as done."""
@@ -307,8 +341,14 @@ class RunEvaluation:
             "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
         )
         print_once(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
+        if self.documents is not None:
+            self.output.write_documents(row, self.documents.lines(score.nll_nats))
         if row.documents is not None:
-            context = mean_context(run_objective(self.trained), self.text.tokens, score.windows)
+            context = (
+                mean_context(run_objective(self.trained), self.text.tokens, score.windows)
+                if self.documents is None
+                else self.documents.mean_context(row.eval_length)
+            )
             documents = dataclasses.replace(row.documents, mean_context=context)
             measured = dataclasses.replace(measured, documents=documents)
         self.output.add(measured)
@@ -318,7 +358,7 @@ class RunEvaluation:
         manifest = self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
         corpus = self.output.name_text(self.title, manifest.split, text)
-        return row_of(
+        row = row_of(
             self.trained,
             windows,
             corpus=corpus,
@@ -326,9 +366,14 @@ class RunEvaluation:
             tokens_sha256=manifest.sha256,
             text_hash=text,
         )
+        return (
+            row if self.documents is None else dataclasses.replace(row, documents=Documents(ALONE))
+        )
 
     def _title(self, windows: Windows) -> str:
-        mode = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(
-            windows.mode, ""
-        )
+        mode = {
+            "sliding": f", stride {windows.stride:,}",
+            SAME_TOKENS: ", the same tokens",
+            SEPARATELY: ", each document on its own",
+        }.get(windows.mode, "")
         return f"{self.trained.title} at {windows.length:,}{mode}"

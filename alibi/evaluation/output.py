@@ -4,14 +4,16 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
+from etils import epath
 from jaxtyping import PyTree
 
 from alibi import progress
 from alibi.config import flatten
+from alibi.data.cache import content_key
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.evaluation.windows import Windows
@@ -21,7 +23,7 @@ from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import Device, Documents, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun
-from alibi.storage.files import check_writable, resolve
+from alibi.storage.files import check_writable, resolve, write_whole
 
 Found = TypeVar("Found")
 
@@ -135,6 +137,21 @@ class Output:
     def has_dump(self, scoring: Scoring) -> bool:
         """Returns whether there is a whole dump of `scoring`."""
         return read_scoring(find_name(self.folder, scoring)) == scoring
+
+    def documents_file(self, row: Row) -> epath.Path:
+        """Returns the file with the NLL of each document of `row`, which may not exist yet.
+
+        This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash of the text and the config.
+        """
+        key = content_key({"of": str(row.scoring), "text": row.text_hash})[:8]
+        name = f"{row.run}-length={row.eval_length}-step={row.step}-{key}.jsonl"
+        return self.folder / "documents" / name
+
+    def write_documents(self, row: Row, lines: Iterable[str]) -> None:
+        """Writes the line of each document, and prints the file's name."""
+        path = self.documents_file(row)
+        self._guard(lambda: write_whole(path, "".join(lines)))
+        print_once(f"the NLL of each document: {path}")
 
     def finish(self, *, report: bool, workdirs: Sequence[str]) -> None:
         """Writes results.jsonl; with `report` also writes and prints the report, which describes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from alibi.reporting import tables
-from alibi.reporting.rows import MASKED, ContextUse, Row, latest
+from alibi.reporting.rows import ALONE, MASKED, SEPARATELY, ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Kind, Missing, Number, Part, Table, related
 
 Key = TypeVar("Key")
@@ -142,7 +142,7 @@ def _make_series(
 
 def _panel_key(row: Row) -> tuple[str, str, int | None, ContextUse | None, bool, str]:
     use = row.context_use and row.context_use.tokens
-    stride = None if row.mode in ("nonoverlapping", MASKED) else row.stride
+    stride = None if row.mode in ("nonoverlapping", MASKED, SEPARATELY) else row.stride
     documents = row.documents.positions if row.documents else ""
     return row.corpus, row.split, stride, use, row.is_masked, documents
 
@@ -246,10 +246,12 @@ def caption(panel: Panel) -> str:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
     documents = [row.documents for row in rows if row.documents is not None]
+    isolated = [d.positions for d in documents if d.positions != ALONE]
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
-        fact("documents that don't see each other, positions {}", (d.positions for d in documents)),
+        fact("documents that don't see each other, positions {}", isolated),
+        "each document scored on its own" if len(isolated) < len(documents) else "",
         fact("mean context {}", (f"{d.mean_context or 0:,.1f}" for d in documents), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
