@@ -61,8 +61,8 @@ class SeparateDocuments:
             ends = np.append(ends, self._tokens.size)[:boundaries]
         if ends.size != boundaries:
             raise ValueError(
-                f"{manifest.source} spells the end of a line, </s>, in {ends.size - boundaries:,} places, so the ends of "
-                "its documents are not known; replace these words"
+                f"{manifest.source} spells the end of a line, </s>, in {ends.size - boundaries:,} places, so the ends "
+                "of its documents are not known; replace these words"
             )
         self.ends: Int[np.ndarray, " documents"] = ends[np.array(of_documents) - 1]
 
