@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import itertools
 import json
 import pathlib
 import sys
@@ -59,7 +60,7 @@ def check_column(column: str, columns: Collection[str], source: str) -> None:
 def read_column(
     path: pathlib.Path, kind: str, texts: Iterable[bytes], column: str
 ) -> Iterator[Any]:
-    """Yields the values of a column of a data file, strings or None, row by row.
+    """Yields the values of a column of a data file, row by row; None in a row that lacks it.
 
     Args:
       kind: one of `DATA_FILES`.
@@ -69,48 +70,24 @@ def read_column(
       ValueError: no such column, or a damaged file.
     """
     import pyarrow as pa  # takes a tenth of a second to import
+    import pyarrow.parquet as parquet
 
     try:
         if kind == ".parquet":
-            yield from _read_parquet(path, column)
-        elif kind == ".csv":
+            table = parquet.ParquetFile(path)
+            check_column(column, table.schema_arrow.names, str(path))
+            for batch in table.iter_batches(batch_size=256, columns=[column]):
+                yield from batch.column(0).to_pylist()
+            return
+        rows: Iterator[dict[str, Any]] = map(json.loads, filter(str.strip, _lines(texts)))
+        if kind == ".csv":
             csv.field_size_limit(sys.maxsize)  # a document may be long
             rows = csv.DictReader(_lines(texts))
-            check_column(column, rows.fieldnames or (), str(path))
-            yield from (row[column] for row in rows)
-        else:
-            yield from _read_jsonl(_lines(texts), column, path)
-    except (csv.Error, pa.ArrowException) as error:
+        first = next(rows, {column: None})
+        check_column(column, first, str(path))
+        yield from (row.get(column) for row in itertools.chain([first], rows))
+    except (json.JSONDecodeError, AttributeError, csv.Error, pa.ArrowException) as error:
         raise ValueError(f"{path} is not a whole {kind} file ({error}); make it again") from error
-
-
-def _read_parquet(path: pathlib.Path, column: str) -> Iterator[Any]:
-    import pyarrow.parquet as parquet
-
-    with parquet.ParquetFile(path) as file:
-        check_column(column, file.schema_arrow.names, str(path))
-        for batch in file.iter_batches(batch_size=256, columns=[column]):
-            yield from batch.column(0).to_pylist()
-
-
-def _read_jsonl(lines: Iterable[str], column: str, path: pathlib.Path) -> Iterator[Any]:
-    """Yields the value in each line's object; None in an object after the first that lacks it."""
-    is_first = True
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(
-                f"{path}, line {number} is not a JSON object, such as {{{json.dumps(column)}: ...}}"
-            )
-        if is_first:
-            check_column(column, row, str(path))
-        is_first = False
-        yield row.get(column)
 
 
 def _lines(texts: Iterable[bytes]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Int32, PyTree
 
 from alibi.config.override import Override
 from alibi.data.cache import content_key
@@ -23,7 +23,7 @@ from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, print_once, row_of
 from alibi.evaluation.perplexity import Score, run_objective, run_scorer
-from alibi.evaluation.separately import SeparateDocuments
+from alibi.evaluation.separately import Padded, documents_of, lines_of
 from alibi.evaluation.windows import (
     SAME_TOKENS,
     Tokens,
@@ -195,9 +195,7 @@ class RunEvaluation:
             for length in lengths
         ]
         if options.separately:
-            self.windows = [
-                dataclasses.replace(windows, mode=SEPARATELY) for windows in self.windows
-            ]
+            self.windows = [dataclasses.replace(each, mode=SEPARATELY) for each in self.windows]
 
     def run(self) -> None:
         """Measures the missing lengths, shortest first; raises ValueError if the text is too
@@ -275,9 +273,9 @@ class RunEvaluation:
             f"use lengths up to {windows.num_tokens:,}, or a longer text ({longer})"
         )
 
-    def _prepare_text(self) -> tuple[TokenFile, str, SeparateDocuments | None]:
-        """Returns the text to score, its title in rows, and its documents if they are scored
-        separately.
+    def _prepare_text(self) -> tuple[TokenFile, str, list[Int32[np.ndarray, " tokens"]] | None]:
+        """Returns the text to score, its title in rows, and the tokens of its documents
+        if they are scored separately.
         """
         data, tokenizer, own = (
             self.trained.config.data,
@@ -298,7 +296,7 @@ class RunEvaluation:
             print_once(
                 f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {words}"
             )
-        documents = SeparateDocuments(text, corpus) if self.options.separately else None
+        documents = documents_of(text, corpus) if self.options.separately else None
         return text, corpus.title(manifest.split), documents
 
     def _is_done(self, row: Row) -> bool:
@@ -313,8 +311,13 @@ class RunEvaluation:
         tokens: Tokens = self.text.tokens
         scorer, mode = self.scorer, windows.mode
         if self.documents is not None:
-            objective, tokens = self.documents.pack(windows.length)
-            scorer = run_scorer(self.trained, objective)
+            rows = (
+                np.pad(ids, (0, -ids.size % windows.length), constant_values=-1)
+                for ids in self.documents
+            )
+            tokens = np.concatenate([*rows])
+            vocabulary = self.text.manifest.vocab_size, self.text.manifest.boundary_id
+            scorer = run_scorer(self.trained, Padded(*vocabulary, tokens >= 0))
             windows = dataclasses.replace(windows_of(len(tokens), windows.length), mode=mode)
         with Progress(self._title(windows), windows.num_tokens, "token", show=is_primary()) as bar:
             return scorer.score_windows(params, tokens, windows, progress=bar.update)
@@ -342,13 +345,9 @@ class RunEvaluation:
         )
         print_once(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
         if self.documents is not None:
-            self.output.write_documents(row, self.documents.lines(score.nll_nats))
-        if row.documents is not None:
-            context = (
-                mean_context(run_objective(self.trained), self.text.tokens, score.windows)
-                if self.documents is None
-                else self.documents.mean_context(row.eval_length)
-            )
+            self.output.write_documents(row, lines_of(self.documents, score.nll_nats))
+        elif row.documents is not None:
+            context = mean_context(run_objective(self.trained), self.text.tokens, score.windows)
             documents = dataclasses.replace(row.documents, mean_context=context)
             measured = dataclasses.replace(measured, documents=documents)
         self.output.add(measured)

@@ -246,13 +246,13 @@ def caption(panel: Panel) -> str:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
     documents = [row.documents for row in rows if row.documents is not None]
-    isolated = [d.positions for d in documents if d.positions != ALONE]
+    isolated = [each for each in documents if each.positions != ALONE]
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
-        fact("documents that don't see each other, positions {}", isolated),
+        fact("documents that don't see each other, positions {}", (d.positions for d in isolated)),
         "each document scored on its own" if len(isolated) < len(documents) else "",
-        fact("mean context {}", (f"{d.mean_context or 0:,.1f}" for d in documents), " or "),
+        fact("mean context {}", (f"{d.mean_context or 0:,.1f}" for d in isolated), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
         fact("commit {}", (row.short_commit for row in rows if row.commit)),

@@ -8,13 +8,13 @@ import pytest
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, train_bpe
 from alibi.data.tokens import prepare_text
-from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
+from alibi.evaluation.output import Output
 from alibi.evaluation.perplexity import Scorer, run_scorer
-from alibi.evaluation.separately import SeparateDocuments
+from alibi.evaluation.separately import documents_of, lines_of
 from alibi.objectives import NextToken
 from alibi.reporting.panels import caption, panel_groups
 from alibi.reporting.rows import Row, read_rows
-from alibi.runs.trained import TrainedRun
 
 TEXT = "one\ntwo\n\nthree, longer than a window\n\n\nfour\nfive"
 WORDS = dict.fromkeys(("<s>", "<pad>", "</s>", "<unk>", "one", "two", "four"), 1)
@@ -25,12 +25,11 @@ TOKENIZERS = {
 }
 
 
-def documents_of(folder, text, end, tokenizer):
+def found(folder, text, end, tokenizer):
     path = folder / "text.txt"
     path.write_text(text)
     file = prepare_text(path, tokenizer, folder / "cache", document_end=end, progress=False)
-    corpus = TextFiles({"file": str(path), "document_end": end})
-    return SeparateDocuments(file, corpus), np.asarray(file.tokens)
+    return documents_of(file, TextFiles({"file": str(path), "document_end": end}))
 
 
 @pytest.mark.parametrize("end", ["file", "blank_line", "line"])
@@ -44,47 +43,36 @@ def test_documents_are_found_among_the_tokens(tmp_path, name, end):
         "blank_line": ["one\ntwo\n\n", "three, longer than a window\n\n\n", "four\nfive"],
         "line": TEXT.split("\n"),
     }
-    found, tokens = documents_of(tmp_path, TEXT, end, TOKENIZERS[name])
-    pieces = np.split(tokens, found.ends[:-1])
     if name == "bytes" and end == "line":
         parts["line"] = [part + "\n" for part in parts["line"][:-1]] + parts["line"][-1:]
     expected = [TOKENIZERS[name].encode(part).tolist() for part in parts[end]]
-    assert [piece.tolist() for piece in pieces] == expected
+    assert [ids.tolist() for ids in found(tmp_path, TEXT, end, TOKENIZERS[name])] == expected
 
 
 def test_a_text_that_spells_the_end_of_a_line(tmp_path):
     with pytest.raises(ValueError, match=r"text.txt spells the end of a line, </s>, in 1 places"):
-        documents_of(tmp_path, "one </s> two\nfour\n", "line", TOKENIZERS["words"])
-
-
-def test_documents_are_packed_whole(tmp_path):
-    """Documents of 4, 4, 1, 28, 1, 1, 5 and 4 bytes in windows of 8: the long one begins with one."""
-    found, tokens = documents_of(tmp_path, TEXT, "line", TOKENIZERS["bytes"])
-    assert np.diff(found.ends, prepend=0).tolist() == [4, 4, 1, 28, 1, 1, 5, 4]
-    objective, packed = found.pack(8)
-    rows = packed.reshape(-1, 8)
-    assert (rows >= 0).sum(1).tolist() == [8, 1, 8, 8, 8, 6, 5, 4]
-    assert packed[objective.predicted(0, packed.size)].tolist() == tokens.tolist()
-    context = [1, 2, 3, 4] * 2 + [1] + [*range(1, 9)] * 3 + [1, 2, 3, 4] + [1, 1]
-    context += [1, 2, 3, 4, 5, 1, 2, 3, 4]
-    assert found.mean_context(8) == pytest.approx(np.mean(context))
+        found(tmp_path, "one </s> two\nfour\n", "line", TOKENIZERS["words"])
 
 
 @pytest.mark.parametrize("run", ["alibi_run", "learned_run"])
 def test_the_numbers_are_those_of_each_document_alone(tmp_path, run, request):
-    """With a table of positions too, which restart at each document; a document that is longer
-    than a window goes on in the next.
-    """
-    trained = TrainedRun(request.getfixturevalue(run))
-    found, tokens = documents_of(tmp_path, TEXT, "blank_line", TOKENIZERS["bytes"])
-    objective, packed = found.pack(16)
-    score = run_scorer(trained, objective).score(trained.params, packed, 16)
-    assert score.tokens == tokens.size
+    """Among them one longer than a window, one as long as one, and an empty line."""
+    workdir = request.getfixturevalue(run)
+    text = "one\ntwo\n\nthree, longer than a window\n\nas long as this\nfive"
+    (tmp_path / "text.txt").write_text(text)
+    options = {"text_file": str(tmp_path / "text.txt"), "document_end": "line"}
+    options = Options(tmp_path, lengths=(16,), separately=True, **options)
+    evaluation = RunEvaluation(workdir, options, Output(tmp_path))
+    trained, (windows,) = evaluation.trained, evaluation.windows
+    score = evaluation._score(windows, trained.params)
+    parts = [line.encode() + b"\n" for line in text.split("\n")]
+    parts = [np.frombuffer(part, np.uint8) for part in [*parts[:-1], parts[-1][:-1]]]
+    assert [part.size for part in parts] == [4, 4, 1, 28, 1, 16, 4]
+    assert [ids.tolist() for ids in evaluation.documents] == [part.tolist() for part in parts]
     alone = run_scorer(trained, NextToken(256, 10))
-    parts = np.split(tokens, found.ends[:-1])
     expected = [alone.score(trained.params, part, 16).nll_nats for part in parts]
     np.testing.assert_allclose(score.nll_nats, np.concatenate(expected), rtol=2e-5)
-    lines = [json.loads(line) for line in found.lines(score.nll_nats)]
+    lines = [json.loads(line) for line in lines_of(evaluation.documents, score.nll_nats)]
     assert [line["nll_nats"] for line in lines] == pytest.approx([x.sum() for x in expected])
     assert [(line["document"], line["ids"]) for line in lines] == [
         (number, part.tolist()) for number, part in enumerate(parts)
