@@ -28,12 +28,12 @@ _TEXT_FILE = flags.DEFINE_string(
 )
 _DOCUMENT_END = flags.DEFINE_enum(
     "document_end",
-    None,
-    ["file", "blank_line", "line"],
+    "",
+    ["", "file", "blank_line", "line"],
     "end of the documents in --text_file; default: the run's data.document_end",
 )
 _COLUMN = flags.DEFINE_string(
-    "column", None, "column of the rows in --text_file; default: the run's data.column"
+    "column", "", "column of the rows in --text_file; default: the run's data.column"
 )
 _SEPARATELY = flags.DEFINE_bool(
     "separately", False, "score each document on its own, and write the NLL of its tokens"
@@ -64,7 +64,7 @@ def _check_flags() -> None:
             "text; give one of them"
         )
     for flag in (_DOCUMENT_END, _COLUMN):
-        if flag.value is not None and not _TEXT_FILE.value:
+        if flag.value and not _TEXT_FILE.value:
             raise ValueError(
                 f"--{flag.name}={flag.value} is for --text_file; name the files of a split there to read it otherwise"
             )

@@ -3,7 +3,6 @@ read.
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import pathlib
@@ -114,8 +113,7 @@ class _Hosted(Corpus):
             raise
         except Exception as error:
             # the library wraps an error of a reader into a message without its reason
-            is_wrapped = type(error).__name__ == "DatasetGenerationError"
-            cause = (is_wrapped and error.__cause__) or error
+            cause = (type(error).__name__ == "DatasetGenerationError" and error.__cause__) or error
             reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             raise ValueError(
                 f"{self.source(split)} can't be loaded: {reason}. Check data.name, data.subset, data.revision, "
@@ -146,7 +144,7 @@ class Hub(_Hosted):
                 builder = self._builder()
                 self._check_splits(splits, builder.info.splits or builder.config.data_files or ())
 
-    def _builder(self) -> Any:
+    def _builder(self, **options: Any) -> Any:
         import datasets
         import huggingface_hub.utils
 
@@ -154,16 +152,13 @@ class Hub(_Hosted):
             datasets.disable_progress_bars()
             huggingface_hub.utils.disable_progress_bars()
         data = self._data
-        load = functools.partial(
-            datasets.load_dataset_builder,
-            self._name,
-            data.subset or None,
-            revision=data.revision or None,
+        builder = datasets.load_dataset_builder(
+            self._name, data.subset or None, revision=data.revision or None, **options
         )
-        builder = load()
-        if hasattr(builder.config, "na_filter"):  # csv: words such as "NA" and "null" are no nulls
+        # csv: words such as "NA" and "null" are no nulls, and numbers are text
+        if hasattr(builder.config, "na_filter") and not options:
             features = datasets.Features({data.column: datasets.Value("string")})
-            builder = load(usecols=[data.column], na_filter=False, features=features)
+            return self._builder(usecols=[data.column], na_filter=False, features=features)
         return builder
 
     def _values(self, split: str) -> Iterator[Any]:

@@ -143,14 +143,10 @@ class TextFiles(Corpus):
         for path in self.files(split):  # kept: hashing takes time
             self._identities[path] = self._identities.get(path) or _identity(path)
         files = [self._identities[path] for path in self.files(split)]
-        found: dict[str, Any] = {"corpus": self.name, "files": files}
-        if self._end != "file":
-            found["document_end"] = self._end
-        if self._end == "blank_line":
-            found["blank_lines"] = "may hold white space"  # they could not in earlier tokens
-        if any(map(_data_kind, self.files(split))):
-            found["column"] = self._column
-        return found
+        # in earlier tokens blank lines were empty
+        end = {"document_end": self._end, "blank_lines": "may hold white space"}
+        column = {"column": self._column} if any(map(_data_kind, self.files(split))) else {}
+        return {"corpus": self.name, "files": files} | (end if self._end != "file" else {}) | column
 
     def title(self, split: str) -> str:
         """Returns the names of the files without their folders, globs as they were given."""

@@ -23,7 +23,7 @@ from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, print_once, row_of
 from alibi.evaluation.perplexity import Score, run_objective, run_scorer
-from alibi.evaluation.separately import Padded, documents_of, lines_of
+from alibi.evaluation.separately import documents_of, lines_of, padded
 from alibi.evaluation.windows import (
     SAME_TOKENS,
     Tokens,
@@ -34,7 +34,7 @@ from alibi.evaluation.windows import (
 )
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
-from alibi.reporting.rows import ALONE, SEPARATELY, ContextUse, Documents, Row
+from alibi.reporting.rows import SEPARATELY, ContextUse, Row
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
@@ -83,9 +83,9 @@ class Options(RunOptions):
     stride: int | None = None
     split: str = "valid"  # train, valid or test, of the run's own corpus
     text_file: str = ""  # files to score in place of the split, with the run's tokenizer
-    # of text_file, as in the config section `data`; None: the run's own
-    document_end: str | None = None
-    column: str | None = None
+    # of text_file, as in the config section `data`; empty: as the run's text
+    document_end: str = ""
+    column: str = ""
     separately: bool = False  # score each document on its own, as if there were no other
     # also score the same tokens, the last of this many windows, at each length; 0: don't
     context_windows: int = 0
@@ -99,13 +99,11 @@ class Options(RunOptions):
             )
         for length in self.lengths:  # multiples become lengths with the run
             windows_of(1, length, self.stride)
-        others = {"stride": self.stride, "context_use": self.context_windows}
-        for flag, given in (others | {"dump_nll": self.dump_nll}).items():
-            if self.separately and given:
-                raise ValueError(
-                    f"--{flag} is for windows over a whole text, and --separately scores each document on its own, "
-                    "and writes the NLL of its tokens; give one of them"
-                )
+        if self.separately and (self.stride or self.context_windows or self.dump_nll):
+            raise ValueError(
+                "--separately scores each document on its own, and writes the NLL of its tokens; --stride, "
+                "--context_use and --dump_nll are for a whole text, so leave them out"
+            )
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -282,11 +280,13 @@ class RunEvaluation:
             self.trained.tokenizer,
             self.options.text_file,
         )
-        given = {"document_end": self.options.document_end, "column": self.options.column}
-        reading = {key: data[key] if value is None else value for key, value in given.items()}
+        reading = {
+            "document_end": self.options.document_end or data.document_end,
+            "column": self.options.column or data.column,
+        }
         corpus: Corpus = TextFiles({"file": own, **reading}) if own else make_corpus(data)
         if own:
-            text = prepare_text(own, tokenizer, data.cache_dir, **reading, progress=is_primary())
+            text = prepare_text(corpus, tokenizer, data.cache_dir, progress=is_primary())
         else:
             text = prepare(data, self.options.split, tokenizer, progress=is_primary())
         manifest = text.manifest
@@ -309,18 +309,14 @@ class RunEvaluation:
 
     def _score(self, windows: Windows, params: PyTree) -> Score:
         tokens: Tokens = self.text.tokens
-        scorer, mode = self.scorer, windows.mode
         if self.documents is not None:
-            rows = (
-                np.pad(ids, (0, -ids.size % windows.length), constant_values=-1)
-                for ids in self.documents
-            )
-            tokens = np.concatenate([*rows])
-            vocabulary = self.text.manifest.vocab_size, self.text.manifest.boundary_id
-            scorer = run_scorer(self.trained, Padded(*vocabulary, tokens >= 0))
-            windows = dataclasses.replace(windows_of(len(tokens), windows.length), mode=mode)
+            tokens = padded(self.documents, windows.length)
+            windows = dataclasses.replace(windows, stop=len(tokens))
         with Progress(self._title(windows), windows.num_tokens, "token", show=is_primary()) as bar:
-            return scorer.score_windows(params, tokens, windows, progress=bar.update)
+            score = self.scorer.score_windows(params, tokens, windows, progress=bar.update)
+        if self.documents is not None:
+            score = dataclasses.replace(score, nll_nats=score.nll_nats[tokens[:] >= 0])
+        return score
 
     def _record(self, row: Row, score: Score) -> None:
         """Writes the dump, then the row: a row without its dump would count as done."""
@@ -357,16 +353,13 @@ class RunEvaluation:
         manifest = self.text.manifest
         text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
         corpus = self.output.name_text(self.title, manifest.split, text)
-        row = row_of(
+        return row_of(
             self.trained,
             windows,
             corpus=corpus,
             split=manifest.split,
             tokens_sha256=manifest.sha256,
             text_hash=text,
-        )
-        return (
-            row if self.documents is None else dataclasses.replace(row, documents=Documents(ALONE))
         )
 
     def _title(self, windows: Windows) -> str:

@@ -20,7 +20,7 @@ from alibi.evaluation.windows import Windows
 from alibi.parallel.hosts import broadcast, gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
-from alibi.reporting.rows import Device, Documents, Row, Scoring, latest
+from alibi.reporting.rows import SEPARATELY, Device, Documents, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import check_writable, resolve, write_whole
@@ -199,6 +199,8 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
     text.
     """
     config = run.config
+    is_separate = windows.mode == SEPARATELY
+    positions = SEPARATELY if is_separate else config.data.isolate_documents
     return Row(
         run=run.name,
         position=config.position,
@@ -215,5 +217,5 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
         config_hash=evaluation_hash(config),
         override=run.override,
         **text,
-        documents=Documents(positions) if (positions := config.data.isolate_documents) else None,
+        documents=Documents(positions) if positions else None,
     )

@@ -22,7 +22,6 @@ from alibi.runs.trained import TrainedRun
 # (params, *Batch) -> nats [rows, scored]. With a causal objective the NLL of a target does not
 # depend on inputs after its own.
 NllFunction = Callable[..., Array]
-MOST_UNMASKED = 1 << 16  # more tokens without a masked one are no chance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Scorer:
         """Raises ValueError if none of `num_tokens` tokens is predicted: a masked objective may
         mask none of a few.
         """
-        few = min(num_tokens, MOST_UNMASKED)
+        few = min(num_tokens, 1 << 16)  # more tokens without a masked one are no chance
         if few and not np.empty(few)[self._objective.predicted(0, few)].size:
             raise ValueError(
                 f"none of the {num_tokens:,} tokens of the text is masked, so there is nothing to score; "
@@ -177,14 +176,11 @@ class Scorer:
         return batch._replace(targets=batch.targets[:, -windows.stride :])
 
 
-def run_scorer(run: TrainedRun, objective: Objective | None = None) -> Scorer:
-    """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`.
-
-    `objective` takes the place of the run's own.
-    """
+def run_scorer(run: TrainedRun) -> Scorer:
+    """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`."""
     return Scorer(
         model_nll(run.model),
-        objective=objective or run_objective(run),
+        objective=run_objective(run),
         batch_tokens=run.batch_tokens,
         sharding=run.model.sharding,
     )

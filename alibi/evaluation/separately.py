@@ -4,26 +4,14 @@ padding.
 Windows of one length hold documents of every length, so nothing is compiled anew for a document.
 """
 
-import dataclasses
 import json
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Float, Int32
 
 from alibi.data.corpus import Corpus, limit_bytes
 from alibi.data.tokenfile import TokenFile
-from alibi.objectives import NextToken
-
-
-@dataclasses.dataclass(frozen=True)
-class Padded(NextToken):
-    """Next tokens of padded documents; `is_token` tells the places of tokens and of padding."""
-
-    is_token: Bool[np.ndarray, " places"]
-
-    def predicted(self, start: int, stop: int) -> Bool[np.ndarray, " tokens"]:
-        return self.is_token[start:stop]
 
 
 def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " tokens"]]:
@@ -49,6 +37,15 @@ def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " to
             "of its documents are not known; replace these words"
         )
     return np.split(tokens, ends[np.array(of_documents[:-1], int) - 1])
+
+
+def padded(
+    documents: list[Int32[np.ndarray, " tokens"]], length: int
+) -> Int32[np.ndarray, " places"]:
+    """Returns the documents, each followed by -1 up to the end of its last window of `length`."""
+    return np.concatenate(
+        [np.pad(ids, (0, -ids.size % length), constant_values=-1) for ids in documents]
+    )
 
 
 def lines_of(

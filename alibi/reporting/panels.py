@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from alibi.reporting import tables
-from alibi.reporting.rows import ALONE, MASKED, SEPARATELY, ContextUse, Row, latest
+from alibi.reporting.rows import MASKED, SEPARATELY, ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Kind, Missing, Number, Part, Table, related
 
 Key = TypeVar("Key")
@@ -246,7 +246,7 @@ def caption(panel: Panel) -> str:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
     documents = [row.documents for row in rows if row.documents is not None]
-    isolated = [each for each in documents if each.positions != ALONE]
+    isolated = [each for each in documents if each.positions != SEPARATELY]
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),

@@ -24,7 +24,6 @@ def warn_once(message: str) -> None:
 
 MASKED = "masked"  # the mode of windows in which masked tokens are predicted from both sides
 SEPARATELY = "separately"  # the mode of windows that hold documents, each scored on its own
-ALONE = "alone"  # the `Documents.positions` of this mode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +61,8 @@ class ContextUse:
 class Documents:
     """Packed documents that don't see each other."""
 
-    # counted from each document's start ("restart") or "through" a window; "alone": each document
-    # is scored on its own, whatever the run's training
+    # counted from each document's start ("restart") or "through" a window; "separately":
+    # each document is scored on its own, whatever the run's training
     positions: str
     # inputs that the prediction of a scored token sees, at most those of its document in its window
     mean_context: float | None = None  # None until it is known

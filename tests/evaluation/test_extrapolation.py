@@ -298,7 +298,7 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
         (
             "eval_extrapolation.py",
             ["--separately", "--dump_nll"],
-            "--dump_nll is for windows over a whole text",
+            "--separately scores each document on its own",
         ),
     ],
 )

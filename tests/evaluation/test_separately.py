@@ -10,9 +10,8 @@ from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, tr
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
 from alibi.evaluation.output import Output
-from alibi.evaluation.perplexity import Scorer, run_scorer
+from alibi.evaluation.perplexity import Scorer
 from alibi.evaluation.separately import documents_of, lines_of
-from alibi.objectives import NextToken
 from alibi.reporting.panels import caption, panel_groups
 from alibi.reporting.rows import Row, read_rows
 
@@ -28,8 +27,9 @@ TOKENIZERS = {
 def found(folder, text, end, tokenizer):
     path = folder / "text.txt"
     path.write_text(text)
-    file = prepare_text(path, tokenizer, folder / "cache", document_end=end, progress=False)
-    return documents_of(file, TextFiles({"file": str(path), "document_end": end}))
+    corpus = TextFiles({"file": str(path), "document_end": end})
+    file = prepare_text(corpus, tokenizer, folder / "cache", progress=False)
+    return documents_of(file, corpus)
 
 
 @pytest.mark.parametrize("end", ["file", "blank_line", "line"])
@@ -69,8 +69,7 @@ def test_the_numbers_are_those_of_each_document_alone(tmp_path, run, request):
     parts = [np.frombuffer(part, np.uint8) for part in [*parts[:-1], parts[-1][:-1]]]
     assert [part.size for part in parts] == [4, 4, 1, 28, 1, 16, 4]
     assert [ids.tolist() for ids in evaluation.documents] == [part.tolist() for part in parts]
-    alone = run_scorer(trained, NextToken(256, 10))
-    expected = [alone.score(trained.params, part, 16).nll_nats for part in parts]
+    expected = [evaluation.scorer.score(trained.params, part, 16).nll_nats for part in parts]
     np.testing.assert_allclose(score.nll_nats, np.concatenate(expected), rtol=2e-5)
     lines = [json.loads(line) for line in lines_of(evaluation.documents, score.nll_nats)]
     assert [line["nll_nats"] for line in lines] == pytest.approx([x.sum() for x in expected])
@@ -96,7 +95,7 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["tokens"] for line in lines] == [8, 1, 9]
     (row,) = read_rows(tmp_path / "out" / "results.jsonl")
-    assert (row.mode, row.tokens, row.documents.positions) == ("separately", 18, "alone")
+    assert (row.mode, row.tokens, row.documents.positions) == ("separately", 18, "separately")
     assert row.nll_nats == pytest.approx(sum(line["nll_nats"] for line in lines))
     assert row.nll_nats == pytest.approx(sum(sum(line["nats"]) for line in lines), abs=1e-4)
     assert Row.from_json(row.to_json()) == row
@@ -117,5 +116,7 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
 
 def test_options_that_exclude_each_other(tmp_path):
     for options in ({"stride": 4}, {"context_windows": 4}, {"dump_nll": True}):
-        with pytest.raises(ValueError, match="and --separately scores each document on its own"):
+        with pytest.raises(
+            ValueError, match=r"separately .* --stride, --context_use and --dump_nll"
+        ):
             Options(tmp_path, separately=True, **options)
