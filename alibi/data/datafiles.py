@@ -69,8 +69,7 @@ def read_column(
     Raises:
       ValueError: no such column, or a damaged file.
     """
-    import pyarrow as pa  # takes a tenth of a second to import
-    import pyarrow.parquet as parquet
+    from pyarrow import ArrowException, parquet  # takes a tenth of a second to import
 
     try:
         if kind == ".parquet":
@@ -86,7 +85,7 @@ def read_column(
         first = next(rows, {column: None})
         check_column(column, first, str(path))
         yield from (row.get(column) for row in itertools.chain([first], rows))
-    except (json.JSONDecodeError, AttributeError, csv.Error, pa.ArrowException) as error:
+    except (json.JSONDecodeError, AttributeError, csv.Error, ArrowException) as error:
         raise ValueError(f"{path} is not a whole {kind} file ({error}); make it again") from error
 
 

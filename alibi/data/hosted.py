@@ -245,8 +245,9 @@ class Tfds(_Hosted):
         check_column(data.column, list(builder.info.features), self._name)
         with self._errors_explained(split):
             records = builder.as_data_source(split=self._split(split))
-        values = (record[data.column] for record in records)
-        yield from row_documents(values, data.column, self.source(split))
+        yield from row_documents(
+            (record[data.column] for record in records), data.column, self.source(split)
+        )
 
     def check(self, splits: Iterable[str]) -> None:
         """Raises ValueError if a prepared dataset lacks a split."""

@@ -201,11 +201,10 @@ class TextFiles(Corpus):
             path.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
-            blank_lines = self._end == "blank_line"
-            found = (_BLANK_LINES if blank_lines else BORDER).search(content, position)
+            found = (BORDER if self._end == "file" else _BLANK_LINES).search(content, position)
             if found is None:
                 return len(content)
-            return found.end() if blank_lines else found.start()
+            return found.start() if self._end == "file" else found.end()
 
 
 def _data_kind(path: pathlib.Path) -> str:

@@ -186,14 +186,16 @@ class RunEvaluation:
             )
         self.text, self.title, self.documents = self._prepare_text()
         self.scorer = run_scorer(self.trained)
-        self.scorer.check(len(self.text.tokens))
         lengths = options.lengths_of(self.trained.config.train_length)
-        self.windows = [
+        self.scorer.check(len(self.text.tokens))
+        all_windows = [
             windows_of(len(self.text.tokens), length, options.stride, causal=objective.causal)
             for length in lengths
         ]
-        if options.separately:
-            self.windows = [dataclasses.replace(each, mode=SEPARATELY) for each in self.windows]
+        self.windows = [
+            dataclasses.replace(windows, mode=SEPARATELY) if options.separately else windows
+            for windows in all_windows
+        ]
 
     def run(self) -> None:
         """Measures the missing lengths, shortest first; raises ValueError if the text is too

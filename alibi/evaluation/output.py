@@ -144,8 +144,8 @@ class Output:
         This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash of the text and the config.
         """
         key = content_key({"of": str(row.scoring), "text": row.text_hash})[:8]
-        name = f"{row.run}-length={row.eval_length}-step={row.step}-{key}.jsonl"
-        return self.folder / "documents" / name
+        name = f"documents/{row.run}-length={row.eval_length}-step={row.step}-{key}.jsonl"
+        return self.folder / name
 
     def write_documents(self, row: Row, lines: Iterable[str]) -> None:
         """Writes the line of each document, and prints the file's name."""
@@ -199,8 +199,7 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
     text.
     """
     config = run.config
-    is_separate = windows.mode == SEPARATELY
-    positions = SEPARATELY if is_separate else config.data.isolate_documents
+    positions = config.data.isolate_documents if windows.mode != SEPARATELY else SEPARATELY
     return Row(
         run=run.name,
         position=config.position,

@@ -23,8 +23,11 @@ def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " to
     """
     manifest, boundaries, of_documents = text.manifest, 0, []
     for piece in limit_bytes(corpus.pieces(manifest.split), manifest.max_bytes):
-        lines = piece.utf8.count(b"\n") + piece.leaves_line_open
-        boundaries += piece.ends_document if manifest.tokenizer == "bpe" else lines
+        boundaries += (
+            piece.ends_document
+            if manifest.tokenizer == "bpe"
+            else piece.utf8.count(b"\n") + piece.leaves_line_open
+        )
         if piece.ends_document:
             of_documents.append(boundaries)
     tokens = np.asarray(text.tokens, np.int32)
@@ -54,6 +57,11 @@ def lines_of(
     """Yields a JSON line for each document: its number, its tokens and their NLL."""
     ends = np.cumsum([ids.size for ids in documents])
     for number, nats in enumerate(np.split(nll_nats.astype(np.float64), ends[:-1])):
-        line = {"document": number, "tokens": nats.size, "nll_nats": float(nats.sum())}
-        line |= {"ids": documents[number].tolist(), "nats": nats.round(6).tolist()}
+        line = {
+            "document": number,
+            "tokens": nats.size,
+            "nll_nats": float(nats.sum()),
+            "ids": documents[number].tolist(),
+            "nats": nats.round(6).tolist(),
+        }
         yield json.dumps(line) + "\n"

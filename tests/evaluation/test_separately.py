@@ -84,7 +84,12 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
     """
     (tmp_path / "rows.jsonl").write_text('{"s": "one fox"}\n{"s": null}\n{"s": "two\\nthree"}\n')
     (tmp_path / "rows.txt").write_text("one fox\n\ntwo\nthree")
-    options = {"output_dir": tmp_path / "out", "lengths": (16,), "separately": True}
+    options = {
+        "output_dir": tmp_path / "out",
+        "lengths": (16,),
+        "separately": True,
+        "report": False,
+    }
 
     def evaluate(name, **more):
         text = str(tmp_path / name)
