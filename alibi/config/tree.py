@@ -206,8 +206,9 @@ class DataConfig(Section):
     train: str = "train"
     valid: str = "valid"
     test: str = ""
-    # text: the end of a document; blank_line for files of many documents, such as CC100's.
-    document_end: str = choice("file", ("file", "blank_line"))
+    # text: the end of a document; blank_line for files of many documents, such as CC100's; line for
+    # a sentence a line. Each row of a .jsonl, .csv or .parquet file is a document.
+    document_end: str = choice("file", ("file", "blank_line", "line"))
     # Packed documents don't see each other; positions restart at each, or count through the
     # sequence. Needs bpe, which ends documents by a token. Empty: a sequence is one text.
     isolate_documents: str = choice("", ("", "restart", "through"))
@@ -218,7 +219,7 @@ class DataConfig(Section):
     name: str = ""  # hub, tfds: the data set, such as "Salesforce/wikitext"
     subset: str = ""  # hub, tfds: the data set's config, such as "wikitext-103-v1"
     revision: str = ""  # hub: a full commit hash, or a tag; tfds: the version
-    column: str = "text"  # hub, tfds: the feature with the text
+    column: str = "text"  # hub, tfds, files of rows: the column with the text
     streaming: bool = False  # hub: reads over the network instead of downloading first
     # words: the paper's dictionary rule
     tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))

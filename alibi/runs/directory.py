@@ -320,7 +320,7 @@ class RunDirectory:
 
         with Checkpoints(self.checkpoints, read_only=True) as checkpoints:
             for step in reversed(steps):
-                with contextlib.suppress(DamagedError):
+                with contextlib.suppress(DamagedError, KeyError):  # nothing or half is recorded
                     about = checkpoints.about(step)
                     last = about["config"]["train"]["steps"]
                     status = {

@@ -214,7 +214,8 @@ def objective_of(config: Config, text: TokenFile) -> Objective:
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
     """Returns a function from parameters to the mean validation NLL, in nats per token.
 
-    It scores `config.eval.max_tokens` tokens of `text` at the training length.
+    It scores `config.eval.max_tokens` tokens of `text` at the training length. Raises ValueError if
+    a masked objective masks none of them.
     """
     limit = config.eval.max_tokens
     scorer = Scorer(
@@ -224,10 +225,11 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
         sharding=model.sharding,
     )
 
+    tokens = text.tokens if limit < 0 else text.tokens[:limit]
+    scorer.check(len(tokens))
+
     def validate(params: PyTree) -> float:
-        score = scorer.score(
-            params, text.tokens if limit < 0 else text.tokens[:limit], config.train_length
-        )
+        score = scorer.score(params, tokens, config.train_length)
         return score.total_nats / score.tokens
 
     return validate
