@@ -21,7 +21,22 @@ _STRIDE = flags.DEFINE_integer(
 )
 _SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
 _TEXT_FILE = flags.DEFINE_string(
-    "text_file", "", "score this text (paths or globs; .gz, .xz, .zst) in place of a split"
+    "text_file",
+    "",
+    "score this text in place of a split: paths or globs of texts, or of .jsonl, .csv and .parquet files, whose rows "
+    "are documents; .gz, .xz, .zst",
+)
+_DOCUMENT_END = flags.DEFINE_enum(
+    "document_end",
+    "",
+    ["", "file", "blank_line", "line"],
+    "end of the documents in --text_file; default: the run's data.document_end",
+)
+_COLUMN = flags.DEFINE_string(
+    "column", "", "column of the rows in --text_file; default: the run's data.column"
+)
+_SEPARATELY = flags.DEFINE_bool(
+    "separately", False, "score each document on its own, and write the NLL of its tokens"
 )
 _DUMP_NLL = flags.DEFINE_bool(
     "dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz"
@@ -48,6 +63,11 @@ def _check_flags() -> None:
             f"--split={_SPLIT.value} names a split of each run's own corpus, --text_file={_TEXT_FILE.value} another "
             "text; give one of them"
         )
+    for flag in (_DOCUMENT_END, _COLUMN):
+        if flag.value and not _TEXT_FILE.value:
+            raise ValueError(
+                f"--{flag.name}={flag.value} is for --text_file; name the files of a split there to read it otherwise"
+            )
 
 
 def main() -> int:
@@ -61,6 +81,9 @@ def main() -> int:
         stride=_STRIDE.value,
         split=_SPLIT.value,
         text_file=_TEXT_FILE.value,
+        document_end=_DOCUMENT_END.value,
+        column=_COLUMN.value,
+        separately=_SEPARATELY.value,
         context_windows=windows if _CONTEXT_USE.value else 0,
         dump_nll=_DUMP_NLL.value,
     )

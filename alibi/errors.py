@@ -3,10 +3,15 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any
 
 # Exit codes of the entry points.
 FAILED = 1  # somebody must fix the cause: starting again is no use
@@ -18,6 +23,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # From terminals, from launchers and clusters that take a machine back, and from a terminal that is
 # gone.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+ANSWER_SECONDS = 1.0  # in which Python answers a signal, unless a library computes
 
 
 class UserError(RuntimeError):
@@ -79,11 +85,13 @@ def explain(error: Exception) -> str | None:
         return f"{text}: make space and repeat the command; what was written before is whole"
     if isinstance(error, BrokenPipeError):
         return "the reader of the output ended before all was printed; all files are written"
-    if "Unable to initialize backend" in text or "No visible" in text:
+    # JAX asserts that there is a backend: with JAX_PLATFORMS=cuda there is none without a GPU.
+    asserted = isinstance(error, AssertionError) and traceback.format_tb(error.__traceback__)[-1:]
+    if re.search("Unable to initialize backend|No visible|_default_backend", f"{text}{asserted}"):
         wanted = os.environ.get("JAX_PLATFORMS", "")
         return (
             f"JAX_PLATFORMS={wanted} names a platform that isn't here; unset it, set it to cpu, or install "
-            f"JAX for that platform: {first_line}"
+            f"JAX for that platform: {first_line or 'no device was found'}"
         )
     return text if isinstance(error, ValueError | OSError | UserError) else None
 
@@ -115,8 +123,9 @@ def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list
     """Makes the first of `signals` raise Interrupted in the main thread inside; of later signals
     only a Ctrl-C does.
 
-    Yields the list of received signals. The exception is lost if a destructor or a library's
-    callback was interrupted.
+    If the main thread doesn't come to it within ANSWER_SECONDS, as in a compilation, the process
+    ends with REQUEUE. If the exception is lost in a destructor or a library's callback, the signal is
+    sent again. Yields the list of received signals.
     """
     received: list[int] = []
 
@@ -125,5 +134,29 @@ def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list
         if len(received) == 1 or number == signal.SIGINT:
             raise Interrupted
 
-    with signals_handled(handler, signals):
-        yield received
+    def send_again(lost: Any) -> None:
+        if isinstance(lost.exc_value, Interrupted):
+            threading.Timer(0.1, os.kill, [os.getpid(), received.pop()]).start()
+        else:
+            hook(lost)
+
+    def end_if_unanswered() -> None:
+        with open(reader, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                time.sleep(ANSWER_SECONDS)
+                if not received and signal.getsignal(number[0]) is handler:
+                    os.write(2, b"\nstopped; all work is saved, and the same command goes on\n")
+                    os._exit(REQUEUE)
+
+    hook, sys.unraisablehook = sys.unraisablehook, send_again
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=end_if_unanswered, daemon=True).start()
+    try:
+        with signals_handled(handler, signals):
+            yield received
+    finally:
+        sys.unraisablehook = hook
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # ends the thread

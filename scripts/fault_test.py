@@ -1,13 +1,14 @@
 """Kills and damages small runs, and compares their results with an undisturbed run, bit for bit.
 
-    python scripts/fault_test.py                      # 5 kills of each command, 20 bits of each kind of file
-    python scripts/fault_test.py --kills=1 --flips=1  # the short form
+    python scripts/fault_test.py                                # 5 kills of each command, 20 bits of each kind of file
+    python scripts/fault_test.py --kills=1 --flips=1 --hosts=0  # the short form
 
 Kills (SIGKILL) come at random moments of preparing, training, evaluating and sweeping, and the same
 command is given again. A flipped bit must end in a line that names the damage, or change nothing.
 Damage of the small files of a run, one bit, half or the whole file, must change nothing.
-The second of two starts at once may be refused in a line. Prints the survived faults; exits with 1 if
-parameters or rows differ, or a line is missing.
+The second of two starts at once may be refused in a line. Hosts that compute differently stop in a
+line before they save. Prints the survived faults; exits with 1 if parameters or rows differ, or a line
+is missing.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import pathlib
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -42,6 +44,8 @@ def flock(*_):
 
 fcntl.flock = flock
 """
+# with which XLA on x86 rounds in other places
+OTHER_FLAGS = {"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}
 # The files of a work directory and of the cache, by kind.
 FILES = {
     "tokens": "cache/tokens/*/tokens-*.bin",
@@ -199,6 +203,40 @@ class FaultTest:
         self._finish(trial, fault)
         print(f"{fault}: 1", flush=True)
 
+    def differing_hosts(self) -> None:
+        """Trains on two hosts, of which the second computes without the newer instructions of the
+        processor: both stop with the flag's name, or come to the same numbers.
+
+        Then both are started alike, and go on to the end. Sums over hosts are not compared with
+        sums on one host.
+        """
+        trial, fault = self.before("train"), "hosts that differ in flags"
+        ended, messages = self._train_on_hosts(trial, OTHER_FLAGS)
+        named = [all(flag in each for flag in OTHER_FLAGS) for each in messages]
+        if ended != [0, 0] and (ended, named) != ([1, 1], [True, True]):
+            self._fail(f"{fault}: they ended with {ended}: {messages[0][-800:]}")
+        alike, messages = self._train_on_hosts(trial, {})
+        if alike != [0, 0]:
+            self._fail(f"{fault}: alike again, they ended with {alike}: {messages[0][-800:]}")
+        if error := trial.finish():
+            self._fail(f"{fault}: {error}")
+        print(f"{fault}: 1, {'stopped' if any(ended) else 'with the same numbers'}", flush=True)
+
+    def _train_on_hosts(
+        self, trial: Trial, of_second: dict[str, str]
+    ) -> tuple[list[int], list[str]]:
+        """Returns the exit codes and the messages of two hosts."""
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        shared = f"--coordinator_address=localhost:{port}", "--num_processes=2"
+        hosts = [
+            trial.start("train", *shared, f"--process_id={host}", **(of_second if host else {}))
+            for host in range(2)
+        ]
+        messages = [host.communicate(timeout=HUNG_SECONDS)[1] for host in hosts]
+        return [host.returncode for host in hosts], messages
+
     def _fail(self, mistake: str) -> None:
         self.mistakes += 1
         print(f"wrong: {mistake}", flush=True)
@@ -235,6 +273,9 @@ def main() -> int:
     parser.add_argument(
         "--starts", default=",".join(STARTS), help="commands that are started twice at once"
     )
+    parser.add_argument(
+        "--hosts", type=int, default=1, help="trainings on two hosts that differ in flags"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
     kinds, starts, damages = (
@@ -256,6 +297,8 @@ def main() -> int:
             test.small_files(damage)
         for start in starts:
             test.second_start(start)
+        for _ in range(arguments.hosts):
+            test.differing_hosts()
     print(f"differences: {test.differences}, other mistakes: {test.mistakes}")
     print(f"took {time.monotonic() - begun:.0f} s")
     return 1 if test.differences or test.mistakes else 0

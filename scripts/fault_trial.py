@@ -79,12 +79,13 @@ class Trial:
             "sweep": ["scripts/sweep.py", f"--sweep={inputs}/sweep.py", f"--workdir={folder}"],
         }
 
-    def start(self, kind: str) -> subprocess.Popen:
+    def start(self, kind: str, *more: str, **environment: str) -> subprocess.Popen:
+        """Starts a command, with `more` flags and variables of the `environment`."""
         script, *flags = self.commands[kind]
-        command = [sys.executable, str(ROOT / script), *flags]
+        command = [sys.executable, str(ROOT / script), *flags, *more]
         return subprocess.Popen(
             command,
-            env=self.environment,
+            env=self.environment | environment,
             process_group=0,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

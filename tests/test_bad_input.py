@@ -4,6 +4,9 @@ before any work.
 
 import math
 import pathlib
+import re
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -14,6 +17,7 @@ from etils import epath
 from alibi import alibi_bias, alibi_slopes, errors, make_position
 from alibi.cli import command_line
 from alibi.config import Config, flatten
+from alibi.parallel import hosts
 from alibi.reporting.rows import read_rows
 from alibi.storage.files import drop_rows
 
@@ -245,8 +249,51 @@ def test_lines_that_are_no_rows(
 
 
 @pytest.mark.parametrize(
+    ("address", "count", "number", "message"),
+    [
+        ("host", None, None, "--coordinator_address=host must be HOST:PORT"),
+        ("localhost:abc", 2, 0, "--coordinator_address=localhost:abc must be HOST:PORT"),
+        ("localhost:65536", 2, 0, "must be HOST:PORT"),
+        (":12345", 2, 0, "must be HOST:PORT"),
+        ("[::1]:12345", 2, 2, "--process_id=2 and --num_processes=2 do not fit"),
+        ("localhost:12345", 0, None, "--num_processes=0 do not fit"),
+    ],
+)
+def test_processes_that_cannot_join(
+    address: str | None, count: int | None, number: int | None, message: str
+) -> None:
+    """JAX ends in a segmentation fault at a port that is no number, or waits for five minutes."""
+    with pytest.raises(ValueError, match=message):
+        hosts.join(address, count, number)
+
+
+def test_a_process_that_no_cluster_numbers(tmp_path: pathlib.Path) -> None:
+    """JAX names no flag; and it refuses to join once it has devices, as in this process."""
+    words = ["train.py", "--config=configs/base.py", f"--workdir={tmp_path}", "--multihost"]
+    refused = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert re.search(
+        r"^error: .* which process this is .*; give --coordinator_address=HOST:PORT of the first "
+        r"process, --num_processes and --process_id; a single process needs none of them",
+        refused.stderr,
+        re.M,
+    )
+
+
+def no_gpu() -> AssertionError:
+    """Returns the error of JAX_PLATFORMS=cuda where there is no GPU."""
+    _default_backend = None
+    with pytest.raises(AssertionError) as caught:
+        assert _default_backend is not None
+    return caught.value
+
+
+@pytest.mark.parametrize(
     ("error", "message"),
     [
+        (no_gpu(), "names a platform that isn't here; unset it"),
         (
             RuntimeError("Unable to initialize backend 'cuda': no device"),
             "names a platform that isn't here; unset it",
@@ -272,4 +319,5 @@ def test_what_the_system_refuses(error: Exception, message: str) -> None:
     assert told is not None
     assert message in told
     assert "\n" not in told
+    assert errors.explain(AssertionError()) is None, "a bug"
     assert errors.explain(RuntimeError("a bug")) is None, "it keeps its traceback"

@@ -18,6 +18,7 @@ def test_kills_flips_and_starts_leave_no_difference() -> None:
         str(ROOT / "scripts" / "fault_test.py"),
         "--kills=1",
         "--flips=1",
+        "--hosts=0",
         f"--starts={STARTS}",
         f"--small={DAMAGES}",
     ]

@@ -208,10 +208,10 @@ def _forward_rows(
         )
 
     rows = q.shape[:3]
-    largest, total = jnp.full(rows, MASKED), jnp.zeros(rows)
+    largest, total = jnp.full(rows, MASKED, jnp.float32), jnp.zeros(rows, jnp.float32)
     if group.sink is not None:
-        largest, total = jnp.broadcast_to(group.sink[:, None], rows), jnp.ones(rows)
-    start = (largest, total, jnp.zeros((*rows, group.v.shape[-1])))
+        largest, total = jnp.broadcast_to(group.sink[:, None], rows), jnp.ones(rows, jnp.float32)
+    start = (largest, total, jnp.zeros((*rows, group.v.shape[-1]), jnp.float32))
     largest, total, out = lax.fori_loop(key_range[0], key_range[1], add, start)
     # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
     # zeros instead. (NaN is looked for in the sum, since XLA's maximum may pass over it.)
@@ -237,7 +237,7 @@ def _forward_saving(
     (`perturbed`).
     """
     # An array if the gradient of the bias is wanted, else None.
-    learned = jnp.zeros(()) if any(x.perturbed for x in bias) else None
+    learned = jnp.zeros((), jnp.float32) if any(x.perturbed for x in bias) else None
     q, k, v, bias, sink, sides, ranges = saved = jax.tree.map(
         lambda x: x.value, (q, k, v, bias, sink, sides, ranges)
     )
@@ -346,7 +346,7 @@ def _backward_rows(
         dv = _added(dv, _product(transposed_dout, dropped, 3, 2, tiling), tile.part.keys[0])
         return dq, dbias, dk, dv
 
-    start = (jnp.zeros(q.shape), *state)
+    start = (jnp.zeros(q.shape, jnp.float32), *state)
     dq, *state = lax.fori_loop(key_range[0], key_range[1], add, start)
     return tuple(state), dq
 

@@ -101,7 +101,7 @@ class Slots(flax.struct.PyTreeNode):
         new = new.astype(slots.dtype)
         first = self.read % slots.shape[1] if self.ring else self.read
         if not self.ring or new.shape[1] == 1:  # the last slot if there are fewer: XLA clamps
-            return lax.dynamic_update_slice(slots, new, (0, first, *(0,) * (slots.ndim - 2)))
+            return lax.dynamic_update_slice_in_dim(slots, new, first, axis=1)
         return slots.at[:, (first + jnp.arange(new.shape[1])) % slots.shape[1]].set(new)
 
     def newest(self, slots: Array) -> Array:

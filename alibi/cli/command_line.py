@@ -35,6 +35,13 @@ from alibi.storage.files import local_path
 EXIT_SECONDS = 10.0  # in which a process ends after a failure
 NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
 RESUMES = "all work is saved, and the same command goes on from there"
+_stops: list[Interrupted] = []  # kept: MLIR may crash when the frames of a trace are freed
+
+# Settings of JAX under which the library works, but not the commands.
+UNUSED = {
+    "jax_enable_x64": (False, "parameters are float32"),
+    "jax_numpy_dtype_promotion": ("standard", "Optax needs it"),
+}
 
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
@@ -54,6 +61,10 @@ def run(main: Callable[..., int | None], **options: Any) -> None:
     keep_freed_memory()
     app.define_help_flags()
     code = execute(main, sys.argv, **options)
+    if code == REQUEUE and not jax.distributed.is_initialized():
+        with contextlib.suppress(OSError):  # its reader may be gone
+            sys.stdout.flush()
+        os._exit(code)  # MLIR may crash as Python ends amid a trace
     if code:  # threads of libraries may wait for a disk, and JAX for other processes
         end = threading.Timer(EXIT_SECONDS, os._exit, [code])
         end.daemon = True
@@ -87,6 +98,10 @@ def execute(
     try:
         words = _parse(argv, takes, required)
         _check_values(addresses)
+        for setting, (needed, why) in UNUSED.items():
+            if getattr(jax.config, setting) != needed:
+                jax.config.update(setting, needed)
+                print(f"{setting} is set to {needed}: {why}", file=sys.stderr)
         # a process finds the programs of earlier processes
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))
@@ -97,6 +112,7 @@ def execute(
         return code
     except Interrupted as stop:
         ignore_signals()
+        _stops.append(stop)
         print(str(stop) or f"stopped; {resumes}", file=sys.stderr)
         return REQUEUE
     except KeyboardInterrupt:
@@ -105,8 +121,10 @@ def execute(
     except Exception as error:
         if hosts.is_lost_connection(error):
             cause = str(error).splitlines()[0][:200]
+            numbers = ", ".join(map(str, hosts.lost_processes()))
+            silent = f"no answer from {numbers}; " if numbers else ""
             print_error(
-                f"another process was lost ({cause}); the same command goes on from the saved work"
+                f"another process was lost ({silent}{cause}); the same command goes on from the saved work"
             )
             return REQUEUE
         if reason := explain(error):

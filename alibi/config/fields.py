@@ -34,15 +34,20 @@ def number(default: float, *, or_all: int | None = None, **bounds: float) -> Any
     return dataclasses.field(default=default, metadata={"bounds": bounds, "or_all": or_all})
 
 
-def choice(default: str, names: tuple[str, ...]) -> Any:
-    """Returns a dataclass field that holds one of `names`."""
-    return dataclasses.field(default=default, metadata={"names": names})
+def choice(default: str, names: tuple[str, ...], **reasons: str) -> Any:
+    """Returns a dataclass field that holds one of `names`; `reasons` says why other names are not
+    among them.
+    """
+    return dataclasses.field(default=default, metadata={"names": names, "reasons": reasons})
 
 
 def _violated(limits: Mapping[str, Any], value: Any) -> str:
     """Returns the limits of a field, for an error, if `value` violates them; else ""."""
     if names := limits.get("names"):
-        return "" if value in names else f"one of {', '.join(name or repr(name) for name in names)}"
+        if value in names:
+            return ""
+        reason = f"; {limits['reasons'][value]}" if value in limits["reasons"] else ""
+        return f"one of {', '.join(name or repr(name) for name in names)}{reason}"
     bounds, or_all = limits.get("bounds", {}), limits.get("or_all")
     if value == or_all or all(_BOUNDS[name](value, bound) for name, bound in bounds.items()):
         return ""

@@ -9,6 +9,9 @@ from alibi.config.fields import as_text, choice, nearest, number, parsed, read
 
 INT32 = 2**31 - 1  # counts and positions on the devices are int32
 DTYPES = ("float32", "bfloat16")
+NO_DTYPES = {
+    "float16": "float16 overflows above 65,504 and needs a loss scale; bfloat16 needs none"
+}
 
 # Short names of keys, wherever keys are set.
 SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
@@ -96,7 +99,7 @@ class ModelConfig(Section):
     # Training takes the second row of every band for padding, as the paper's code does with ids 1,
     # 20001 and 60001: zero at first, and no target of a tail.
     padding_rows: bool = False
-    dtype: str = choice("float32", DTYPES)  # of the products; parameters are float32
+    dtype: str = choice("float32", DTYPES, **NO_DTYPES)  # of the products; parameters are float32
     # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
     # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
     # initial parameters differ. Layers that differ run as a loop over their pattern.
@@ -203,8 +206,9 @@ class DataConfig(Section):
     train: str = "train"
     valid: str = "valid"
     test: str = ""
-    # text: the end of a document; blank_line for files of many documents, such as CC100's.
-    document_end: str = choice("file", ("file", "blank_line"))
+    # text: the end of a document; blank_line for files of many documents, such as CC100's; line for
+    # a sentence a line. Each row of a .jsonl, .csv or .parquet file is a document.
+    document_end: str = choice("file", ("file", "blank_line", "line"))
     # Packed documents don't see each other; positions restart at each, or count through the
     # sequence. Needs bpe, which ends documents by a token. Empty: a sequence is one text.
     isolate_documents: str = choice("", ("", "restart", "through"))
@@ -215,7 +219,7 @@ class DataConfig(Section):
     name: str = ""  # hub, tfds: the data set, such as "Salesforce/wikitext"
     subset: str = ""  # hub, tfds: the data set's config, such as "wikitext-103-v1"
     revision: str = ""  # hub: a full commit hash, or a tag; tfds: the version
-    column: str = "text"  # hub, tfds: the feature with the text
+    column: str = "text"  # hub, tfds, files of rows: the column with the text
     streaming: bool = False  # hub: reads over the network instead of downloading first
     # words: the paper's dictionary rule
     tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))
@@ -257,8 +261,9 @@ class OptimizerConfig(Section):
     learning_rate: float = number(3e-3, at_least=0.0)  # at the end of the warm-up
     warmup_steps: int = number(50, at_least=0, at_most=INT32)  # updates, linear from warmup_init
     warmup_init: float = number(0.0, at_least=0.0)  # learning rate of the first update of a warm-up
-    # after the warm-up; cosine ends with the run
-    schedule: str = choice("cosine", ("cosine", "cosine_restarts"))
+    # After the warm-up: cosine ends with the run; inverse_sqrt is learning_rate
+    # sqrt(warmup_steps / update), as fairseq's.
+    schedule: str = choice("cosine", ("cosine", "cosine_restarts", "constant", "inverse_sqrt"))
     # cosine: its end, as a share of learning_rate
     final_fraction: float = number(0.1, at_least=0.0, at_most=1.0)
     # cosine_restarts: the end of the first cycle
@@ -301,7 +306,7 @@ class EvalConfig(Section):
     batch_tokens: int = number(16_384, at_least=1, at_most=INT32)
     # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in
     # float32. bfloat16 takes less memory, and is less exact.
-    dtype: str = choice("float32", DTYPES)
+    dtype: str = choice("float32", DTYPES, **NO_DTYPES)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,7 +151,7 @@ def _logit_bound(
     """
     batch, _, heads, head_dim = query.shape
     if call.options.skip_epsilon is None:
-        return jnp.full((batch, heads), jnp.inf)
+        return jnp.full((batch, heads), jnp.inf, jnp.float32)
     key_norms = norm_of_all(call.key, call.value) if call.key_norm is None else call.key_norm
     key_norms = jnp.repeat(key_norms.reshape(batch, -1), heads // call.key.shape[-2], axis=-1)
     query_norms = jnp.linalg.norm(query[:, 0].astype(jnp.float32), axis=-1)
@@ -240,6 +240,6 @@ def _attend_head(
     largest, total = jnp.asarray(MASKED, jnp.float32), jnp.zeros(())
     if call.sink is not None:  # one more key, whose value is zero
         largest, total = call.sink[head].astype(jnp.float32), jnp.ones(())
-    start = (last, largest, total, jnp.zeros(value.shape[-1]))
+    start = (last, largest, total, jnp.zeros(value.shape[-1], jnp.float32))
     block, _, total, attended = lax.while_loop(matters, add, start)
     return attended / jnp.where(total == 0.0, 1.0, total), last - block

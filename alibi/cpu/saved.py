@@ -216,7 +216,9 @@ def _forward_saving(
         lambda x: x.value, (query, key, value, biases, sink)
     )
     out, saved = _forward(query, key, value, added, sink, settings)
-    learned = tuple(jnp.zeros((*bias.shape[:-1], 0)) for bias in added) if wanted else None
+    learned = (
+        tuple(jnp.zeros((*bias.shape[:-1], 0), jnp.float32) for bias in added) if wanted else None
+    )
     return out, (*saved, learned)
 
 
@@ -230,7 +232,7 @@ def _backward(
     delta = _fold(dot_rows(dout, out)[..., None])
     folded_dout = lax.optimization_barrier(_fold(dout))
     dq, dbias, dsink = [], [], []
-    dk = dv = jnp.zeros(())
+    dk = dv = jnp.zeros((), jnp.float32)
     blocks = query_blocks(q_length, k_length, causal=settings.causal)
     for number, (block, narrow, total) in enumerate(zip(blocks, exponentials, totals, strict=True)):
         rows, seen, exponential = (
@@ -287,7 +289,7 @@ def _biased(
     visible = of_keys <= of_queries if settings.causal else np.ones((rows, seen), bool)
     if settings.window is not None:
         visible = visible & (np.abs(of_queries - of_keys) < settings.window)
-    added = jnp.zeros((1, rows, seen))
+    added = jnp.zeros((1, rows, seen), jnp.float32)
     if bias is not None and bias.shape[-2] == 1 and settings.shifts:
         # Softmax ignores a constant, without which the numbers of near keys are small enough to be
         # exact. They are added by themselves, since with the mask they would be written out for
@@ -312,7 +314,7 @@ def _bias_gradient(
     """Returns the gradient of a block's bias, whose shape but for the keys is that of `like`."""
     seen = dlogits.shape[-1]
     if like.shape[-2] == 1:  # a product is the fastest sum over rows
-        dlogits = _product(jnp.ones((*dlogits.shape[:2], 1)), dlogits, 1, 1, settings)
+        dlogits = _product(jnp.ones((*dlogits.shape[:2], 1), jnp.float32), dlogits, 1, 1, settings)
     by_sequence = dlogits.reshape(batch, -1, *dlogits.shape[1:])
     shared = like.ndim == 3 or like.shape[0] == 1
     return sum_first(by_sequence).reshape(*like.shape[:-1], seen) if shared else by_sequence

@@ -30,4 +30,6 @@ def sum_first(x: Float[Array, "first ..."]) -> Float[Array, "..."]:
     if x.shape[0] <= MOST_WRITTEN_OUT:
         wide = x.astype(jnp.float32)
         return functools.reduce(jnp.add, [wide[i] for i in range(x.shape[0])])
-    return jnp.einsum("i,i...->...", jnp.ones(x.shape[0]), x, precision=lax.Precision.HIGHEST)
+    return jnp.einsum(
+        "i,i...->...", jnp.ones(x.shape[0], jnp.float32), x, precision=lax.Precision.HIGHEST
+    )

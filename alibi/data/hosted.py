@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from alibi.config import DataConfig
-from alibi.data.corpus import Corpus, Piece, split_long
+from alibi.data.corpus import Corpus, Piece
+from alibi.data.datafiles import check_column, row_documents
 from alibi.progress import is_terminal
 
 # Without a network, datasets retries for 23 s and TFDS for minutes.
@@ -101,29 +102,6 @@ class _Hosted(Corpus):
                         f"use {', '.join(known)}{empty}"
                     )
 
-    def _check_column(self, columns: Iterable[str] | None) -> None:
-        if columns is not None and self._data.column not in columns:
-            raise _ExplainedError(
-                f"{self._name} has no column {self._data.column!r}; set data.column to one of {', '.join(columns)}"
-            )
-
-    def _documents(self, values: Iterable[Any], split: str) -> Iterator[Piece]:
-        for row, value in enumerate(values):
-            if not isinstance(value, str | bytes):
-                raise ValueError(
-                    f"{self.source(split)}, row {row}: column {self._data.column!r} holds {type(value).__name__}, "
-                    "not text; set data.column to a column of strings"
-                )
-            try:
-                text = (value.decode("utf-8") if isinstance(value, bytes) else value).encode(
-                    "utf-8"
-                )
-            except UnicodeError as error:
-                raise ValueError(
-                    f"{self.source(split)}, row {row} is not UTF-8: {error}"
-                ) from error
-            yield from split_long(text)
-
     @contextlib.contextmanager
     def _errors_explained(self, split: str) -> Iterator[None]:
         """Turns the library's errors, which have no common class, into a ValueError that names the
@@ -134,10 +112,12 @@ class _Hosted(Corpus):
         except _ExplainedError:
             raise
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            # the library wraps an error of a reader into a message without its reason
+            cause = (type(error).__name__ == "DatasetGenerationError" and error.__cause__) or error
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             raise ValueError(
-                f"{self.source(split)} can't be loaded: {reason}. Check data.name, data.subset, data.revision and "
-                f"data.{split}"
+                f"{self.source(split)} can't be loaded: {reason}. Check data.name, data.subset, data.revision, "
+                f"data.column and data.{split}"
             ) from error
 
 
@@ -153,7 +133,7 @@ class Hub(_Hosted):
         the dataset.
         """
         with self._connection():
-            yield from self._documents(self._values(split), split)
+            yield from row_documents(self._values(split), self._data.column, self.source(split))
 
     def check(self, splits: Iterable[str]) -> None:
         """Raises ValueError if the dataset can't be reached or lacks a split; fetches only their
@@ -164,7 +144,7 @@ class Hub(_Hosted):
                 builder = self._builder()
                 self._check_splits(splits, builder.info.splits or builder.config.data_files or ())
 
-    def _builder(self) -> Any:
+    def _builder(self, **options: Any) -> Any:
         import datasets
         import huggingface_hub.utils
 
@@ -172,9 +152,14 @@ class Hub(_Hosted):
             datasets.disable_progress_bars()
             huggingface_hub.utils.disable_progress_bars()
         data = self._data
-        return datasets.load_dataset_builder(
-            self._name, data.subset or None, revision=data.revision or None
+        builder = datasets.load_dataset_builder(
+            self._name, data.subset or None, revision=data.revision or None, **options
         )
+        # csv: words such as "NA" and "null" are no nulls, and numbers are text
+        if hasattr(builder.config, "na_filter") and not options:
+            features = datasets.Features({data.column: datasets.Value("string")})
+            return self._builder(usecols=[data.column], na_filter=False, features=features)
+        return builder
 
     def _values(self, split: str) -> Iterator[Any]:
         data = self._data
@@ -186,7 +171,9 @@ class Hub(_Hosted):
             else:
                 builder.download_and_prepare()
                 rows = builder.as_dataset(split=self._split(split))
-            self._check_column(rows.column_names)
+        if rows.column_names is not None:
+            check_column(data.column, rows.column_names, self._name)
+        with self._errors_explained(split):
             for batch in rows.select_columns([data.column]).iter(batch_size=256):
                 yield from batch[data.column]
 
@@ -255,9 +242,12 @@ class Tfds(_Hosted):
                 if not pathlib.Path(builder.data_dir).exists():
                     self._download(builder)
                 self.revision = "" if data.revision else str(builder.version)
-            self._check_column(list(builder.info.features))
+        check_column(data.column, list(builder.info.features), self._name)
+        with self._errors_explained(split):
             records = builder.as_data_source(split=self._split(split))
-        yield from self._documents((record[data.column] for record in records), split)
+        yield from row_documents(
+            (record[data.column] for record in records), data.column, self.source(split)
+        )
 
     def check(self, splits: Iterable[str]) -> None:
         """Raises ValueError if a prepared dataset lacks a split."""

@@ -1,5 +1,5 @@
-"""Text files, plain or packed, read in bounded memory; a file is a document, or blank lines end
-documents.
+"""Text files, plain or packed, read in bounded memory; a file is a document, or lines or blank
+lines end documents.
 """
 
 import codecs
@@ -32,6 +32,7 @@ from alibi.data.corpus import (
     limit_bytes,
     one_document,
 )
+from alibi.data.datafiles import DATA_FILES, read_column, row_documents
 
 # A larger file is identified by its size, its time of change and the hash of its two ends.
 WHOLE_HASH_BYTES = 256 << 20
@@ -39,9 +40,10 @@ END_BYTES = 1 << 20
 _ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; the library's own limit is 1 << 27
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _PACKED = (*_OPENERS, ".zst")
-# Blank lines belong to the document before them. Lines may end by \r\n; the expression begins with
-# a literal, which makes the search fast.
-_BLANK_LINES = re.compile(rb"\n(?:\r?\n)+(?=[^\r\n]|\r[^\n])")
+_LINE_END = re.compile(rb"\r?\n")
+# Blank lines belong to the document before them. They may hold white space, as in WikiText; the
+# expression begins with a literal, which makes the search fast.
+_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+(?=[ \t\r]*[^ \t\r\n])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,20 +60,24 @@ class TextFiles(Corpus):
     """UTF-8 files, plain, .gz, .xz or .zst, named for each split by comma-separated paths and
     globs, or by a list.
 
-    Each file is a document, or with `document_end` "blank_line" several documents.
+    Each file is a document; with `document_end` "blank_line" or "line" it holds several, and blank
+    lines belong to the document before them, while a line's end belongs to none. Each row of a
+    .jsonl, .csv or .parquet file is a document, the text in `column`.
     """
 
     name = "text"
 
     def __init__(self, data: Any):
-        """`data`: the config section, or a mapping that may lack `document_end`; raises ValueError
-        if it is unknown.
+        """`data`: the config section, or a mapping that may lack `document_end` and `column`;
+        raises ValueError if the end is unknown.
         """
         super().__init__(data)
-        end = data.get("document_end", "file") if isinstance(data, Mapping) else data.document_end
-        if end not in ("file", "blank_line"):
-            raise ValueError(f"data.document_end={end!r} is unknown; use file or blank_line")
-        self._blank_lines = end == "blank_line"
+        options = data if isinstance(data, Mapping) else vars(data)
+        self._end, self._column = options.get("document_end", "file"), options.get("column", "text")
+        if self._end not in ("file", "blank_line", "line"):
+            raise ValueError(
+                f"data.document_end={self._end!r} is unknown; use file, blank_line or line"
+            )
         self._identities: dict[pathlib.Path, dict[str, Any]] = {}
 
     def files(self, split: str) -> list[pathlib.Path]:
@@ -131,15 +137,16 @@ class TextFiles(Corpus):
             yield from limit_bytes(shard.pieces, each)
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the contents of the files, whatever their names, and `document_end` if it is not
-        the file.
+        """Returns the contents of the files, whatever their names, and how documents are found in
+        them if they are not the files.
         """
         for path in self.files(split):  # kept: hashing takes time
             self._identities[path] = self._identities.get(path) or _identity(path)
         files = [self._identities[path] for path in self.files(split)]
-        return {"corpus": self.name, "files": files} | (
-            {"document_end": "blank_line"} if self._blank_lines else {}
-        )
+        # in earlier tokens blank lines were empty
+        end = {"document_end": self._end, "blank_lines": "may hold white space"}
+        column = {"column": self._column} if any(map(_data_kind, self.files(split))) else {}
+        return {"corpus": self.name, "files": files} | (end if self._end != "file" else {}) | column
 
     def title(self, split: str) -> str:
         """Returns the names of the files without their folders, globs as they were given."""
@@ -152,22 +159,22 @@ class TextFiles(Corpus):
         return "text: " + ", ".join(map(str, self.files(split)))
 
     def size(self, split: str) -> int | None:
-        """Returns the bytes of the files; None for packed files."""
+        """Returns the bytes of the files; None if their text is not all of their bytes."""
         files = self.files(split)
-        return (
-            None
-            if any(path.suffix in _PACKED for path in files)
-            else sum(path.stat().st_size for path in files)
-        )
+        if self._end == "line" or any(path.suffix in _PACKED or _data_kind(path) for path in files):
+            return None
+        return sum(path.stat().st_size for path in files)
 
     def _read(self, ranges: Iterable[_Range]) -> Iterator[Piece]:
         for part in ranges:
             texts = _texts(part)
-            yield from (
-                _at_blank_lines(texts)
-                if self._blank_lines
-                else one_document(texts, ends=part.ends_file)
-            )
+            if kind := _data_kind(part.path):
+                values = read_column(part.path, kind, texts, self._column)
+                yield from row_documents(values, self._column, f"text: {part.path}")
+            elif self._end == "file":
+                yield from one_document(texts, ends=part.ends_file)
+            else:
+                yield from _at_ends(texts, lines=self._end == "line")
 
     def _ranges(self, split: str, shard_bytes: int) -> Iterator[list[_Range]]:
         """Yields the ranges of plain files that each shard of `split` consists of."""
@@ -194,10 +201,16 @@ class TextFiles(Corpus):
             path.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
-            found = (_BLANK_LINES if self._blank_lines else BORDER).search(content, position)
+            found = (BORDER if self._end == "file" else _BLANK_LINES).search(content, position)
             if found is None:
                 return len(content)
-            return found.end() if self._blank_lines else found.start()
+            return found.start() if self._end == "file" else found.end()
+
+
+def _data_kind(path: pathlib.Path) -> str:
+    """Returns the suffix of a data file, without that of its packing; empty for a text."""
+    suffix = path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+    return suffix if suffix in DATA_FILES else ""
 
 
 def _find_files(part: str, split: str) -> list[str]:
@@ -217,23 +230,24 @@ def _find_files(part: str, split: str) -> list[str]:
     return found
 
 
-def _at_blank_lines(texts: Iterable[bytes]) -> Iterator[Piece]:
-    """Yields the documents of a text, each with the blank lines after it: nothing of the text is
-    lost.
+def _at_ends(texts: Iterable[bytes], *, lines: bool) -> Iterator[Piece]:
+    """Yields the documents of a text: lines without their ends, or each document with the blank
+    lines after it.
     """
-    rest = b""
+    rest, is_open = b"", False
     for text in texts:
         rest += text
         start = 0
-        for blank in _BLANK_LINES.finditer(rest):
-            yield Piece(rest[start : blank.end()], ends_document=True)
-            start = blank.end()
+        for end in (_LINE_END if lines else _BLANK_LINES).finditer(rest):
+            yield Piece(rest[start : end.start() if lines else end.end()], ends_document=True)
+            start, is_open = end.end(), False
         rest = rest[start:]
-        # blank lines may continue in the next text
-        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b"\r\n")):
+        # the end may continue in the next text
+        if len(rest) > PIECE_BYTES and (head := rest.rstrip(b" \t\r\n")):
             yield Piece(head, ends_document=False)
-            rest = rest[len(head) :]
-    yield Piece(rest, ends_document=True)
+            rest, is_open = rest[len(head) :], True
+    if rest or is_open:
+        yield Piece(rest, ends_document=True)
 
 
 def _texts(part: _Range) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import tokenizers as hf
 
@@ -90,21 +90,14 @@ def prepare(
 
 
 def prepare_text(
-    paths: str | os.PathLike | Sequence[str | os.PathLike],
+    corpus: Corpus,
     tokenizer: Tokenizer,
     cache_dir: str | os.PathLike = "",
     *,
     progress: bool = True,
 ) -> TokenFile:
-    """Finds or makes the token file of a user's own text: a path, a comma-separated string with
-    globs, or a list.
-    """
-    named = os.fspath(paths) if isinstance(paths, str | os.PathLike) else list(paths)
-    if not named:
-        raise ValueError(
-            "no text file is named; give a path, a glob or a comma-separated list of them"
-        )
-    making = Making(TextFiles({"file": named}), "file", -1, tokenizer, SHARD_BYTES, cache_dir)
+    """Finds or makes the token file of a user's own text, the split "file" of `corpus`."""
+    making = Making(corpus, "file", -1, tokenizer, SHARD_BYTES, cache_dir)
     return making.find_or_make(ALONE, progress=progress)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Int32, PyTree
 
 from alibi.config.override import Override
 from alibi.data.cache import content_key
@@ -23,8 +23,10 @@ from alibi.evaluation.context_use import gain_of
 from alibi.evaluation.dumps import Dump
 from alibi.evaluation.output import Output, OutputError, print_once, row_of
 from alibi.evaluation.perplexity import Score, run_objective, run_scorer
+from alibi.evaluation.separately import documents_of, lines_of, padded
 from alibi.evaluation.windows import (
     SAME_TOKENS,
+    Tokens,
     Windows,
     mean_context,
     same_token_windows,
@@ -32,7 +34,7 @@ from alibi.evaluation.windows import (
 )
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
-from alibi.reporting.rows import MASKED, ContextUse, Row
+from alibi.reporting.rows import MASKED, SEPARATELY, ContextUse, Row
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
@@ -81,6 +83,10 @@ class Options(RunOptions):
     stride: int | None = None
     split: str = "valid"  # train, valid or test, of the run's own corpus
     text_file: str = ""  # files to score in place of the split, with the run's tokenizer
+    # of text_file, as in the config section `data`; empty: as the run's text
+    document_end: str = ""
+    column: str = ""
+    separately: bool = False  # score each document on its own, as if there were no other
     # also score the same tokens, the last of this many windows, at each length; 0: don't
     context_windows: int = 0
     dump_nll: bool = False  # also write the NLL of each token
@@ -93,6 +99,11 @@ class Options(RunOptions):
             )
         for length in self.lengths:  # multiples become lengths with the run
             windows_of(1, length, self.stride)
+        if self.separately and (self.stride or self.context_windows or self.dump_nll):
+            raise ValueError(
+                "--separately scores each document on its own, and writes the NLL of its tokens; --stride, "
+                "--context_use and --dump_nll are for a whole text, so leave them out"
+            )
 
 
 def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -162,6 +173,7 @@ class RunEvaluation:
         for flag, given in (
             ("context_use", options.context_windows),
             ("dump_nll", options.dump_nll),
+            ("separately", options.separately),
         ):
             if given and not objective.causal:
                 raise ValueError(
@@ -172,12 +184,17 @@ class RunEvaluation:
             raise ValueError(
                 f"{self.trained} isolates documents, and --dump_nll is for models that see whole windows; leave it out"
             )
-        self.text, self.title = self._prepare_text()
+        self.text, self.title, self.documents = self._prepare_text()
         self.scorer = run_scorer(self.trained)
         lengths = options.lengths_of(self.trained.config.train_length)
-        self.windows = [
+        self.scorer.check(len(self.text.tokens))
+        all_windows = [
             windows_of(len(self.text.tokens), length, options.stride, causal=objective.causal)
             for length in lengths
+        ]
+        self.windows = [
+            dataclasses.replace(windows, mode=SEPARATELY) if options.separately else windows
+            for windows in all_windows
         ]
 
     def run(self) -> None:
@@ -245,7 +262,7 @@ class RunEvaluation:
         In longer windows than the text no token would have a longer context than in windows as long
         as the text.
         """
-        if windows.length <= windows.num_tokens:
+        if windows.length <= windows.num_tokens or self.options.separately:
             return ""
         manifest, longer = self.text.manifest, "--text_file"
         if manifest.max_bytes >= 0:
@@ -256,16 +273,22 @@ class RunEvaluation:
             f"use lengths up to {windows.num_tokens:,}, or a longer text ({longer})"
         )
 
-    def _prepare_text(self) -> tuple[TokenFile, str]:
-        """Returns the text to score, and its title in rows."""
+    def _prepare_text(self) -> tuple[TokenFile, str, list[Int32[np.ndarray, " tokens"]] | None]:
+        """Returns the text to score, its title in rows, and the tokens of its documents
+        if they are scored separately.
+        """
         data, tokenizer, own = (
             self.trained.config.data,
             self.trained.tokenizer,
             self.options.text_file,
         )
-        corpus: Corpus = TextFiles({"file": own}) if own else make_corpus(data)
+        reading = {
+            "document_end": self.options.document_end or data.document_end,
+            "column": self.options.column or data.column,
+        }
+        corpus: Corpus = TextFiles({"file": own, **reading}) if own else make_corpus(data)
         if own:
-            text = prepare_text(own, tokenizer, data.cache_dir, progress=is_primary())
+            text = prepare_text(corpus, tokenizer, data.cache_dir, progress=is_primary())
         else:
             text = prepare(data, self.options.split, tokenizer, progress=is_primary())
         manifest = text.manifest
@@ -275,15 +298,27 @@ class RunEvaluation:
             print_once(
                 f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {words}"
             )
-        return text, corpus.title(manifest.split)
+        documents = documents_of(text, corpus) if self.options.separately else None
+        return text, corpus.title(manifest.split), documents
 
     def _is_done(self, row: Row) -> bool:
         dumps = self.options.dump_nll and row.context_use is None
-        return self.output.is_done(row) and (not dumps or self.output.has_dump(row.scoring))
+        return (
+            self.output.is_done(row)
+            and (not dumps or self.output.has_dump(row.scoring))
+            and (self.documents is None or self.output.documents_file(row).exists())
+        )
 
     def _score(self, windows: Windows, params: PyTree) -> Score:
+        tokens: Tokens = self.text.tokens
+        if self.documents is not None:
+            tokens = padded(self.documents, windows.length)
+            windows = dataclasses.replace(windows, stop=len(tokens))
         with Progress(self._title(windows), windows.num_tokens, "token", show=is_primary()) as bar:
-            return self.scorer.score_windows(params, self.text.tokens, windows, progress=bar.update)
+            score = self.scorer.score_windows(params, tokens, windows, progress=bar.update)
+        if self.documents is not None:
+            score = dataclasses.replace(score, nll_nats=score.nll_nats[tokens[:] >= 0])
+        return score
 
     def _record(self, row: Row, score: Score) -> None:
         """Writes the dump, then the row: a row without its dump would count as done."""
@@ -312,7 +347,9 @@ class RunEvaluation:
             "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"
         )
         print_once(f"{self._title(score.windows)}: perplexity {shown} ({score.seconds:.1f} s)")
-        if row.documents is not None:
+        if self.documents is not None:
+            self.output.write_documents(row, lines_of(self.documents, score.nll_nats))
+        elif row.documents is not None:
             context = mean_context(run_objective(self.trained), self.text.tokens, score.windows)
             documents = dataclasses.replace(row.documents, mean_context=context)
             measured = dataclasses.replace(measured, documents=documents)
@@ -333,7 +370,9 @@ class RunEvaluation:
         )
 
     def _title(self, windows: Windows) -> str:
-        mode = {"sliding": f", stride {windows.stride:,}", SAME_TOKENS: ", the same tokens"}.get(
-            windows.mode, ""
-        )
+        mode = {
+            "sliding": f", stride {windows.stride:,}",
+            SAME_TOKENS: ", the same tokens",
+            SEPARATELY: ", each document on its own",
+        }.get(windows.mode, "")
         return f"{self.trained.title} at {windows.length:,}{mode}"

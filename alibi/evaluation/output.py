@@ -4,24 +4,26 @@ import contextlib
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
+from etils import epath
 from jaxtyping import PyTree
 
 from alibi import progress
 from alibi.config import flatten
+from alibi.data.cache import content_key
 from alibi.errors import UserError
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.evaluation.windows import Windows
 from alibi.parallel.hosts import broadcast, gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
-from alibi.reporting.rows import Device, Documents, Row, Scoring, latest
+from alibi.reporting.rows import SEPARATELY, Device, Documents, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit
 from alibi.runs.trained import TrainedRun
-from alibi.storage.files import check_writable, resolve
+from alibi.storage.files import check_writable, resolve, write_whole
 
 Found = TypeVar("Found")
 
@@ -136,6 +138,21 @@ class Output:
         """Returns whether there is a whole dump of `scoring`."""
         return read_scoring(find_name(self.folder, scoring)) == scoring
 
+    def documents_file(self, row: Row) -> epath.Path:
+        """Returns the file with the NLL of each document of `row`, which may not exist yet.
+
+        This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash of the text and the config.
+        """
+        key = content_key({"of": str(row.scoring), "text": row.text_hash})[:8]
+        name = f"documents/{row.run}-length={row.eval_length}-step={row.step}-{key}.jsonl"
+        return self.folder / name
+
+    def write_documents(self, row: Row, lines: Iterable[str]) -> None:
+        """Writes the line of each document, and prints the file's name."""
+        path = self.documents_file(row)
+        self._guard(lambda: write_whole(path, "".join(lines)))
+        print_once(f"the NLL of each document: {path}")
+
     def finish(self, *, report: bool, workdirs: Sequence[str]) -> None:
         """Writes results.jsonl; with `report` also writes and prints the report, which describes
         the `workdirs`.
@@ -182,6 +199,7 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
     text.
     """
     config, given = run.config, run.config.objective
+    positions = config.data.isolate_documents if windows.mode != SEPARATELY else SEPARATELY
     return Row(
         run=run.name,
         position=config.position,
@@ -199,6 +217,6 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
         seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0)),
         override=run.override,
         **text,
-        documents=Documents(positions) if (positions := config.data.isolate_documents) else None,
+        documents=Documents(positions) if positions else None,
         masks=None if given.causal else (given.mask_rate, given.mask_random, given.mask_kept),
     )

@@ -75,6 +75,17 @@ class Scorer:
         self._jitted = jax.jit(nll_function, out_shardings=replicated)
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
+    def check(self, num_tokens: int) -> None:
+        """Raises ValueError if none of `num_tokens` tokens is predicted: a masked objective may
+        mask none of a few.
+        """
+        few = min(num_tokens, 1 << 16)  # more tokens without a masked one are no chance
+        if few and not np.empty(few)[self._objective.predicted(0, few)].size:
+            raise ValueError(
+                f"none of the {num_tokens:,} tokens of the text is masked, so there is nothing to score; "
+                "use a longer text"
+            )
+
     def score(
         self,
         params: PyTree,
@@ -147,7 +158,11 @@ class Scorer:
                 ),
                 self._batch(none, windows),
             )
-            self._compiled[shape] = self._jitted.lower(params, *batch).compile()
+            self._compiled[shape] = (
+                self._jitted
+                if jax.config.values["jax_disable_jit"]
+                else self._jitted.lower(params, *batch).compile()
+            )
         return self._compiled[shape], rows
 
     def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:

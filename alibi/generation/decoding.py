@@ -181,8 +181,9 @@ def decode(
         logits: Float[Array, "batch 1 vocabulary"], number: int | Array
     ) -> Int[Array, " batch"]:
         if key is None:
-            return jnp.argmax(logits[:, -1], axis=-1)
-        return jax.random.categorical(jax.random.fold_in(key, number), logits[:, -1] / temperature)
+            return jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
+        drawn = jax.random.categorical(jax.random.fold_in(key, number), logits[:, -1] / temperature)
+        return drawn.astype(jnp.int32)
 
     def step(before: tuple[Array, PyTree], number: Array) -> tuple[tuple[Array, PyTree], Array]:
         token = draw(before[0], number)

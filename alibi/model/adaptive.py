@@ -7,11 +7,12 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.config import ModelConfig
 from alibi.model.loss import Head, chunked_token_nll, selected_token_nll
-from alibi.parallel.sharding import batch_parts, split_batch
+from alibi.parallel.sharding import batch_parts, for_lookup, split_batch
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
 # Rows whose logits over a tail exist at the same time: few, since few words are rare, and 128 x
@@ -71,7 +72,7 @@ class AdaptiveEmbedding(nn.Module):
             for i, size in enumerate(band_sizes(config.cutoffs, self.vocab_size))
         ]
         xavier = nn.initializers.xavier_uniform()
-        self.clusters = self.param("clusters", xavier, (width, len(config.cutoffs)))
+        self.clusters = self.param("clusters", xavier, (width, len(config.cutoffs)), jnp.float32)
         self.input_dropout, self.tail_dropout = (
             nn.Dropout(config.softmax_dropout) for _ in range(2)
         )
@@ -79,7 +80,10 @@ class AdaptiveEmbedding(nn.Module):
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
         """Returns the projected vectors of tokens."""
         starts = (0, *self.config.cutoffs)
-        parts = [band.rows(tokens - start) for band, start in zip(self.band, starts, strict=True)]
+        parts = [
+            band.rows(tokens - start, self.head.sharding)
+            for band, start in zip(self.band, starts, strict=True)
+        ]
         # A single product for all bands: a token has zeros for the other bands.
         rows = jnp.concatenate(parts, axis=-1).astype(self.head.dtype)
         kernel = jnp.concatenate([band.kernel for band in self.band]).astype(self.head.dtype)
@@ -147,7 +151,7 @@ class AdaptiveEmbedding(nn.Module):
         rows = [
             self.band[0].embedding,
             self.clusters.T,
-            jnp.zeros((-used % ALIGNED, self.config.width)),
+            jnp.zeros((-used % ALIGNED, self.config.width), jnp.float32),
         ]
         logits = self.head.logits(features, jnp.concatenate(rows))
         return jnp.where(jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) < used, logits, NEVER)
@@ -181,19 +185,21 @@ class Band(nn.Module):
     def setup(self) -> None:
         self.embedding = self.param("embedding", self._initial, (self.size, self.features))
         self.kernel = self.param(
-            "kernel", nn.initializers.xavier_uniform(), (self.features, self.width)
+            "kernel", nn.initializers.xavier_uniform(), (self.features, self.width), jnp.float32
         )
 
-    def rows(self, words: Int[Array, "batch length"]) -> Float[Array, "batch length features"]:
+    def rows(
+        self, words: Int[Array, "batch length"], sharding: NamedSharding | None
+    ) -> Float[Array, "batch length features"]:
         """Returns the vectors of words, counted from the band's first; zeros for words of other
         bands.
         """
         inside = (words >= 0) & (words < self.size)
-        rows = self.embedding[jnp.clip(words, 0, self.size - 1)]
+        rows = for_lookup(self.embedding, sharding)[jnp.clip(words, 0, self.size - 1)]
         return jnp.where(inside[..., None], rows, 0.0)
 
     def _initial(self, key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "words features"]:
-        embedding = jax.random.normal(key, shape) * self.features**-0.5
+        embedding = jax.random.normal(key, shape, jnp.float32) * self.features**-0.5
         return (
             embedding.at[PADDING_ROW].set(0.0)
             if self.padding_row and self.size > PADDING_ROW

@@ -46,8 +46,8 @@ def sink_logits(module: nn.Module, config: ModelConfig) -> PerHead | None:
     if config.normalizer == "softmax":
         return None
     if config.normalizer == "softmax1":
-        return jnp.zeros(config.num_heads)
-    return module.param("sink", nn.initializers.zeros, (config.num_heads,))
+        return jnp.zeros(config.num_heads, jnp.float32)
+    return module.param("sink", nn.initializers.zeros, (config.num_heads,), jnp.float32)
 
 
 def normed_and_gated(

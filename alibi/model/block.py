@@ -109,12 +109,12 @@ class Block(nn.Module):
             name="attention",
         )
         y = attention(y[:, -last:], y, deterministic=deterministic)
-        x = x[:, -last:] + nn.Dropout(config.dropout)(y, deterministic)
+        x = x[:, -last:] + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
         y = products.norm(nn.LayerNorm(config.norm_epsilon, name="feed_forward_norm"), x)
         y = dense(config.feed_forward, bias_init=initialization.bias(config.width), name="up")(y)
         y = nn.Dropout(config.activation_dropout)(ACTIVATIONS[config.activation](y), deterministic)
         y = dense(config.width, bias_init=initialization.bias(config.feed_forward), name="down")(y)
-        return x + nn.Dropout(config.dropout)(y, deterministic)
+        return x + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
 
     def _attention_fn(
         self,

@@ -70,7 +70,8 @@ class DecoderLM(nn.Module):
             return AdaptiveEmbedding(self.vocab_size, config, head, name="adaptive")
         shape = (self.vocab_size, config.width)
         return TiedEmbedding(
-            self.param("embedding", nn.initializers.normal(config.width**-0.5), shape), head
+            self.param("embedding", nn.initializers.normal(config.width**-0.5, jnp.float32), shape),
+            head,
         )
 
     def _shared_params(self) -> tuple[Params, ...]:
@@ -376,7 +377,7 @@ class DecoderLM(nn.Module):
                 )
             return params
         block = Block(self.config, self.sharding, parent=None)
-        x, call = jnp.zeros((1, 1, self.config.width)), BlockCall(None, None, None)
+        x, call = jnp.zeros((1, 1, self.config.width), jnp.float32), BlockCall(None, None, None)
 
         def init(key: PRNGKeyArray) -> Params:
             return block.init(key, x, self.pattern[0], self.shared[0], call, True, 1)["params"]

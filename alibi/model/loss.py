@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.cpu.products import Products
-from alibi.parallel.sharding import split_batch
+from alibi.parallel.sharding import for_lookup, split_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TiedEmbedding:
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
         """Returns the rows of tokens in the matrix."""
-        return self.embedding[tokens]
+        return for_lookup(self.embedding, self.head.sharding)[tokens]
 
     def logits(
         self, features: Float[Array, "batch length width"], deterministic: bool = True
@@ -179,7 +179,7 @@ def _selected_forward(
         nll = sums - jnp.take_along_axis(logits, jnp.maximum(of_chunk, 0)[:, None], axis=-1)[:, 0]
         return _put(results[0], nll, number), _put(results[1], sums, number)
 
-    zeros = jnp.zeros(order.shape)
+    zeros = jnp.zeros(order.shape, jnp.float32)
     nll, sums = jax.lax.fori_loop(0, chunks, add, (zeros, zeros))
     return _unsorted(nll, targets), (embedding, features, targets, chunks, sums)
 
@@ -199,13 +199,17 @@ def _selected_backward(
         part = features[rows]
         probabilities = jnp.exp(_logits(part, embedding) - of_sums[:, None])
         is_target = jax.lax.broadcasted_iota(jnp.int32, probabilities.shape, 1) == of_chunk[:, None]
-        of_logits = ((probabilities - is_target) * of_nll[:, None]).astype(embedding.dtype)
+        of_logits = probabilities - is_target.astype(jnp.float32)
+        of_logits = (of_logits * of_nll[:, None]).astype(embedding.dtype)
         # Transposed until the end: then the product transposes its small factor.
         of_embedding += jnp.matmul(part.T, of_logits, preferred_element_type=jnp.float32)
         of_part = jnp.matmul(of_logits, embedding, preferred_element_type=jnp.float32)
         return of_embedding, _put(of_features, of_part, number)
 
-    zeros = jnp.zeros(embedding.shape[::-1]), jnp.zeros((*order.shape, features.shape[1]))
+    zeros = (
+        jnp.zeros(embedding.shape[::-1], jnp.float32),
+        jnp.zeros((*order.shape, features.shape[1]), jnp.float32),
+    )
     of_embedding, of_features = jax.lax.fori_loop(0, chunks, add, zeros)
     of_features = _unsorted(of_features, targets).astype(features.dtype)
     return of_embedding.T.astype(embedding.dtype), of_features, None, None

@@ -137,7 +137,7 @@ def randomised_positions(
     if key is None:
         spread = np.arange(1, length + 1, dtype=np.int64) * (max_position + 1) // (length + 1) - 1
         return jnp.asarray(spread.astype(np.int32))[jnp.asarray(positions)]
-    lots = jax.random.uniform(key, (batch, max_position))
+    lots = jax.random.uniform(key, (batch, max_position), jnp.float32)
     drawn = jnp.sort(jax.lax.top_k(lots, length)[1], axis=-1)
     positions = jnp.broadcast_to(jnp.asarray(positions), (batch, np.shape(positions)[-1]))
     return jnp.take_along_axis(drawn, positions, axis=-1)
@@ -152,7 +152,7 @@ def init_layer(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) ->
         return params
     # of ln n over n = 1, ..., L
     mean = math.lgamma(position.train_length + 1) / position.train_length
-    return {**params, "ssmax": jnp.full(position.num_heads, 1 / mean)}
+    return {**params, "ssmax": jnp.full(position.num_heads, 1 / mean, jnp.float32)}
 
 
 def scaled_queries(

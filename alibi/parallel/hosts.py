@@ -5,6 +5,7 @@ the program. A single process exchanges nothing. If a process is lost, JAX ends 
 about a minute by a signal, or their collectives fail.
 """
 
+import contextlib
 import importlib.metadata
 import itertools
 import json
@@ -13,6 +14,7 @@ import pathlib
 import platform
 import re
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -34,6 +36,9 @@ LOST = re.compile(
 # environment variables that change how JAX and the libraries below it compute
 _FLAGS = re.compile(r"(XLA|JAX|LIBTPU|NVIDIA|CUBLAS|CUDNN|NCCL|MKL|OMP)_")
 _VECTORS = re.compile(r"\b(?:avx|amx|fma|sve|asimd)\w*")  # among the flags of /proc/cpuinfo
+# open, and never read, while this process lives; and the addresses of all processes
+_listeners: list[socket.socket] = []
+_places: list[list | None] = []
 _exchanges = itertools.count()  # all processes count alike
 
 
@@ -48,21 +53,58 @@ def join(
         all processes of it by `multihost_utils.reached_preemption_sync_point`.
 
     Raises:
-      ValueError: the address, the count or the number is missing, and the cluster doesn't provide
-        it.
+      ValueError: the address is not HOST:PORT, the number is not below the count, or one of the
+        three is missing and the cluster doesn't provide it.
     """
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    host, _, port = (address or "host:1").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(
+            f"--coordinator_address={address} must be HOST:PORT of the first process, such as "
+            "localhost:12345; use a free port from 1024 to 65535"
+        )
+    if count is not None and not 0 <= (number or 0) < count:
+        raise ValueError(
+            f"--process_id={number} and --num_processes={count} do not fit; number the processes "
+            "from 0, and give the number of all of them"
+        )
     # no Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    jax.distributed.initialize(
-        address,
-        count,
-        number,
-        local_devices(os.environ),
-        initialization_timeout=JOIN_SECONDS,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-    )
+    try:
+        jax.distributed.initialize(
+            address,
+            count,
+            number,
+            local_devices(os.environ),
+            initialization_timeout=JOIN_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"neither flags nor a cluster that JAX knows say which process this is ({error}); give "
+            "--coordinator_address=HOST:PORT of the first process, --num_processes and "
+            "--process_id; a single process needs none of them, nor --multihost"
+        ) from error
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
+    place = None
+    # An address of this machine that others reach: towards the first process, or outwards.
+    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
+        way.connect((host if address else "10.255.255.255", 9))
+        _listeners.append(socket.create_server((way.getsockname()[0], 0)))
+        place = _listeners[-1].getsockname()
+    _places.extend(gather(place))
+
+
+def lost_processes() -> list[int]:
+    """Returns the processes that have ended, or can't be reached, as far as it is known."""
+    lost = []
+    for process, place in enumerate(_places):
+        with socket.socket() as asking:
+            asking.settimeout(5)
+            if place and asking.connect_ex(tuple(place)):
+                lost.append(process)
+    return lost
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
@@ -158,17 +200,13 @@ def check_same_state(
     for process, there in enumerate(gather(parts)):
         for place, digest in there:
             owners.setdefault(place, {}).setdefault(digest, []).append(process)
-    differing = [groups for groups in owners.values() if len(groups) > 1]
-    if not differing:
+    differing = next((groups for groups in owners.values() if len(groups) > 1), None)
+    if differing is None:
         return
     causes = _differing(gather(facts())) or (
         "\n  no processor, flag, package or own file; a device may compute wrongly"
     )
-    groups = sorted((sorted({*group}) for group in differing[0].values()), key=len, reverse=True)
-    shown = " and ".join(
-        f"{'process' if len(group) == 1 else 'processes'} {', '.join(map(str, group))}"
-        for group in groups
-    )
+    shown = " and ".join(f"process {str(sorted({*group}))[1:-1]}" for group in differing.values())
     raise UserError(
         f"{when}, {shown} hold different parameters or optimizer states: they compute differently, "
         "and nothing more is saved. Start all alike, and the same command goes on from the last "
@@ -181,13 +219,12 @@ def computer() -> dict[str, Any]:
     program may compute different numbers.
     """
     cpu = pathlib.Path("/proc/cpuinfo")
-    about = cpu.read_text() if cpu.exists() else ""
-    name = re.search(r"^model name\s*: (.*)", about, re.M)
-    devices = jax.local_devices()
+    about = cpu.read_text() if cpu.exists() else f"model name: {platform.processor()}"
+    device = jax.local_devices()[0]
     return {
-        "processor": name[1] if name else platform.processor(),
+        "processor": re.findall(r"model name\s*: (.*)", about)[:1],
         "its instructions": " ".join(sorted(set(_VECTORS.findall(about)))),
-        "devices": f"{devices[0].device_kind}, {devices[0].client.platform_version}",
+        "devices": f"{device.device_kind}, {device.client.platform_version}",
         **{name: value for name, value in os.environ.items() if _FLAGS.match(name)},
         **{f"package {each.name}": each.version for each in importlib.metadata.distributions()},
     }

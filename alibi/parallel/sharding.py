@@ -146,6 +146,21 @@ def split_batch(
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
+def for_lookup(
+    table: Float[Array, "rows features"], sharding: NamedSharding | None
+) -> Float[Array, "rows features"]:
+    """Returns a table whose rows are looked up for tokens split by `sharding`.
+
+    If both data and fsdp split the tokens, each device has whole rows and sums up the gradient of
+    its own tokens. With the table's split of features XLA would gather the gradients of all tokens
+    on each device.
+    """
+    if sharding is None or 1 in (sharding.mesh.shape.get(axis, 1) for axis in BATCH_AXES):
+        return table
+    whole = NamedSharding(sharding.mesh, P(P.UNCONSTRAINED, None))
+    return jax.lax.with_sharding_constraint(table, whole)
+
+
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:
     """Returns the sharding of queries, keys and values `[batch, length, heads, head_dim]`.
 

@@ -225,8 +225,13 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             raise ValueError(
                 f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one"
             )
-        params, keys = {**shared, **of_layer}, jnp.zeros((1, k, heads, method.head_dim))
-        kept = method.keep(params, jnp.zeros((1, k, method.width)), keys, padding=None, before=None)
+        params, keys = (
+            {**shared, **of_layer},
+            jnp.zeros((1, k, heads, method.head_dim), jnp.float32),
+        )
+        kept = method.keep(
+            params, jnp.zeros((1, k, method.width), jnp.float32), keys, padding=None, before=None
+        )
         bias = method.content_bias(
             params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept
         )
@@ -245,7 +250,7 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             bias.upper_bound(blocks)
             bias.log_sum_bound(blocks)
         if bias.adds_values:
-            bias.of_values(jnp.zeros((1, heads, q, k)), jnp.arange(q), jnp.arange(k))
+            bias.of_values(jnp.zeros((1, heads, q, k), jnp.float32), jnp.arange(q), jnp.arange(k))
         return bias(jnp.arange(q), jnp.arange(k))
 
     block = jax.eval_shape(tile)

@@ -272,7 +272,9 @@ class Bias(flax.struct.PyTreeNode):
 
 
 def _starts(value: Array, spans: dict[int, tuple[Any, int]]) -> list[Any]:
-    return [spans[axis][0] if axis in spans else 0 for axis in range(value.ndim)]
+    starts = [spans[axis][0] if axis in spans else 0 for axis in range(value.ndim)]
+    # of one type, also with 64 bits
+    return [np.int32(x) if isinstance(x, int) else x.astype(np.int32) for x in starts]
 
 
 def _cut(value: Array, spans: dict[int, tuple[Any, int]]) -> Array:

@@ -76,13 +76,13 @@ class Deberta(PositionMethod):
     def init(self, key: PRNGKeyArray) -> Params:
         rows = 2 * (self.max_distance or self.train_length)
         # 0.02 as in all of DeBERTa's matrices
-        return {"table": 0.02 * jax.random.normal(key, (rows, self.width))}
+        return {"table": 0.02 * jax.random.normal(key, (rows, self.width), jnp.float32)}
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         shape, keys = (self.width, self.num_heads, self.head_dim), jax.random.split(key)
         names = ("key_kernel", "query_kernel")
         return {
-            name: 0.02 * jax.random.normal(key, shape)
+            name: 0.02 * jax.random.normal(key, shape, jnp.float32)
             for name, key in zip(names, keys, strict=True)
         }
 

@@ -57,7 +57,7 @@ class DistanceBias(Bias):
         """Returns the argument of `at` for query position minus key position, a NumPy or JAX array."""
         if self.symmetric:
             return abs(distance)
-        return distance if self.signed else distance * (distance > 0)
+        return distance if self.signed else distance.clip(0)
 
     def envelope(self, distance: Integer[Array, "*shape"]) -> AtDistances:
         """Returns the largest bias at each distance and beyond, on the same side if `signed`; for

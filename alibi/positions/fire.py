@@ -113,7 +113,7 @@ class FireBeforeThreshold(DistanceBias):
     def at(self, distance: Distances) -> AtDistances:
         relative = jnp.log1p(
             self.bias.c * jnp.asarray(distance).astype(jnp.float32)
-        ) / self.bias.scale(jnp.zeros(()))
+        ) / self.bias.scale(jnp.zeros((), jnp.float32))
         return jnp.moveaxis(relu_network(relative, self.bias.network), -1, 0)
 
 
@@ -133,7 +133,7 @@ class FireByTables(Bias):
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         sides = query_positions, key_positions
-        all_before = (query_positions < self.bias.threshold).all()
+        all_before = (query_positions.astype(jnp.float32) < self.bias.threshold).all()
         return jax.lax.cond(
             all_before, lambda: self.before_threshold(*sides), lambda: self.bias(*sides)
         )
@@ -168,15 +168,15 @@ class Fire(PositionMethod):
         def uniform(number: int, shape: tuple[int, ...], inputs: int) -> Array:
             bound = inputs**-0.5  # as PyTorch initializes linear layers
             return jax.random.uniform(
-                jax.random.fold_in(key, number), shape, minval=-bound, maxval=bound
+                jax.random.fold_in(key, number), shape, jnp.float32, -bound, bound
             )
 
         return {
             "hidden_kernel": uniform(0, (HIDDEN,), 1),
             "hidden_bias": uniform(1, (HIDDEN,), 1),
             "kernel": uniform(2, (HIDDEN, self.num_heads), HIDDEN),
-            "c": jnp.asarray(0.1),
-            "threshold_multiple": jnp.asarray(1.0),
+            "c": jnp.asarray(0.1, jnp.float32),
+            "threshold_multiple": jnp.asarray(1.0, jnp.float32),
         }
 
     def bias(self, params: Params) -> FireBias:
@@ -327,7 +327,7 @@ def _sums_where_on(
         seen = jnp.where(x_slab * kernel + bias > 0, g_slab, 0.0)
         return (sums[0] + seen, sums[1] + seen * x_slab), None
 
-    zeros = jnp.zeros((kernel.size, heads, slab, columns))
+    zeros = jnp.zeros((kernel.size, heads, slab, columns), jnp.float32)
     sums, _ = jax.lax.scan(add, (zeros, zeros), jnp.arange(0, rows, slab))
     return jnp.stack([of_slab.sum(axis=(2, 3)) for of_slab in sums], axis=1)
 

@@ -78,8 +78,8 @@ class Fox(PositionMethod):
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         # as in the paper's code
-        kernel = 0.02 * jax.random.normal(key, (self.width, self.num_heads))
-        return {"kernel": kernel, "bias": jnp.zeros(self.num_heads)}
+        kernel = 0.02 * jax.random.normal(key, (self.width, self.num_heads), jnp.float32)
+        return {"kernel": kernel, "bias": jnp.zeros(self.num_heads, jnp.float32)}
 
     def keep(
         self,

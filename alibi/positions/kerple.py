@@ -117,5 +117,6 @@ class KerplePower(PositionMethod):
 def drawn(key: PRNGKeyArray, number: int, heads: int, greatest: float) -> PerHead:
     """Returns a number of each head, uniform from 0 to `greatest` and then raised to `LEAST`."""
     return jnp.maximum(
-        jax.random.uniform(jax.random.split(key)[number], (heads,), maxval=greatest), LEAST
+        jax.random.uniform(jax.random.split(key)[number], (heads,), jnp.float32, maxval=greatest),
+        LEAST,
     )

@@ -42,7 +42,10 @@ class Learned(PositionMethod):
 
     def init(self, key: PRNGKeyArray) -> Params:
         # N(0, width^-0.5), as the token embeddings.
-        return {"table": self.width**-0.5 * jax.random.normal(key, (self.max_length, self.width))}
+        return {
+            "table": self.width**-0.5
+            * jax.random.normal(key, (self.max_length, self.width), jnp.float32)
+        }
 
     def embed(self, params: Params, x: Features, positions: Positions) -> Features:
         # A position outside the table, which only a caller's own positions can name, gives NaN, not

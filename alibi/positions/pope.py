@@ -57,7 +57,7 @@ class Pope(PositionMethod):
             raise ValueError(f"pope needs a base above 0, such as 10000, and got base={self.base}")
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        return {"delta": jnp.zeros((self.num_heads, self.head_dim))}
+        return {"delta": jnp.zeros((self.num_heads, self.head_dim), jnp.float32)}
 
     def queries(
         self, params: Params, query: Queries, positions: Positions, kept: PerQuery

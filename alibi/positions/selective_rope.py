@@ -100,7 +100,7 @@ class SelectiveRope(PositionMethod):
         parts = parts * jax.lax.rsqrt(jnp.square(parts).sum(axis=-1, keepdims=True) + 1e-6)
         low = jnp.matmul(parts.reshape(x.shape), down, precision="highest")
         projected = jnp.einsum("blr,rhp->blhp", low, up, precision="highest")
-        start = jnp.zeros((len(x), self.num_heads, self.taps - 1, self.head_dim // 2))
+        start = jnp.zeros((len(x), self.num_heads, self.taps - 1, self.head_dim // 2), jnp.float32)
         inputs = last_inputs(projected, start if before is None else before["inputs"], padding)
         if segments is not None:  # a sum goes on in the next segment, where only differences count
             first = jnp.full((len(x), 1, self.taps - 1, 1), -1, segments.dtype)

@@ -99,7 +99,8 @@ class Shaw(PositionMethod):
         names = ["vectors", *["value_vectors"] * self.values]
         make = jax.nn.initializers.xavier_uniform()
         return {
-            name: make(jax.random.fold_in(key, number), shape) for number, name in enumerate(names)
+            name: make(jax.random.fold_in(key, number), shape, jnp.float32)
+            for number, name in enumerate(names)
         }
 
     def content_bias(

@@ -93,7 +93,8 @@ class T5(PositionMethod):
 
     def init(self, key: PRNGKeyArray) -> Params:
         return {
-            "table": self.width**-0.5 * jax.random.normal(key, (self.num_buckets, self.num_heads))
+            "table": self.width**-0.5
+            * jax.random.normal(key, (self.num_buckets, self.num_heads), jnp.float32)
         }
 
     def bias(self, params: Params) -> T5Bias:

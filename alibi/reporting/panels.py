@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TypeVar
 
 from alibi.reporting import tables
-from alibi.reporting.rows import MASKED, ContextUse, Row, latest
+from alibi.reporting.rows import MASKED, SEPARATELY, ContextUse, Row, latest
 from alibi.reporting.tables import PERPLEXITY, Kind, Missing, Number, Part, Table, related
 
 Item = TypeVar("Item")
@@ -53,14 +53,17 @@ class Panel:
         """How the text is read unless each token sees the tokens before it: documents that don't
         see each other, masks.
         """
-        positions = (row.documents.positions for row in self.rows if row.documents)
+        kinds = {row.documents.positions for row in self.rows if row.documents}
+        alone = "each document scored on its own" if SEPARATELY in kinds else ""
         masks = (
             "mask_rate {:g}, mask_random {:g}, mask_kept {:g}".format(*row.masks)
             for row in self.rows
             if row.masks
         )
-        isolated = fact("documents that don't see each other, positions {}", positions)
-        return "; ".join(filter(None, [isolated, fact("{}", masks)]))
+        isolated = fact(
+            "documents that don't see each other, positions {}", sorted(kinds - {SEPARATELY})
+        )
+        return "; ".join(filter(None, [alone, isolated, fact("{}", masks)]))
 
     @property
     def lengths(self) -> list[int]:
@@ -203,7 +206,7 @@ def _panel_key(
     row: Row,
 ) -> tuple[str, str, int | None, ContextUse | None, bool, tuple | None, str]:
     use = row.context_use and row.context_use.tokens
-    stride = None if row.mode in ("nonoverlapping", MASKED) else row.stride
+    stride = None if row.mode in ("nonoverlapping", MASKED, SEPARATELY) else row.stride
     documents = row.documents.positions if row.documents else ""
     return row.corpus, row.split, stride, use, row.mode == MASKED, row.masks, documents
 
@@ -306,7 +309,11 @@ def caption(panel: Panel) -> str:
         if panel.use.longest:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
-    contexts = (row.documents.mean_context or 0 for row in rows if row.documents)
+    contexts = (
+        row.documents.mean_context or 0
+        for row in rows
+        if row.documents and row.documents.positions != SEPARATELY
+    )
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),

@@ -23,6 +23,7 @@ def warn_once(message: str) -> None:
 
 
 MASKED = "masked"  # the mode of windows in which masked tokens are predicted from both sides
+SEPARATELY = "separately"  # the mode of windows that hold documents, each scored on its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,9 @@ class ContextUse:
 class Documents:
     """Packed documents that don't see each other."""
 
-    positions: str  # counted from each document's start ("restart") or "through" a window
+    # counted from each document's start ("restart") or "through" a window; "separately":
+    # each document is scored on its own, whatever the run's training
+    positions: str
     # inputs that the prediction of a scored token sees, at most those of its document in its window
     mean_context: float | None = None  # None until it is known
 
@@ -101,7 +104,8 @@ class Row:
     train_length: int
     eval_length: int
     # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey";
-    # "masked": windows don't overlap, and masked tokens alone are scored
+    # "masked": windows don't overlap, and masked tokens alone are scored; "separately": windows hold
+    # whole documents
     mode: str
     stride: int  # tokens scored by each window
     corpus: str

@@ -26,7 +26,8 @@ from jaxtyping import Array, Int, PyTree, UInt32
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
-from alibi.runs.provenance import ABOUT, SHA256, digest, own_files, read_about
+from alibi.runs.provenance import ABOUT, own_files, read_about
+from alibi.storage.files import SHA256, digest
 
 Restored = TypeVar("Restored")
 
@@ -344,16 +345,14 @@ def checksums(tree: PyTree) -> dict[str, str]:
 
 
 def check_replicas(state: TrainState, when: str) -> None:
-    """Checks that devices of several processes hold the same values of the same part of an array.
+    """Checks that all devices hold the same values of the same part of an array.
 
-    A checkpoint is put together from the parts of all processes. A part that one device alone holds
-    is not compared.
+    A checkpoint is put together from parts of all processes. A part that one device alone holds is
+    not compared.
 
     Raises:
       UserError: on every process, see `hosts.check_same_state`.
     """
-    if jax.process_count() == 1:
-        return
     sums = [_checksums_of_parts(leaf.sharding)(leaf) for leaf in jax.tree.leaves(state)]
     digests: dict[tuple[str, int], Any] = collections.defaultdict(hashlib.sha256)
     for leaf, of_leaf in zip(jax.tree.leaves(state), sums, strict=True):

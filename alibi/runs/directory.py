@@ -15,9 +15,18 @@ from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.runs.identity import differing
-from alibi.runs.provenance import SEEDED, SHA256, digest, jax_settings, read_about
+from alibi.runs.provenance import SEEDED, jax_settings, read_about
 from alibi.storage.claims import Claim
-from alibi.storage.files import check_writable, is_address, listed, made_whole, resolve, write_whole
+from alibi.storage.files import (
+    SHA256,
+    check_writable,
+    digest,
+    is_address,
+    listed,
+    made_whole,
+    resolve,
+    write_whole,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -325,7 +334,7 @@ class RunDirectory:
         there is none.
         """
         for step in reversed(self.saved_steps()):
-            with contextlib.suppress(ValueError, FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(ValueError, KeyError, FileNotFoundError, NotADirectoryError):
                 about = read_about(self.checkpoints / str(step))
                 last = about["config"]["train"]["steps"]
                 status = {

@@ -15,7 +15,9 @@ from typing import Any
 
 from etils import epath
 
-ABOUT, SHA256 = "about", "sha256"  # the JSON item of a checkpoint, and its key for the others' hash
+from alibi.storage.files import SHA256, digest
+
+ABOUT = "about"  # the JSON item of a checkpoint
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
 PACKAGES = (
     "jax",
@@ -69,11 +71,12 @@ def own_files() -> dict[str, str]:
     installed package nor the library.
     """
     python, hashes = os.path.dirname(os.__file__) + os.sep, {}
-    for name, module in sorted(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__dict__", {}).get("__file__") or ""
         installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}
-        others = installed or file.startswith(python) or name.partition(".")[0] == "alibi"
-        if not others and os.path.isfile(file):
+        # __mp_main__: multiprocessing's second name of __main__, once it is loaded
+        others = name.partition(".")[0] in ("alibi", "__mp_main__") or file.startswith(python)
+        if not installed and not others and os.path.isfile(file):
             content = pathlib.Path(file).read_bytes()
             hashes[f"own file {name}"] = hashlib.sha256(content).hexdigest()[:12]
     return hashes
@@ -121,11 +124,6 @@ def versions() -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in PACKAGES} | {
         "python": sys.version.split()[0]
     }
-
-
-def digest(content: dict[str, Any]) -> str:
-    """Returns the SHA-256 of JSON content."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_about(checkpoint: epath.Path) -> dict[str, Any]:

@@ -78,10 +78,10 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        files, now = self.directory.provenance(), method_files(self._tested.position)
-        trained = files.get("method_files", {})
-        if changed := [name for name, new in now.items() if trained.get(name, new) != new]:
-            _log.warning("%s: %s has changed since training", self, ", ".join(changed))
+        if now := method_files(self._tested.position):
+            trained = self.directory.provenance().get("method_files", {})
+            if changed := [name for name, new in now.items() if trained.get(name, new) != new]:
+                _log.warning("%s: %s has changed since training", self, ", ".join(changed))
         model = build_model(
             self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh)
         )

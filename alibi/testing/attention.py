@@ -192,7 +192,7 @@ def _check_skipping(method: PositionMethod, params: Any) -> None:
     """Checks attention without far keys of the most weight: they lie along the queries, and near
     keys against them.
     """
-    along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM)) * 0.7
+    along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM), jnp.float32) * 0.7
     far = (jnp.arange(LENGTH) < 4)[None, :, None, None]
     inputs = inputs_of(LENGTH) | {"query": along, "key": jnp.where(far, along, -along)}
 

@@ -54,7 +54,7 @@ def check_causality(model: SmallModel) -> None:
 
         _, to_gradient = jax.vjp(features, embedding)
         each = (
-            jnp.eye(model.length)[:, :, None]
+            jnp.eye(model.length, dtype=jnp.float32)[:, :, None]
             * jnp.cos(jnp.arange(WIDTH, dtype=jnp.float32))[None, None]
         )
         return jax.vmap(lambda cotangent: to_gradient(cotangent)[0])(each)

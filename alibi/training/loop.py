@@ -131,7 +131,9 @@ class Updates:
         step = make_train_step(
             model, optimizer, config.seed, schedule=job.schedule, state_shardings=shardings
         )
-        self.train_step: TrainStep = step.lower(abstract, *self.feed.abstract).compile()
+        self.train_step: TrainStep = step
+        if not jax.config.values["jax_disable_jit"]:
+            self.train_step = step.lower(abstract, *self.feed.abstract).compile()
         self.validator = (
             make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
         )
@@ -156,13 +158,13 @@ class Updates:
         """Makes all remaining updates, with their validations and checkpoints."""
         config, saved_at = self.job.config, time.monotonic()
         step = done = int(self.state.step)
-        steps = config.train.steps
+        steps, several = config.train.steps, jax.process_count() > 1
         while step < steps:
             self.state, metrics = self.train_step(
                 self.state, *self.feed.get(step, last=step + 1 == steps)
             )
             step += 1
-            if step == done + 1:  # before the first of them writes
+            if several and step == done + 1:
                 check_replicas(self.state, f"after update {step}")
             self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
             stop, save = request.reached(step), _is_save_due(config, step, saved_at)
@@ -189,7 +191,8 @@ class Updates:
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
             if save or improved:
-                check_replicas(self.state, f"after update {step}")
+                if jax.process_count() > 1:
+                    check_replicas(self.state, f"after update {step}")
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(
                     self.state, step, self.about | self.record.for_checkpoint(), nll

@@ -60,8 +60,8 @@ def _decayed(params: optax.Params) -> optax.Params:
 def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
     """Returns the learning rate by update number: linear warm-up, then `optimizer.schedule`.
 
-    cosine ends at `final_fraction` of the peak at update `steps`; for cosine_restarts see
-    `_cosine_restarts`.
+    cosine ends at `final_fraction` of the peak at update `steps`; inverse_sqrt falls with the
+    square root of the update, as fairseq's; for cosine_restarts see `_cosine_restarts`.
 
     Raises:
       ValueError: numbers that make no schedule.
@@ -79,7 +79,18 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
             decay_steps=steps,
             end_value=peak * optimizer.final_fraction,
         )
-    return _cosine_restarts(optimizer, steps)
+    if optimizer.schedule == "cosine_restarts":
+        return _cosine_restarts(optimizer, steps)
+    first, peak, warmup = optimizer.warmup_init, optimizer.learning_rate, optimizer.warmup_steps
+
+    def schedule(step: Int[Array, ""] | int) -> Float[Array, ""]:
+        """Returns the learning rate of update number `step`, from 0."""
+        step = jnp.asarray(step, jnp.float32)
+        falling = jnp.sqrt(max(warmup, 1) / jnp.maximum(step, 1.0))
+        after = peak * (falling if optimizer.schedule == "inverse_sqrt" else 1.0)
+        return jnp.where(step < warmup, first + (peak - first) / max(warmup, 1) * step, after)
+
+    return schedule
 
 
 def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:

@@ -58,9 +58,9 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     """
     sharding = batch_sharding(mesh)
     check_config(config, mesh)
-    hosts.broadcast(lambda: check_writers(config))
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
-    hosts.check_alike(own_files())  # now the position methods are loaded
+    hosts.check_alike(own_files())  # with those of position methods, loaded now
+    hosts.broadcast(lambda: check_writers(config))
     model.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
@@ -214,7 +214,8 @@ def objective_of(config: Config, text: TokenFile) -> Objective:
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
     """Returns a function from parameters to the mean validation NLL, in nats per token.
 
-    It scores `config.eval.max_tokens` tokens of `text` at the training length.
+    It scores `config.eval.max_tokens` tokens of `text` at the training length. Raises ValueError if
+    a masked objective masks none of them.
     """
     limit = config.eval.max_tokens
     scorer = Scorer(
@@ -224,10 +225,11 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
         sharding=model.sharding,
     )
 
+    tokens = text.tokens if limit < 0 else text.tokens[:limit]
+    scorer.check(len(tokens))
+
     def validate(params: PyTree) -> float:
-        score = scorer.score(
-            params, text.tokens if limit < 0 else text.tokens[:limit], config.train_length
-        )
+        score = scorer.score(params, tokens, config.train_length)
         return score.total_nats / score.tokens
 
     return validate

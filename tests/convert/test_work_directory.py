@@ -12,6 +12,7 @@ import pytest
 from alibi.config import read_config, replaced
 from alibi.convert.fairseq import read_checkpoint
 from alibi.convert.work_directory import import_run
+from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import WordTokenizer
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
@@ -107,7 +108,9 @@ def score(run, tokens, length, stride):
 @pytest.mark.parametrize(("length", "stride"), [(32, 16), (16, 1)])
 def test_each_tokens_nll_is_that_of_the_formulas(imported, expected, length, stride):
     run = TrainedRun(imported.path)
-    text = prepare_text(TEXT, run.tokenizer, run.config.data.cache_dir, progress=False)
+    text = prepare_text(
+        TextFiles({"file": str(TEXT)}), run.tokenizer, run.config.data.cache_dir, progress=False
+    )
     np.testing.assert_array_equal(text.tokens, expected["targets"])
     found = score(run, text.tokens, length, stride)
     np.testing.assert_allclose(found, expected[f"nll/length={length},stride={stride}"], atol=2e-5)
@@ -317,7 +320,8 @@ def test_what_the_papers_code_computes(shared_dir, tmp_path):
     config = replaced(config, {"eval.batch_tokens": 8192})
     made = import_run(oracle / "checkpoint.pt", oracle / "dict.txt", tmp_path / "run", config)
     run, recorded = TrainedRun(made.path), np.load(oracle / "expected.npz")
-    text = prepare_text(oracle / "valid.txt", run.tokenizer, tmp_path / "cache", progress=False)
+    corpus = TextFiles({"file": str(oracle / "valid.txt")})
+    text = prepare_text(corpus, run.tokenizer, tmp_path / "cache", progress=False)
     np.testing.assert_array_equal(text.tokens, recorded["targets"])
     perplexities = {
         (64, 64): 528.281,

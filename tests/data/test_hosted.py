@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from alibi.config import DataConfig
-from alibi.data import hosted
+from alibi.data import datafiles, hosted
 from alibi.data.tokens import check_sources, prepare
 from alibi.training.setup import prepare_files
-from tests.data.corpusmaker import documents, hub
+from tests.data.corpusmaker import documents, hub, text_corpus
 
 
 @pytest.fixture
@@ -36,6 +36,32 @@ def test_hub_rows_are_documents(hub_folder, streaming):
     assert documents(corpus, "valid") == ["three"]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_no_cell_of_a_dataset_stops_a_run(hub_folder, streaming, capsys):
+    """A null is an empty document, and a printed line counts them. "NA", "null" and numbers are text
+    in a .csv file, whose library reads nulls and numbers otherwise, and other columns are not read.
+    """
+    import datasets
+
+    datafiles._print_once.cache_clear()
+    table = datasets.Dataset.from_dict({"text": ["one", None, "two"], "number": [1, 2, 3]})
+    table.to_parquet(hub_folder / "train-00000-of-00001.parquet")
+    assert documents(hub(hub_folder, streaming=streaming), "train") == ["one", "", "two"]
+    told = "train: 1 of 3 rows have no text in column 'text' (null); they are empty documents\n"
+    assert capsys.readouterr().err.endswith(told)
+    cells = ["NA", '"two\nlines, ""quoted"""', "", "null", "12"]
+    rows = ["number,text", *(f"{number},{cell}" for number, cell in enumerate(cells)), "NA,last"]
+    folder = hub_folder.with_name(f"csv-{streaming}")
+    folder.mkdir()
+    (folder / "train.csv").write_text("\n".join(rows) + "\n")
+    expected = ["NA", 'two\nlines, "quoted"', "", "null", "12", "last"]
+    assert documents(hub(folder, streaming=streaming), "train") == expected
+    assert documents(text_corpus(folder / "train.csv"), "train") == expected
+    wrong = "columns expected but not found: .'body'.. Check .*, data.column and"
+    with pytest.raises(ValueError, match=wrong):
+        list(hub(folder, column="body", streaming=streaming).pieces("train"))
+
+
 def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
     corpus = hub(hub_folder, train="train[:1]")
     assert documents(corpus, "train") == ["one\n"]
@@ -48,7 +74,7 @@ def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_hub_errors_list_what_exists(hub_folder, streaming):
     with pytest.raises(
-        ValueError, match=r"no column 'body'; set data.column to one of text, number"
+        ValueError, match=r"no column 'body'; set data.column or --column to one of text, number"
     ):
         list(hub(hub_folder, column="body", streaming=streaming).pieces("train"))
     with pytest.raises(ValueError, match="row 0: column 'number' holds int, not text"):
@@ -215,7 +241,9 @@ def test_tfds_records_are_documents(tfds_folder, monkeypatch):
 
 
 def test_tfds_errors_list_what_exists(tfds_folder):
-    with pytest.raises(ValueError, match=r"no column 'body'; set data.column to one of "):
+    with pytest.raises(
+        ValueError, match=r"no column 'body'; set data.column or --column to one of "
+    ):
         list(tfds_corpus(tfds_folder, column="body").pieces("train"))
     wrong = tfds_corpus(tfds_folder, train="trian")
     with pytest.raises(ValueError, match=r"can't be loaded: .*'trian'.*\['train', 'validation'\]"):

@@ -54,7 +54,7 @@ def shards_of(file):
     return sorted(path.name for path in file.directory.glob("tokens*.bin"))
 
 
-@pytest.mark.parametrize("end", ["file", "blank_line"])
+@pytest.mark.parametrize("end", ["file", "blank_line", "line"])
 @pytest.mark.parametrize("tokenizer", ["bytes", "words", "bpe"])
 def test_the_tokens_are_those_of_one_shard(data, tmp_path, monkeypatch, tokenizer, end):
     data = dataclasses.replace(data, tokenizer=tokenizer, document_end=end)
@@ -199,16 +199,18 @@ def test_words_are_counted_as_python_splits(text):
 # Documents.
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end):
-    """Wherever pieces end, even in the middle of a line end, and wherever shards are cut."""
+@pytest.mark.parametrize(("line_end", "space"), [("\n", ""), ("\r\n", ""), ("\n", " \t")])
+def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end, space):
+    """Wherever pieces end, even in the middle of a line end, wherever shards are cut, and also if
+    blank lines hold a space, as in WikiText.
+    """
     documents = [
         "one\ntwo\n\n",
         "a document longer than a piece\nand more of it\n\n\n\n",
         "three\n\n",
         "open",
     ]
-    documents = [document.replace("\n", line_end) for document in documents]
+    documents = [text.replace("\n\n", f"\n{space}\n").replace("\n", line_end) for text in documents]
     (tmp_path / "cc.txt").write_bytes("".join(documents).encode())
     corpus = TextFiles({"train": str(tmp_path / "cc.txt"), "document_end": "blank_line"})
     for size in range(1, 24):
@@ -218,8 +220,19 @@ def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end):
         assert [document for shard in shards for document in shard] == documents
 
 
+def test_lines_are_documents(tmp_path, monkeypatch):
+    """A line end belongs to no document, and the last line may lack its end."""
+    (tmp_path / "a.txt").write_bytes(b"one line\n\n a longer line \r\nopen")
+    (tmp_path / "b.txt").write_bytes(b"closed\n")
+    corpus = TextFiles({"train": f"{tmp_path}/*.txt", "document_end": "line"})
+    for size in range(1, 20):
+        monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", size)
+        lines = documents_in(corpus.pieces("train"))
+        assert lines == ["one line", "", " a longer line ", "open", "closed"]
+
+
 def test_an_unknown_document_end():
     with pytest.raises(
-        ValueError, match=r"data\.document_end='lines' is unknown; use file or blank_line"
+        ValueError, match=r"data\.document_end='lines' is unknown; use file, blank_line or line"
     ):
         TextFiles({"train": "x", "document_end": "lines"})

@@ -15,6 +15,7 @@ import pytest
 from alibi import progress
 from alibi.config import DataConfig
 from alibi.data import cache, shards, tokens
+from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import ByteTokenizer
 
 TRAIN, VALID = "one two\nthree\n\n", "one zwei two\n"
@@ -106,17 +107,17 @@ def test_an_existing_tokenizer_is_kept(data):
 
 def test_a_users_own_text(data, tmp_path):
     cache_dir = tmp_path / "own"
-    made = tokens.prepare_text(data.train, ByteTokenizer(), cache_dir, progress=False)
-    assert bytes(made.tokens[:].tolist()) == TRAIN.encode()
-    both = tokens.prepare_text(
-        [tmp_path / "valid.txt", tmp_path / "train.txt"], ByteTokenizer(), cache_dir, progress=False
+    made = tokens.prepare_text(
+        TextFiles({"file": data.train}), ByteTokenizer(), cache_dir, progress=False
     )
+    assert bytes(made.tokens[:].tolist()) == TRAIN.encode()
+    corpus = TextFiles({"file": [tmp_path / "valid.txt", tmp_path / "train.txt"]})
+    both = tokens.prepare_text(corpus, ByteTokenizer(), cache_dir, progress=False)
     assert bytes(both.tokens[:].tolist()) == (VALID + TRAIN).encode()
     assert both.manifest.documents == 2
-    with pytest.raises(ValueError, match="no text file is named"):
-        tokens.prepare_text("", ByteTokenizer(), cache_dir)
+    corpus = TextFiles({"file": str(tmp_path / "nope.txt")})
     with pytest.raises(ValueError, match="there is no file"):
-        tokens.prepare_text(tmp_path / "nope.txt", ByteTokenizer(), cache_dir)
+        tokens.prepare_text(corpus, ByteTokenizer(), cache_dir)
 
 
 def test_the_cache_is_the_configs_or_the_environments(monkeypatch, tmp_path):

@@ -17,15 +17,15 @@ from alibi.training.step import initial_state
 TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut sho"
 
 
-def make_run(folder, position, name, seed=0, steps=(3, 5), text=None):
+def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
     """Returns a work directory as training leaves it: two checkpoints, of which the first is the
-    better.
+    better; `keys` of the config come last.
     """
     text = str(text or folder / "text.txt")
     config = make_config(
         f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16,"
         f"seed={seed},eval.batch_tokens=32,data.corpus=text,data.train={text},data.valid={text},"
-        f"data.cache_dir={folder / 'cache'}"
+        f"data.cache_dir={folder / 'cache'},{keys}"
     )
     run = RunDirectory(folder / name)
     tokenizer = make_tokenizer(config.data, None)

@@ -165,6 +165,7 @@ def test_rows_and_report(run, tmp_path, capsys):
     )
 
     capsys.readouterr()
+    options = dataclasses.replace(options, report=False)
     assert evaluate_runs([run], options) == []
     assert "the same tokens at each length: done before" in capsys.readouterr().err
     assert evaluate_runs([run], dataclasses.replace(options, context_windows=10)) == []
@@ -175,7 +176,7 @@ def test_gains_of_more_lengths_are_of_other_tokens_and_take_the_place_of_all(run
     """The longest window decides where the tokens lie; a table of one length's old gain beside new
     ones would mix.
     """
-    options = Options(output_dir=tmp_path / "both", multiples=(1, 2), context_windows=9)
+    options = Options(tmp_path / "both", multiples=(1, 2), context_windows=9, report=False)
     assert evaluate_runs([run], options) == []
     for directory in ("both", "once"):
         both = dataclasses.replace(options, output_dir=tmp_path / directory, multiples=(1, 2, 8))

@@ -9,12 +9,17 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.data.tokenizers import train_bpe
+from alibi.data.tokens import prepare
+from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
+from alibi.evaluation.output import Output
 from alibi.evaluation.perplexity import Scorer
 from alibi.model.decoder import build_model, count_parameters
 from alibi.reporting.rows import Device, read_rows
 from alibi.runs import RunDirectory
-from tests.evaluation.runs import TEXT, rows_by_cell
+from alibi.runs.trained import TrainedRun
+from alibi.training.setup import make_validator
+from tests.evaluation.runs import TEXT, make_run, rows_by_cell
 from tests.hosts import ROOT
 
 
@@ -123,6 +128,80 @@ def test_a_text_file_that_is_no_text(tmp_path, alibi_run, content, message):
     assert "bad.txt" in failure
 
 
+def test_a_text_file_is_read_as_the_runs_own_text(tmp_path, monkeypatch):
+    """The files of a run's valid split give its tokens and its perplexity, by blank lines with a
+    space too, or by the rows of a dataset; flags read them otherwise.
+    """
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    train_bpe([TEXT], 280).save(str(tmp_path / "bpe.json"))
+    (tmp_path / "hub").mkdir()
+    valid = tmp_path / "hub" / "validation.jsonl"
+    rows = ["the fox\n", "", "NA", "the dog.\n\nthe quick brown fox jumps"]
+    lines = "".join(json.dumps({"id": i, "body": row}) + "\n" for i, row in enumerate(rows))
+    valid.write_text(lines)
+    valid.with_name("train.jsonl").write_text(lines)
+    text = tmp_path / "text.txt"
+    text.write_text(" = the fox = \n \n the lazy dog . \n the fox . \n \n the quick brown fox . \n")
+    own = {
+        "blank": (text, "data.document_end=blank_line"),
+        "rows": (
+            valid,
+            f"data.corpus=hub,data.name={valid.parent},data.train=train,data.valid=validation,data.column=body",
+        ),
+    }
+
+    def tokens(run, **options):
+        options = Options(output_dir=tmp_path / "out", lengths=(16,), report=False, **options)
+        return RunEvaluation(run, options, Output(options.output_dir)).text
+
+    bpe = f"data.tokenizer=bpe,data.tokenizer_file={tmp_path / 'bpe.json'}"
+    for name, (file, keys) in own.items():
+        run = make_run(tmp_path, "alibi", name, steps=(3,), text=text, keys=f"{keys},{bpe}")
+        split, alone = tokens(run), tokens(run, text_file=str(file))
+        assert alone.tokens[:].tolist() == split.tokens[:].tolist()
+        assert (alone.manifest.documents, alone.manifest.bytes) == (
+            split.manifest.documents,
+            split.manifest.bytes,
+        )
+    assert split.manifest.documents == 4, "a row, or a null, each"
+    nats = []
+    for given in ({}, {"text_file": str(valid)}):
+        options = Options(output_dir=tmp_path / "out", lengths=(16,), report=False, **given)
+        assert evaluate_runs([run], options) == []
+        nats.append(read_rows(tmp_path / "out" / "results.jsonl")[-1].nll_nats)
+    assert nats[0] == nats[1]
+    ends = {
+        end: tokens(tmp_path / "blank", text_file=str(text), document_end=end).manifest.documents
+        for end in ("file", "blank_line", "line")
+    }
+    assert ends == {"file": 1, "blank_line": 3, "line": 6}
+    with pytest.raises(
+        ValueError, match=r"no column 'text'; set data.column or --column to one of"
+    ):
+        tokens(tmp_path / "blank", text_file=str(valid))
+    by_column = tokens(tmp_path / "blank", text_file=str(valid), column="body")
+    assert by_column.tokens[:].tolist() == split.tokens[:].tolist()
+
+
+def test_a_text_without_a_masked_token(tmp_path):
+    """Among few tokens none may be masked: one sentence, in training too, and no division by 0."""
+    (tmp_path / "text.txt").write_text("a fox")
+    keys = "objective=masked,objective.mask_rate=0.01"
+    run = make_run(
+        tmp_path, "alibi", "masked-run", steps=(3,), text=tmp_path / "text.txt", keys=keys
+    )
+    options = Options(output_dir=tmp_path / "out", multiples=(1,), report=False)
+    (failure,) = evaluate_runs([run], options)
+    told = "none of the 5 tokens of the text is masked, so there is nothing to score; use a longer text"
+    assert failure == f"{run}: {told}"
+    trained = TrainedRun(run)
+    text = prepare(trained.config.data, "valid", progress=False)
+    with pytest.raises(ValueError, match=told):
+        make_validator(trained.config, trained.model, text)
+
+
 def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monkeypatch):
     def no_memory(*arguments, **keywords):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes")
@@ -214,6 +293,12 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
             "eval_extrapolation.py",
             ["--split=tset", "--text_file=mine.txt"],
             "--split=tset names a split",
+        ),
+        ("eval_extrapolation.py", ["--column=body"], "--column=body is for --text_file"),
+        (
+            "eval_extrapolation.py",
+            ["--separately", "--dump_nll"],
+            "--separately scores each document on its own",
         ),
     ],
 )

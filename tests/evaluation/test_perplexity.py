@@ -69,6 +69,13 @@ def test_exact_on_a_bigram_table(table, num_tokens, length, stride, batch_size):
     assert score.seconds > 0
 
 
+def test_scores_without_compilation_are_the_same(table):
+    tokens = stream(30)
+    compiled = scorer().score(table, tokens, 8, 4)
+    with jax.disable_jit():  # as a debugger needs it
+        np.testing.assert_allclose(scorer().score(table, tokens, 8, 4).nll_nats, compiled.nll_nats)
+
+
 def tiny_model(position):
     config = make_config(
         f"position={position},length=8,model.num_layers=1,model.width=16,model.num_heads=2"

@@ -1,9 +1,14 @@
 """Damaged files of work directories, and the commit in the provenance."""
 
+import importlib
+import re
+import sys
+
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.runs import RunDirectory, git_commit
+from alibi.runs.provenance import own_files
 
 
 @pytest.mark.parametrize(
@@ -74,3 +79,16 @@ def test_the_commit_of_an_image_comes_from_the_environment(tmp_path, monkeypatch
     git.write_text("#!/bin/sh\n[ $1 = status ] || echo 5678\n")
     git.chmod(0o700)
     assert commit() == "5678"
+
+
+def test_own_files_are_hashed_and_no_others(tmp_path, monkeypatch):
+    """A module of the user, such as of a position method; neither numpy nor alibi."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_own_method.py").write_text("SLOPE = 1")
+    importlib.import_module("my_own_method")
+    before = own_files()
+    assert not [name for name in before if re.match(r"own file (alibi|numpy|jax|json)\b", name)]
+    (tmp_path / "my_own_method.py").write_text("SLOPE = 2")
+    changed = {name for name, digest in own_files().items() if before[name] != digest}
+    monkeypatch.delitem(sys.modules, "my_own_method")
+    assert changed == {"own file my_own_method"}

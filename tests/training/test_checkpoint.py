@@ -12,11 +12,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
 
+from alibi.config import make_config
+from alibi.errors import UserError
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
-from alibi.parallel.sharding import batch_sharding, make_mesh
-from alibi.runs.checkpoint import Checkpoints, TrainState, checksums
+from alibi.parallel.sharding import AXES, batch_sharding, make_mesh
+from alibi.runs.checkpoint import Checkpoints, TrainState, check_replicas, checksums
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, initial_state
 
@@ -218,6 +221,34 @@ def test_without_a_whole_checkpoint_nothing_is_touched(states, tmp_path: pathlib
     ):
         checkpoints.restore_newest(abstract)
     assert (tmp_path / "1").is_dir()
+
+
+def test_replicas_that_differ_in_a_bit_are_found() -> None:
+    """Of a matrix split by fsdp in two, each part is on four of eight devices; of a vector split by
+    all axes each part is on one, and differs without harm.
+    """
+    mesh = make_mesh(make_config("mesh.data=2,mesh.fsdp=2,mesh.tensor=2").mesh)
+
+    def placed(spec: jax.P, changed: int | None) -> jax.Array:
+        sharding = NamedSharding(mesh, spec)
+        parts = [
+            jax.device_put(
+                np.ones(sharding.shard_shape((8, 8)))
+                * np.float32(1 + 2**-23 * (number == changed)),
+                device,
+            )
+            for number, device in enumerate(mesh.devices.flat)
+        ]
+        return jax.make_array_from_single_device_arrays((8, 8), sharding, parts)
+
+    def check(in_two: int | None, in_eight: int | None) -> None:
+        params = {"a": placed(jax.P("fsdp"), in_two), "b": placed(jax.P(AXES), in_eight)}
+        check_replicas(TrainState(step=placed(jax.P(), None), params=params, opt_state=()), "here")
+
+    check(None, None)
+    check(None, 5)
+    with pytest.raises(UserError, match="here, process 0 and process 0 hold different parameters"):
+        check(5, None)
 
 
 def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:

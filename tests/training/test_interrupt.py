@@ -4,10 +4,13 @@ import contextlib
 import os
 import pathlib
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from alibi.errors import Interrupted, signals_handled, signals_raised
+from alibi.errors import REQUEUE, Interrupted, signals_handled, signals_raised
 from alibi.runs import RunDirectory
 from alibi.training import loop
 from tests.training.runs import rows, stop_at
@@ -37,6 +40,41 @@ def test_signals_of_a_launcher_that_sends_them_twice_are_answered_once() -> None
         os.kill(os.getpid(), signal.SIGTERM)  # while the process ends
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_ends_a_process_whose_main_thread_computes_in_a_library() -> None:
+    """Such as XLA, in which a compilation takes minutes; Python's handlers run only after it."""
+    words = [sys.executable, "-c", BLOCKED]
+    blocked = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert blocked.stdout is not None
+    blocked.stdout.readline()
+    start = time.monotonic()
+    blocked.terminate()
+    _, messages = blocked.communicate(timeout=60)
+    assert (blocked.returncode, time.monotonic() - start < 30) == (REQUEUE, True)
+    assert messages.strip() == "stopped; all work is saved, and the same command goes on"
+
+
+BLOCKED = """
+import hashlib, threading
+from alibi.errors import signals_raised
+with signals_raised():
+    threading.Timer(0.5, print, [""], {"flush": True}).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+
+
+def test_a_signal_whose_exception_is_lost_in_a_destructor_is_sent_again() -> None:
+    class Signalled:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    start = time.monotonic()
+    with signals_raised() as received:
+        Signalled()
+        with pytest.raises(Interrupted):
+            time.sleep(60)
+    assert (received, time.monotonic() - start < 30) == ([signal.SIGTERM], True)
 
 
 def test_a_signal_whose_exception_is_lost_in_a_callback_counts_before_the_first_update(

@@ -5,6 +5,7 @@ stopped or not.
 import pathlib
 import re
 import signal
+import socket
 import sys
 
 import jax
@@ -13,11 +14,12 @@ import pytest
 
 from alibi.config import make_config, replaced
 from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.parallel import hosts
 from alibi.parallel.hosts import local_devices
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.training import loop
-from tests.hosts import finish, start_hosts
+from tests.hosts import finish, free_port, start_hosts
 from tests.training.runs import assert_same, final_state
 
 
@@ -39,6 +41,15 @@ def test_the_gpus_of_a_task_of_slurm() -> None:
     assert local_devices(share | {"SLURM_GPUS_PER_TASK": "a100:4"}) == [0, 1, 2, 3]
     assert local_devices({"SLURM_STEP_TASKS_PER_NODE": "4"}) is None, "no GPUs"
     assert local_devices(node | {"JAX_LOCAL_DEVICE_IDS": "0"}) is None, "JAX reads it"
+
+
+def test_processes_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has ended, and the third has no address that others reach."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(
+            hosts, "_places", [listener.getsockname(), ("127.0.0.1", free_port()), None]
+        )
+        assert hosts.lost_processes() == [1]
 
 
 def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
@@ -70,7 +81,9 @@ def command(workdir: pathlib.Path, text: pathlib.Path, *more: str) -> list[str]:
 def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     tiny_text, tmp_path: pathlib.Path
 ) -> None:
-    """A signal to the second host stops both after the same update; both then go on."""
+    """A signal to the second host stops both after the same update; both then go on. Before, the
+    second computes other parameters: both stop, and nothing is saved.
+    """
     text = tiny_text["train"]
     one, two, parts = (tmp_path / name for name in ("one", "two", "parts"))
     config = replaced(make_config(), overrides(text, tmp_path / "cache"))
@@ -87,9 +100,17 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
 
     words = command(parts, text, "--config.mesh.fsdp=2")
+    words[1:2] = ["-c", DIFFERING]
+    for output in finish(start_hosts(words, 2), code=1):
+        assert "error: after update 1, process 0 and process 1 hold different parameters" in output
+        assert re.search(rf'XLA_FLAGS: .* on process 0, ".*{OTHER_FLAG}" on process 1', output)
+    assert (RunDirectory(parts).status()["state"], RunDirectory(parts).saved_steps()) == (
+        "failed",
+        [],
+    )
     # The second host gets a signal in its second update; in the next seconds JAX tells the first
     # one.
-    words[1:2] = ["-c", STOPPED]
+    words[2] = STOPPED
     finish(start_hosts(words, 2), code=75)
     assert RunDirectory(parts).status()["state"] == "interrupted"
     resumed = finish(start_hosts(command(parts, text, "--config.mesh.fsdp=2"), 2))
@@ -97,6 +118,17 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     assert_same(*[final_state(run.config(), workdir) for workdir in (two, parts)])
 
 
+OTHER_FLAG = "--xla_cpu_max_isa=SSE4_2"
+# The flag changes sums in the last bit, on some processors; the seed changes all parameters.
+DIFFERING = f"""
+import os, runpy, sys
+if "--process_id=1" in sys.argv:
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " {OTHER_FLAG}"
+    from alibi.training import loop
+    initial_state = loop.initial_state
+    loop.initial_state = lambda *of: initial_state(*of[:-1], seed=of[-1] + 1)
+runpy.run_path("train.py", run_name="__main__")
+"""
 STOPPED = f"""
 import os, runpy, sys, time
 from alibi.training import loop

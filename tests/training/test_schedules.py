@@ -37,6 +37,20 @@ def test_restarts_follow_the_formula_to_six_digits() -> None:
     np.testing.assert_allclose(schedule(jnp.arange(296)), expected[:296], rtol=1e-6)
 
 
+def test_rates_that_do_not_end_with_the_run() -> None:
+    """fairseq's inverse_sqrt at its `num_updates`, and a constant rate, both after the warm-up."""
+    updates, rates = np.asarray([0, 5, 10, 40, 1000]), {}
+    for name in ("inverse_sqrt", "constant"):
+        config = make_config(f"optimizer.schedule={name},optimizer.warmup_steps=10").optimizer
+        rates[name] = jax.jit(jax.vmap(make_schedule(config, 10**9)))(updates)
+    falling = [0.0, 1.5e-3, *(3e-3 * 10**0.5 * updates[2:] ** -0.5)]
+    np.testing.assert_allclose(rates["inverse_sqrt"], falling, rtol=1e-6)
+    np.testing.assert_allclose(rates["constant"], [0.0, 1.5e-3, 3e-3, 3e-3, 3e-3], rtol=1e-6)
+    for name in ("inverse_sqrt", "constant"):
+        at_once = make_config(f"optimizer.schedule={name},optimizer.warmup_steps=0").optimizer
+        np.testing.assert_allclose(make_schedule(at_once, 9)(0), 3e-3, rtol=1e-6)
+
+
 def test_nag_is_the_update_of_the_papers_code() -> None:
     """fairseq's buffer holds the learning rate: v' = mu (lr / old lr) v - lr g, p' = p + mu (lr' /
     lr) v' - lr g.

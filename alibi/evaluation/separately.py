@@ -1,0 +1,67 @@
+"""Documents scored each on its own: each begins a window, and the rest of its last window is
+padding.
+
+Windows of one length hold documents of every length, so nothing is compiled anew for a document.
+"""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int32
+
+from alibi.data.corpus import Corpus, limit_bytes
+from alibi.data.tokenfile import TokenFile
+
+
+def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " tokens"]]:
+    """Returns the tokens of each document, which hold the whole text together: a boundary belongs
+    to the document before it.
+
+    Raises:
+      ValueError: a dictionary's text spells the boundary, so the documents' ends are not known.
+    """
+    manifest, boundaries, of_documents = text.manifest, 0, []
+    for piece in limit_bytes(corpus.pieces(manifest.split), manifest.max_bytes):
+        boundaries += (
+            piece.ends_document
+            if manifest.tokenizer == "bpe"
+            else piece.utf8.count(b"\n") + piece.leaves_line_open
+        )
+        if piece.ends_document:
+            of_documents.append(boundaries)
+    tokens = np.asarray(text.tokens, np.int32)
+    ends = np.flatnonzero(tokens == manifest.boundary_id) + 1
+    if manifest.tokenizer == "bytes":  # none stands after the last line
+        ends = np.append(ends, tokens.size)[:boundaries]
+    if ends.size != boundaries:
+        raise ValueError(
+            f"{manifest.source} spells the end of a line, </s>, in {ends.size - boundaries:,} places, so the ends "
+            "of its documents are not known; replace these words"
+        )
+    return np.split(tokens, ends[np.array(of_documents[:-1], int) - 1])
+
+
+def padded(
+    documents: list[Int32[np.ndarray, " tokens"]], length: int
+) -> Int32[np.ndarray, " places"]:
+    """Returns the documents, each followed by -1 up to the end of its last window of `length`."""
+    return np.concatenate(
+        [np.pad(ids, (0, -ids.size % length), constant_values=-1) for ids in documents]
+    )
+
+
+def lines_of(
+    documents: list[Int32[np.ndarray, " tokens"]], nll_nats: Float[np.ndarray, " tokens"]
+) -> Iterator[str]:
+    """Yields a JSON line for each document: its number, its tokens and their NLL."""
+    ends = np.cumsum([ids.size for ids in documents])
+    for number, nats in enumerate(np.split(nll_nats.astype(np.float64), ends[:-1])):
+        line = {
+            "document": number,
+            "tokens": nats.size,
+            "nll_nats": float(nats.sum()),
+            "ids": documents[number].tolist(),
+            "nats": nats.round(6).tolist(),
+        }
+        yield json.dumps(line) + "\n"

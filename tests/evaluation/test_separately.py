@@ -1,0 +1,127 @@
+"""Documents scored each on its own: the numbers of documents alone, whatever lies beside them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from alibi.data.textfiles import TextFiles
+from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, train_bpe
+from alibi.data.tokens import prepare_text
+from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
+from alibi.evaluation.output import Output
+from alibi.evaluation.perplexity import Scorer
+from alibi.evaluation.separately import documents_of, lines_of
+from alibi.reporting.panels import caption, panel_groups
+from alibi.reporting.rows import Row, read_rows
+
+TEXT = "one\ntwo\n\nthree, longer than a window\n\n\nfour\nfive"
+WORDS = dict.fromkeys(("<s>", "<pad>", "</s>", "<unk>", "one", "two", "four"), 1)
+TOKENIZERS = {
+    "bytes": ByteTokenizer(),
+    "words": WordTokenizer(WORDS),
+    "bpe": BpeTokenizer(train_bpe([TEXT], 270), "<|endoftext|>"),
+}
+
+
+def found(folder, text, end, tokenizer):
+    path = folder / "text.txt"
+    path.write_text(text)
+    corpus = TextFiles({"file": str(path), "document_end": end})
+    file = prepare_text(corpus, tokenizer, folder / "cache", progress=False)
+    return documents_of(file, corpus)
+
+
+@pytest.mark.parametrize("end", ["file", "blank_line", "line"])
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_documents_are_found_among_the_tokens(tmp_path, name, end):
+    """Each is the document encoded alone, with the boundary after it; in bytes a newline follows a
+    line.
+    """
+    parts = {
+        "file": [TEXT],
+        "blank_line": ["one\ntwo\n\n", "three, longer than a window\n\n\n", "four\nfive"],
+        "line": TEXT.split("\n"),
+    }
+    if name == "bytes" and end == "line":
+        parts["line"] = [part + "\n" for part in parts["line"][:-1]] + parts["line"][-1:]
+    expected = [TOKENIZERS[name].encode(part).tolist() for part in parts[end]]
+    assert [ids.tolist() for ids in found(tmp_path, TEXT, end, TOKENIZERS[name])] == expected
+
+
+def test_a_text_that_spells_the_end_of_a_line(tmp_path):
+    with pytest.raises(ValueError, match=r"text.txt spells the end of a line, </s>, in 1 places"):
+        found(tmp_path, "one </s> two\nfour\n", "line", TOKENIZERS["words"])
+
+
+@pytest.mark.parametrize("run", ["alibi_run", "learned_run"])
+def test_the_numbers_are_those_of_each_document_alone(tmp_path, run, request):
+    """Among them one longer than a window, one as long as one, and an empty line."""
+    workdir = request.getfixturevalue(run)
+    text = "one\ntwo\n\nthree, longer than a window\n\nas long as this\nfive"
+    (tmp_path / "text.txt").write_text(text)
+    options = {"text_file": str(tmp_path / "text.txt"), "document_end": "line"}
+    options = Options(tmp_path, lengths=(16,), separately=True, **options)
+    evaluation = RunEvaluation(workdir, options, Output(tmp_path))
+    trained, (windows,) = evaluation.trained, evaluation.windows
+    score = evaluation._score(windows, trained.params)
+    parts = [line.encode() + b"\n" for line in text.split("\n")]
+    parts = [np.frombuffer(part, np.uint8) for part in [*parts[:-1], parts[-1][:-1]]]
+    assert [part.size for part in parts] == [4, 4, 1, 28, 1, 16, 4]
+    assert [ids.tolist() for ids in evaluation.documents] == [part.tolist() for part in parts]
+    expected = [evaluation.scorer.score(trained.params, part, 16).nll_nats for part in parts]
+    np.testing.assert_allclose(score.nll_nats, np.concatenate(expected), rtol=2e-5)
+    lines = [json.loads(line) for line in lines_of(evaluation.documents, score.nll_nats)]
+    assert [line["nll_nats"] for line in lines] == pytest.approx([x.sum() for x in expected])
+    assert [(line["document"], line["ids"]) for line in lines] == [
+        (number, part.tolist()) for number, part in enumerate(parts)
+    ]
+
+
+def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
+    """One row a length, whatever the documents, and a line for each row of a data file; the same
+    tokens cut otherwise are another text.
+    """
+    (tmp_path / "rows.jsonl").write_text('{"s": "one fox"}\n{"s": null}\n{"s": "two\\nthree"}\n')
+    (tmp_path / "rows.txt").write_text("one fox\n\ntwo\nthree")
+    options = {
+        "output_dir": tmp_path / "out",
+        "lengths": (16,),
+        "separately": True,
+        "report": False,
+    }
+
+    def evaluate(name, **more):
+        text = str(tmp_path / name)
+        return evaluate_runs([alibi_run], Options(**options | {"text_file": text}, **more))
+
+    assert evaluate("rows.jsonl", column="s") == []
+    (file,) = (tmp_path / "out" / "documents").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["tokens"] for line in lines] == [8, 1, 9]
+    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    assert (row.mode, row.tokens, row.documents.positions) == ("separately", 18, "separately")
+    assert row.nll_nats == pytest.approx(sum(line["nll_nats"] for line in lines))
+    assert row.nll_nats == pytest.approx(sum(sum(line["nats"]) for line in lines), abs=1e-4)
+    assert Row.from_json(row.to_json()) == row
+    assert "each document scored on its own" in caption(panel_groups([row])[0][0])
+    file.unlink()
+    assert evaluate("rows.jsonl", column="s") == []
+    assert file.exists(), "a row without its file is not done"
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "score_windows", None)
+        assert evaluate("rows.jsonl", column="s") == []
+    for end in ("file", "line"):
+        assert evaluate("rows.txt", document_end=end) == []
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    assert len({row.tokens_sha256 for row in rows}) == 1
+    counts = sorted(len(path.read_text().splitlines()) for path in file.parent.iterdir())
+    assert (len(rows), counts) == (3, [1, 3, 4])
+
+
+def test_options_that_exclude_each_other(tmp_path):
+    for options in ({"stride": 4}, {"context_windows": 4}, {"dump_nll": True}):
+        with pytest.raises(
+            ValueError, match=r"separately .* --stride, --context_use and --dump_nll"
+        ):
+            Options(tmp_path, separately=True, **options)

@@ -1,0 +1,81 @@
+"""The dtypes of results under JAX's other settings, in a process of its own for each."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.hosts import ROOT
+
+# Traces alone, since an operation between unlike dtypes fails there.
+TRACED = """
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from alibi import METHODS, attend
+from alibi.config import make_config
+from alibi.generation import generate
+from alibi.model.decoder import build_model
+
+OPTIONS = [
+    "position=alibi,model.window=4", "position=alibi,model.normalizer=sink,model.attention=blocked",
+    "position=rotary,model.logit_scale=ssmax,model.qk_norm=True,model.scan_layers=True",
+    "position=none,model.embedding=adaptive,model.cutoffs=(10,20)", "position=alibi,objective=masked",
+    "position=fox,model.attention=blocked", "position=shaw,position_options.values=True",
+    "position=alibi,model.dtype=bfloat16", "position=sinusoidal,model.max_position=64",
+]
+tokens = jnp.arange(16, dtype=jnp.int32)[None]
+for option in [f"position={name}" for name in METHODS] + OPTIONS:
+    model = build_model(make_config(f"length=16,model.num_layers=1,model.width=16,model.num_heads=2,{option}"), 40)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    nll = functools.partial(model.apply, method="token_nll")
+    of_loss = jax.value_and_grad(lambda params: nll({"params": params}, tokens, tokens).sum())
+    loss, gradients = jax.eval_shape(of_loss, params)
+    answer = lambda params: generate(model, params, tokens[:, :5], 3)
+    new = tokens if "masked" in option else jax.eval_shape(answer, params)
+    found = {leaf.dtype.name for leaf in jax.tree.leaves((params, loss, gradients))}
+    assert (found, new.dtype) == ({"float32"}, jnp.int32), (option, found, new.dtype)
+query = jnp.ones((1, 600, 2, 8), jnp.float32)
+for backend in ("reference", "blocked", "saved"):
+    of = functools.partial(attend, slopes=jnp.ones(2, jnp.float32), backend=backend)
+    found = jax.eval_shape(jax.grad(lambda x: of(x, x, x).sum()), query)
+    assert found.dtype == jnp.float32, backend
+print("all float32")
+"""
+
+
+@pytest.mark.parametrize("setting", ["JAX_ENABLE_X64=1", "JAX_NUMPY_DTYPE_PROMOTION=strict"])
+def test_the_library_computes_in_float32(setting: str) -> None:
+    """All methods, with gradients and generation; research code in 64 bits is common."""
+    name, value = setting.split("=")
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED],
+        env=os.environ | {name: value},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "all float32\n", done.stderr
+
+
+def test_commands_set_them_and_say_so(tiny_text, tmp_path) -> None:
+    keys = (
+        "length=8,train.steps=2,train.batch_tokens=8,optimizer.warmup_steps=0,data.corpus=text,"
+        "model.num_layers=1,model.width=4,model.num_heads=1,eval.max_tokens=64,log.tensorboard=false"
+    )
+    words = [f"--config={ROOT}/configs/base.py:{keys}", f"--workdir={tmp_path / 'run'}"]
+    words += [f"--config.data.{split}={file}" for split, file in tiny_text.items()]
+    done = subprocess.run(
+        [sys.executable, "train.py", *words],
+        env=os.environ | {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "jax_enable_x64 is set to False: parameters are float32\n" in done.stderr
+    assert "jax_numpy_dtype_promotion is set to standard: Optax needs it\n" in done.stderr
+    assert " (100%), loss " in done.stderr
