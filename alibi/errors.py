@@ -93,6 +93,11 @@ def explain(error: Exception) -> str | None:
             f"JAX_PLATFORMS={wanted} names a platform that isn't here; unset it, set it to cpu, or install "
             f"JAX for that platform: {first_line or 'no device was found'}"
         )
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+        return (
+            "there is not enough memory; use a smaller train.max_device_tokens, train.batch_tokens or "
+            f"eval.batch_tokens, a smaller model, or more devices with mesh.fsdp: {first_line or type(error).__name__}"
+        )
     return text if isinstance(error, ValueError | OSError | UserError) else None
 
 

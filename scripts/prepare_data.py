@@ -53,7 +53,11 @@ def main() -> None:
             print(unfinished, flush=True)
             continue
         manifest = made.manifest
-        unknown = f", {manifest.unknown_words:,} unknown" if manifest.tokenizer == "words" else ""
+        unknown = (
+            f", {manifest.unknown_words:,} unknown"
+            if manifest.unknown_words or manifest.tokenizer == "words"
+            else ""
+        )
         print(
             f"{manifest.split}: {manifest.tokens:,} tokens ({manifest.tokenizer}, vocabulary {manifest.vocab_size:,}), "
             f"{manifest.words:,} words{unknown}, {manifest.bytes:,} bytes, {manifest.documents:,} documents "

@@ -308,6 +308,11 @@ def no_gpu() -> AssertionError:
         ),
         (OSError(28, "No space left on device", "x"), "make space and repeat the command"),
         (Exception("No space left on device (os error 28)"), "make space and repeat the command"),
+        (MemoryError(), "there is not enough memory; use a smaller train.max_device_tokens"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),
+            "with mesh.fsdp: RESOURCE_EXHAUSTED: Out of memory",
+        ),
         (
             BrokenPipeError(32, "Broken pipe"),
             "the reader of the output ended before all was printed",

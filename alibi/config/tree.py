@@ -223,7 +223,8 @@ class DataConfig(Section):
     streaming: bool = False  # hub: reads over the network instead of downloading first
     # words: the paper's dictionary rule
     tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))
-    tokenizer_file: str = ""  # words: a dict.txt; bpe: a tokenizer.json; empty: made from train
+    # words: a dict.txt; bpe: a tokenizer.json or a SentencePiece .model; empty: made from train
+    tokenizer_file: str = ""
     # entries of a new BPE: 256 bytes, an end, merges
     bpe_vocab_size: int = number(2048, at_least=257, at_most=INT32)
     # bpe: bytes of the train text from which a new tokenizer is made, spread evenly over text

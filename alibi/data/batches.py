@@ -20,7 +20,9 @@ class TrainBatches:
     def __init__(
         self, tokens: Tokens, *, length: int, batch_size: int, seed: int, objective: Objective
     ):
-        """`tokens` [N]: a split. Raises ValueError if it has fewer than `length` tokens."""
+        """`tokens` [N]: a split. Raises ValueError if it has fewer than `length` tokens, or than an
+        update.
+        """
         if length > len(tokens):
             raise ValueError(
                 f"train_length={length:,} is longer than the corpus, which has {len(tokens):,} tokens; "
@@ -29,6 +31,11 @@ class TrainBatches:
         self._tokens, self.length, self.batch_size = tokens, length, batch_size
         self._objective = objective
         self.num_blocks = -(-len(tokens) // length)
+        if batch_size > self.num_blocks:
+            raise ValueError(
+                f"train.batch_tokens={batch_size * length:,} is more than the corpus, which has {len(tokens):,} "
+                f"tokens, and an update reads no token twice; use at most {self.num_blocks * length:,}, or more text"
+            )
         self._seed = seed
 
     @functools.cached_property

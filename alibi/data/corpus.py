@@ -62,6 +62,7 @@ class Corpus(abc.ABC):
     name: str
     # The version of a dataset that `pieces` read; empty if `description` identifies the text.
     revision: str = ""
+    cuts_documents: bool = True  # shards may begin inside documents, see `Tokenizer.cuts_documents`
 
     def __init__(self, data: Any):
         """`data`: the config section, or a mapping from each split to the place of its text."""
@@ -85,7 +86,8 @@ class Corpus(abc.ABC):
 
         The shards are the same in each process. This method reads the text of skipped shards too.
         """
-        return cut_shards(limit_bytes(self.pieces(split), max_bytes), shard_bytes)
+        pieces = limit_bytes(self.pieces(split), max_bytes)
+        return cut_shards(pieces, shard_bytes, cuts_documents=self.cuts_documents)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
         """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`; here its
@@ -175,17 +177,22 @@ def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
         yield Piece(held.utf8, held.ends_document or left <= 0)
 
 
-def cut_shards(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[Shard]:
-    """Yields a stream in shards of `shard_bytes` or a little more, cut at document ends and at
-    `BORDER`s.
+def cut_shards(
+    pieces: Iterable[Piece], shard_bytes: int, *, cuts_documents: bool = True
+) -> Iterator[Shard]:
+    """Yields a stream in shards of `shard_bytes` or a little more, cut at document ends and, with
+    `cuts_documents`, at `BORDER`s.
     """
-    for _, group in itertools.groupby(_numbered(pieces, shard_bytes), key=lambda member: member[0]):
+    numbered = _numbered(pieces, shard_bytes, cuts_documents)
+    for _, group in itertools.groupby(numbered, key=lambda member: member[0]):
         members = iter(group)
         _, after_open_line, first = next(members)
         yield Shard(itertools.chain([first], (piece for _, _, piece in members)), after_open_line)
 
 
-def _numbered(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[tuple[int, bool, Piece]]:
+def _numbered(
+    pieces: Iterable[Piece], shard_bytes: int, cuts_documents: bool
+) -> Iterator[tuple[int, bool, Piece]]:
     """Yields each piece with the number of its shard, and whether the document before it leaves its
     last line open.
     """
@@ -195,6 +202,7 @@ def _numbered(pieces: Iterable[Piece], shard_bytes: int) -> Iterator[tuple[int, 
         size += len(piece.utf8)
         if (
             size >= shard_bytes
+            and cuts_documents
             and not piece.ends_document
             and (border := BORDER.search(piece.utf8, 1))
         ):

@@ -83,6 +83,8 @@ class Making:
             "max_bytes": self.max_bytes,
             "tokenizer": self.tokenizer.fingerprint(),
         }
+        if not self.tokenizer.cuts_documents:
+            content["documents"] = "whole"
         return cache_root(self.cache_dir) / "tokens" / content_key(content)
 
     @property
@@ -148,6 +150,7 @@ class Making:
         # of another process
         tokenizer = load_tokenizer(self.folder / "tokenizer") if bar is None else self.tokenizer
         number = -1
+        self.corpus.cuts_documents = tokenizer.cuts_documents
         for number, shard in enumerate(
             self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)
         ):
@@ -267,8 +270,11 @@ def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[
     )
 
     def counted() -> Iterator[Piece]:
+        word_is_open = False  # a word is longer than a piece
         for piece in shard.pieces:
-            counts["words"] += count_words(piece.utf8)
+            goes_on = word_is_open and not piece.utf8[:1].isspace()
+            word_is_open = not (piece.ends_document or piece.utf8[-1:].isspace())
+            counts["words"] += count_words(piece.utf8) - goes_on
             counts["bytes"] += len(piece.utf8)
             counts["documents"] += piece.ends_document
             # a single byte is found many times as fast

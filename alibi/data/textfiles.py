@@ -2,6 +2,7 @@
 lines end documents.
 """
 
+import bz2
 import codecs
 import dataclasses
 import glob
@@ -38,7 +39,18 @@ from alibi.data.datafiles import DATA_FILES, read_column, row_documents
 WHOLE_HASH_BYTES = 256 << 20
 END_BYTES = 1 << 20
 _ZST_WINDOW = 1 << 31  # the longest, that of `zstd --long=31`; the library's own limit is 1 << 27
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+MARK = codecs.BOM_UTF8  # at the beginning of files of some editors; no part of the text
+# First bytes of other files, with the remedy.
+_FOREIGN = {
+    codecs.BOM_UTF16_LE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
+    codecs.BOM_UTF16_BE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
+    b"PK\x03\x04": "a zip archive; unzip it, and name its text files",
+    b"\x1f\x8b": "a gzip file; name it with .gz at its end",
+    b"BZh": "a bzip2 file; name it with .bz2 at its end",
+    b"\xfd7zXZ": "an xz file; name it with .xz at its end",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file; name it with .zst at its end",
+}
 _PACKED = (*_OPENERS, ".zst")
 _LINE_END = re.compile(rb"\r?\n")
 # Blank lines belong to the document before them. They may hold white space, as in WikiText; the
@@ -57,7 +69,7 @@ class _Range:
 
 
 class TextFiles(Corpus):
-    """UTF-8 files, plain, .gz, .xz or .zst, named for each split by comma-separated paths and
+    """UTF-8 files, plain, .gz, .xz, .bz2 or .zst, named for each split by comma-separated paths and
     globs, or by a list.
 
     Each file is a document; with `document_end` "blank_line" or "line" it holds several, and blank
@@ -183,7 +195,10 @@ class TextFiles(Corpus):
         for path in self.files(split):
             size, start, stop = path.stat().st_size, 0, -1
             while stop < size:  # an empty file is a range too: its reader raises an error
-                stop = self._border(path, start + room) if start + room < size else size
+                whole = start + room >= size or not (
+                    self.cuts_documents or self._end == "blank_line"
+                )
+                stop = size if whole else self._border(path, start + room)
                 shard.append(_Range(path, start, stop, stop == size))
                 room -= stop - start
                 start = stop
@@ -256,6 +271,8 @@ def _texts(part: _Range) -> Iterator[bytes]:
     """
     path, offset, rest = part.path, part.start, b""
     for block in itertools.chain(_blocks(part), [b""]):  # the last one leaves no character open
+        if offset == 0 and not rest:
+            block = _without_mark(path, block)
         rest += block
         cut = rest.rfind(b"\n") + 1 if block else len(rest)
         if not cut and len(rest) >= PIECE_BYTES:
@@ -267,7 +284,7 @@ def _texts(part: _Range) -> Iterator[bytes]:
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path} is not UTF-8: byte 0x{rest[error.start]:02x} at offset {offset + error.start:,} of the "
-                f"text ({error.reason}); convert the file, for example with iconv -f latin1 -t utf-8"
+                f"text ({error.reason}); convert it from its encoding, by iconv -f latin1 -t utf-8 if that is Latin-1"
             ) from None
         yield text[:cut]
         offset, rest = offset + cut, rest[cut:]
@@ -275,6 +292,18 @@ def _texts(part: _Range) -> Iterator[bytes]:
         raise ValueError(
             f"{path} is empty; a text needs at least one character, so name another file or remove it"
         )
+
+
+def _without_mark(path: pathlib.Path, first: bytes) -> bytes:
+    """Returns the first bytes of a file without a byte order mark; raises ValueError for a file
+    that is known to be no text.
+    """
+    kinds = [kind for begin, kind in _FOREIGN.items() if first.startswith(begin)]
+    if first[257:262] == b"ustar":
+        kinds = ["a tar archive; unpack it by tar -xf, and name its text files"]
+    if kinds:
+        raise ValueError(f"{path} is {kinds[0]}")
+    return first.removeprefix(MARK)
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -329,10 +358,11 @@ def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
 def _identity(path: pathlib.Path) -> dict[str, Any]:
     """Returns size, packing and hash of a file; see `WHOLE_HASH_BYTES`."""
     status = path.stat()
-    identity: dict[str, Any] = {
-        "bytes": status.st_size,
-        "packed": path.suffix if path.suffix in _PACKED else "",
-    }
+    packed = path.suffix if path.suffix in _PACKED else ""
+    identity: dict[str, Any] = {"bytes": status.st_size, "packed": packed}
+    with path.open("rb") as stream:
+        if stream.read(len(MARK)) == MARK:
+            identity["mark"] = "removed"  # it was part of earlier tokens
     if status.st_size <= WHOLE_HASH_BYTES:
         return identity | {"sha256": file_sha256(path)}
     with path.open("rb") as stream:

@@ -1,11 +1,13 @@
 """Text to token ids: bytes, words by the paper's dictionary rule, or byte-level BPE."""
 
 import abc
+import base64
 import hashlib
 import itertools
 import json
 import os
 import pathlib
+import types
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,7 +27,10 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
-_SAVED = "tokenizer_config.json"
+OVERLAP_CHARS = 1 << 12  # of two windows of a document, and the most a token reads around itself
+ALIKE = 16  # tokens before and after the end of a window that the next window must repeat
+CHANGEABLE = "A Tab\there, two  spaces, \ufb01ve cafe\u0301s"  # to see whether a normalizer does
+_SAVED, _SENTENCEPIECE = "tokenizer_config.json", "sentencepiece"
 
 Ids = Integer[np.ndarray, " tokens"]  # uint8 for bytes, else int32
 
@@ -39,6 +44,9 @@ class Tokenizer(abc.ABC):
     boundary_id: int
     file: str = ""  # the name of the vocabulary's file, if there is one
     unknown_id: int | None = None  # for words outside the vocabulary
+    # Whether a document cut at a `BORDER` has the same ids.
+    cuts_documents: bool = True
+    changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
     revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
 
     @abc.abstractmethod
@@ -127,7 +135,7 @@ class WordTokenizer(Tokenizer):
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
     ) -> Iterator[Ids]:
         """Yields the words of each line, then `</s>`, also for blank lines and an open last line."""
-        for piece in pieces:
+        for piece in with_whole_words(pieces):
             text = piece.text.replace("\n", " </s> ")
             if piece.leaves_line_open:
                 text += " </s>"
@@ -151,23 +159,75 @@ class WordTokenizer(Tokenizer):
         return {}
 
 
+class SentencePiece:
+    """A SentencePiece model, by the functions of `tokenizers.Tokenizer` that `BpeTokenizer` uses.
+
+    Raises ValueError if the package sentencepiece is missing, or for other `content`.
+    """
+
+    def __init__(self, content: bytes):
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise ValueError(
+                "a SentencePiece model needs the package sentencepiece; pip install 'sentencepiece>=0.2.3'"
+            ) from None
+        try:
+            self._model = SentencePieceProcessor(model_proto=content)
+        except RuntimeError as error:
+            raise ValueError(f"it is no SentencePiece model ({error})") from error
+        self._content, self.normalizer = content, self
+        self.normalize_str = self._model.normalize
+
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
+        return {self._model.id_to_piece(i): i for i in range(self._model.get_piece_size())}
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.get_vocab().get(token)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> Any:
+        return types.SimpleNamespace(**self._model.encode(text, return_type="offset_mapping"))
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return self._model.decode(ids)
+
+    def to_str(self, pretty: bool = False) -> str:
+        encoded = base64.b64encode(self._content).decode()
+        return json.dumps({_SENTENCEPIECE: encoded, "model": {"unk_id": self._model.unk_id()}})
+
+
 class BpeTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`; its end-of-text token follows each document."""
+    """A tokenizer of Hugging Face's `tokenizers`, or a SentencePiece model; its end-of-text token
+    follows each document.
+    """
 
     name = "bpe"
     file = "tokenizer.json"
 
-    def __init__(self, tokenizer: hf.Tokenizer, boundary: str):
+    def __init__(self, tokenizer: hf.Tokenizer | SentencePiece, boundary: str):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         if boundary not in vocabulary:
             raise ValueError(
                 f"the tokenizer has no token {boundary!r} to stand between documents; add it or make another"
             )
         # A document that spells a special token must not end there.
-        tokenizer.encode_special_tokens = True
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer, self._boundary = tokenizer, boundary
+        if isinstance(tokenizer, hf.Tokenizer):
+            tokenizer.encode_special_tokens = True
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        rules, normalizer = json.loads(tokenizer.to_str()), tokenizer.normalizer
+        cut, model = rules.get("pre_tokenizer") or {}, rules["model"]
+        # GPT-2's pattern splits before a line end and a visible character, whatever stands around.
+        self.cuts_documents = normalizer is None and (
+            cut.get("type") == "ByteLevel" and cut["use_regex"] and not cut["add_prefix_space"]
+        )
+        if (unknown := model.get("unk_id")) is None and model.get("unk_token") is not None:
+            unknown = tokenizer.token_to_id(model["unk_token"])
+        self.unknown_id = unknown
+        shown = "" if normalizer is None else normalizer.normalize_str(CHANGEABLE)
+        self.changes_text = shown.replace("▁", " ").strip() not in ("", CHANGEABLE)
+        self._tokenizer: Any = tokenizer
+        self._boundary = boundary
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.boundary_id = vocabulary[boundary]
 
@@ -177,6 +237,9 @@ class BpeTokenizer(Tokenizer):
         """Yields the tokens of each document, then the boundary; the ids are those of whole
         documents.
         """
+        if not self.cuts_documents:
+            yield from self._encode_whole(pieces)
+            return
         rest, size = "", 0
         waiting: list[str | None] = []
         for piece in pieces:
@@ -197,6 +260,42 @@ class BpeTokenizer(Tokenizer):
         for chunk in chunks:
             yield np.array([self.boundary_id] if chunk is None else next(encodings).ids, np.int32)
 
+    def _encode_whole(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
+        """Yields the tokens of each document by windows of `BATCH_CHARS` that overlap.
+
+        The next window begins some characters before the end of a window, and takes over where both
+        have the same tokens at the same places. Without such a place the window grows.
+        """
+        text, first, size = "", 0, BATCH_CHARS  # tokens of `text` from character `first` on are new
+        for piece in pieces:
+            text += piece.text
+            while not piece.ends_document and len(text) >= size + OVERLAP_CHARS:
+                start = size - 2 * OVERLAP_CHARS
+                window, further = (
+                    self._places(text[:size]),
+                    self._places(text[start:][: 3 * OVERLAP_CHARS]),
+                )
+                if (border := _shared_place(window, further, start)) is None:
+                    size *= 2
+                    continue
+                yield np.array([token for at, token in window if first <= at < border], np.int32)
+                text, first, size = text[start:], border - start, BATCH_CHARS
+            if piece.ends_document:
+                yield self._from(text, first)
+                yield np.array([self.boundary_id], np.int32)
+                text, first, size = "", 0, BATCH_CHARS
+        yield self._from(text, first)  # a limit ends within a document
+
+    def _from(self, text: str, first: int) -> Ids:
+        return np.array([token for at, token in self._places(text) if at >= first], np.int32)
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        """Returns the first character and the id of each token."""
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return [
+            (start, token) for (start, _), token in zip(encoded.offsets, encoded.ids, strict=True)
+        ]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text, with boundaries spelt out."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -209,6 +308,30 @@ class BpeTokenizer(Tokenizer):
         # written here: of a full disk the package raises a plain Exception
         (folder / self.file).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
         return {"boundary": self._boundary}
+
+
+def _shared_place(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], start: int
+) -> int | None:
+    """Returns the first character, from the middle of the overlap on, where both windows have the
+    same `ALIKE` tokens before and after it; None if there is none.
+
+    Args:
+      before, after: the places of the tokens of the two windows.
+      start: the character of the first window where the second begins.
+    """
+    known: dict[int, int] = {}
+    for index, (at, _) in enumerate(before):
+        known.setdefault(at, index)  # a character of several tokens is not cut
+    places = [(start + at, token) for at, token in after]
+    for index in range(ALIKE, len(places)):
+        at = places[index][0]
+        there = known.get(at, 0)
+        if at < start + OVERLAP_CHARS or places[index - 1][0] == at or there < ALIKE:
+            continue
+        if before[there - ALIKE : there + ALIKE] == places[index - ALIKE : index + ALIKE]:
+            return at
+    return None
 
 
 def cut_chunks(text: str, ends_document: bool) -> tuple[list[str], str]:
@@ -261,15 +384,32 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
     return tokenizer
 
 
-def _read_bpe(path: epath.Path) -> hf.Tokenizer:
+def _read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
     try:
-        return hf.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        if path.suffix == ".model":
+            return SentencePiece(path.read_bytes())
+        text = path.read_text(encoding="utf-8")
+        if f'"{_SENTENCEPIECE}"' in text[:20]:
+            return SentencePiece(base64.b64decode(json.loads(text)[_SENTENCEPIECE]))
+        return hf.Tokenizer.from_str(text)
     except OSError as error:
         raise ValueError(f"the tokenizer {path} can't be read: {error.strerror}") from error
     except Exception as error:  # the library raises plain Exception for another JSON
         raise ValueError(
-            f"{path} is no tokenizer.json of the tokenizers library: {error}"
+            f"{path} is no tokenizer.json of the tokenizers library, nor a SentencePiece .model: {error}"
         ) from error
+
+
+def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yields the pieces; those that end within a word, which is longer than a piece, are joined."""
+    parts: list[bytes] = []
+    for piece in pieces:
+        parts.append(piece.utf8)
+        if piece.ends_document or piece.utf8[-1:].isspace():
+            yield Piece(b"".join(parts), piece.ends_document)
+            parts = []
+    if parts:
+        yield Piece(b"".join(parts), ends_document=False)
 
 
 def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
@@ -279,7 +419,7 @@ def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
     A special's own name in the text counts for the special. Raises ValueError if there is no word.
     """
     counter: Counter[str] = Counter()
-    for piece in pieces:
+    for piece in with_whole_words(pieces):
         counter.update(piece.text.split())
     if not counter:
         raise ValueError("the train split has no word for a dictionary; check data.train")
@@ -295,7 +435,8 @@ def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
     """
     try:
         # Only "\n" ends a line: words may hold other characters that Python calls line breaks.
-        lines = epath.Path(path).expanduser().read_bytes().decode("utf-8").rstrip("\n").split("\n")
+        content = epath.Path(path).expanduser().read_bytes().decode("utf-8-sig")
+        lines = [line.removesuffix("\r") for line in content.rstrip("\r\n").split("\n")]
     except OSError as error:
         raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -394,7 +535,12 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
             made: Tokenizer = WordTokenizer(make_dictionary(train))
         else:
             made = BpeTokenizer(
-                train_bpe((piece.text for piece in train), data.bpe_vocab_size), END_OF_TEXT
+                # pieces of a word that is longer than they are no text to learn merges from
+                train_bpe(
+                    (p.text for p in train if p.ends_document or p.utf8[-1:].isspace()),
+                    data.bpe_vocab_size,
+                ),
+                END_OF_TEXT,
             )
     made.revision = corpus.revision
     return made

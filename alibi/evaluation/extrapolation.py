@@ -293,10 +293,18 @@ class RunEvaluation:
             text = prepare(data, self.options.split, tokenizer, progress=is_primary())
         manifest = text.manifest
         if unknown := manifest.unknown_words:
-            literal = manifest.unk_in_text
-            words = f"{unknown - literal:,} words outside the run's dictionary, {literal:,} <unk> in the text itself"
+            of_what = "outside the vocabulary of the run's tokenizer"
+            if manifest.tokenizer == "words":
+                literal = manifest.unk_in_text
+                outside = f"{unknown - literal:,} words outside the run's dictionary"
+                of_what = f"<unk>: {outside}, {literal:,} <unk> in the text itself"
             print_once(
-                f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are <unk>: {words}"
+                f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are {of_what}"
+            )
+        if tokenizer.changes_text:
+            print_once(
+                f"{manifest.source}: the tokenizer's normalizer changes the text (case, ligatures, white space), and "
+                "bits per byte are of the bytes of the original"
             )
         documents = documents_of(text, corpus) if self.options.separately else None
         return text, corpus.title(manifest.split), documents
@@ -367,6 +375,7 @@ class RunEvaluation:
             split=manifest.split,
             tokens_sha256=manifest.sha256,
             text_hash=text,
+            unknown_tokens=manifest.unknown_words or None,
         )
 
     def _title(self, windows: Windows) -> str:

@@ -314,10 +314,12 @@ def caption(panel: Panel) -> str:
         for row in rows
         if row.documents and row.documents.positions != SEPARATELY
     )
+    unknown = (f"{row.unknown_tokens:,}" for row in rows if row.unknown_tokens)
     facts = [
         f"{panel.kind.title} by evaluation length: {panel.corpus}, split {panel.split}, {windows}",
         fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
         panel.reading,
+        fact("{} tokens of the text unknown to the tokenizer", unknown, " or "),
         fact("mean context {}", (f"{mean:,.1f}" for mean in contexts), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),

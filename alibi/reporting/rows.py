@@ -132,6 +132,7 @@ class Row:
     override: Override | None = None  # None: evaluated as it was trained, with `position`
     context_use: ContextUse | None = None
     passkey: Passkey | None = None
+    unknown_tokens: int | None = None  # of the text: outside the tokenizer's vocabulary
     documents: Documents | None = None  # None: a token sees all documents in its window
     # objective.mask_rate, mask_random, mask_kept; None: not masked, or a row of an earlier version
     masks: tuple[float, float, float] | None = None

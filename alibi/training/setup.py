@@ -1,6 +1,7 @@
 """The work before the first update: checks without cost, then the text, then a job to train."""
 
 import dataclasses
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -185,6 +186,11 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     if not hosts.is_primary():
         make(progress=False)
         return files
+    if "valid" in files and (shared := shared_text(*files.values())):
+        print(
+            f"{shared} of data.valid is in data.train too: the validation is of text seen in training",
+            file=sys.stderr,
+        )
     revisions = {
         split: file.manifest.revision for split, file in files.items() if file.manifest.revision
     }
@@ -203,6 +209,20 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
             file=sys.stderr,
         )
     return files
+
+
+def shared_text(train: TokenFile, valid: TokenFile) -> str:
+    """Returns the part of the validation text that is also in the train text, by hashes of whole
+    texts and of files; "" if none is.
+    """
+    ours, theirs = (
+        [json.dumps(each) for each in file.manifest.description.get("files", [])]
+        for file in (valid, train)
+    )
+    if valid.manifest.sha256 == train.manifest.sha256 or (ours and set(ours) <= set(theirs)):
+        return "all"
+    files = len(set(ours) & set(theirs))
+    return f"{files} of {len(ours)} files" if files else ""
 
 
 def objective_of(config: Config, text: TokenFile) -> Objective:

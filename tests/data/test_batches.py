@@ -92,7 +92,11 @@ def test_a_length_longer_than_the_corpus_is_an_error():
         ValueError, match="train_length=104 is longer than the corpus, which has 103 tokens"
     ):
         batches(length=104)
-    assert batches(length=103).num_blocks == 1
+    assert batches(length=103, batch_size=1).num_blocks == 1
+    with pytest.raises(
+        ValueError, match=r"train.batch_tokens=206 .* use at most 103, or more text"
+    ):
+        batches(length=103, batch_size=2)
 
 
 def test_no_corpus_is_too_long_to_be_addressed():

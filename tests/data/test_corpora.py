@@ -1,11 +1,13 @@
 """Where text comes from: the embedded books and files."""
 
+import bz2
 import gzip
 import json
 import lzma
 import pathlib
 import subprocess
 import sys
+import tarfile
 
 import pytest
 import zstandard
@@ -169,6 +171,42 @@ def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
             list(text_corpus(f"{tmp_path}/{name}").pieces("train"))
     with pytest.raises(ValueError, match=r"data\.test is empty.*set data\.test"):
         list(text_corpus(tmp_path).pieces("test"))
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """Else the first word is unknown."""
+    for name, content in {"marked.txt": "\ufeffthe cat\n", "plain.txt": "the cat\n"}.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    marked, plain = (text_corpus(tmp_path / f"{name}.txt") for name in ("marked", "plain"))
+    assert list(marked.pieces("train")) == list(plain.pieces("train"))
+    assert marked.description("train") != plain.description("train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "the".encode("utf-16"), "is UTF-16; convert it by iconv -f utf-16"),
+        ("a.zip", b"PK\x03\x04 rest", "is a zip archive; unzip it"),
+        ("a.txt", gzip.compress(b"the cat"), r"is a gzip file; name it with \.gz"),
+        ("a.txt", bz2.compress(b"the cat"), r"is a bzip2 file; name it with \.bz2"),
+        ("a.tar.gz", None, "is a tar archive; unpack it by tar -xf"),
+    ],
+)
+def test_files_that_are_no_text_are_named(tmp_path, name, content, message):
+    """A tar was read with its headers, and the advice for UTF-16 made other letters."""
+    (tmp_path / "x.txt").write_text("the cat\n")
+    if content is None:
+        with tarfile.open(tmp_path / name, "w:gz") as archive:
+            archive.add(tmp_path / "x.txt", "x.txt")
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(text_corpus(tmp_path / name).pieces("train"))
+
+
+def test_bz2_is_read(tmp_path):
+    (tmp_path / "a.bz2").write_bytes(bz2.compress(b"the cat\n"))
+    assert list(text_corpus(tmp_path / "a.bz2").pieces("train")) == [Piece(b"the cat\n", True)]
 
 
 @pytest.mark.parametrize("unit", ["word wörd\n", "no line ends but späces ", "漢字だけ"])

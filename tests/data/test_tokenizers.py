@@ -136,8 +136,12 @@ def test_a_dict_txt_may_hold_the_padding_or_not(tmp_path):
     (tmp_path / "padded.txt").write_bytes(
         "a 3\nb\u2028c 2\nmadeupword0000 0\nmadeupword0001 0\n".encode()
     )
-    bare, padded = (read_dictionary(tmp_path / name) for name in ("bare.txt", "padded.txt"))
-    assert bare == padded
+    # as Windows' editors save it
+    (tmp_path / "marked.txt").write_bytes("\ufeffa 3\r\nb\u2028c 2\r\n".encode())
+    bare, padded, marked = (
+        read_dictionary(tmp_path / f"{name}.txt") for name in ("bare", "padded", "marked")
+    )
+    assert bare == padded == marked
     assert list(bare) == [
         "<s>",
         "<pad>",

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from alibi.config import DataConfig
 from alibi.config.files import load_config
-from alibi.training.setup import check_trainable
+from alibi.training.setup import check_trainable, prepare_files
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,17 @@ def test_what_training_would_refuse(keys: str, devices: int | None, message: str
 )
 def test_what_can_be_trained(keys: str, devices: int | None) -> None:
     check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices)
+
+
+def test_a_validation_text_within_the_train_text_is_told(tmp_path, capsys) -> None:
+    for name, content in {"a": "one two\n", "b": "three\n", "c": "four\n"}.items():
+        (tmp_path / f"{name}.txt").write_text(content * 9)
+    at = {name: str(tmp_path / f"{name}.txt") for name in "abc"}
+    told = {}
+    for valid in (at["a"], f"{at['b']},{at['c']}", at["c"]):
+        data = {"train": f"{at['a']},{at['b']}", "valid": valid, "cache_dir": str(tmp_path)}
+        prepare_files(DataConfig(corpus="text", **data))
+        told[valid] = capsys.readouterr().err
+    assert "all of data.valid is in data.train too" in told[at["a"]]
+    assert "1 of 2 files of data.valid is in data.train too" in told[f"{at['b']},{at['c']}"]
+    assert "too: the validation" not in told[at["c"]]

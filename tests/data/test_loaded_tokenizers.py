@@ -1,0 +1,155 @@
+"""Tokenizers of other projects: the ids of a document are those of the library for the whole text."""
+
+import io
+
+import numpy as np
+import pytest
+import tokenizers as hf
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from alibi.config import DataConfig
+from alibi.data import tokenizers
+from alibi.data.corpus import Piece
+from alibi.data.tokenizers import BpeTokenizer, given_tokenizer, load_tokenizer
+from alibi.data.tokens import make_corpus, prepare
+
+SPECIALS = ["<unk>", "</s>"]
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    book = next(make_corpus(DataConfig()).pieces("valid")).text[:30_000]
+    odd = "x" * 700 + " h\u00e9llo \u65e5\u672c\u8a9e \U0001f600\U0001f600"
+    return book[:15_000] + odd + book[15_000:]
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers, "BATCH_CHARS", 4_000)
+    monkeypatch.setattr(tokenizers, "OVERLAP_CHARS", 200)
+
+
+def made(kind: str, text: str) -> hf.Tokenizer:
+    """Returns a small tokenizer of the kind of Llama 2, Llama 3, BERT or T5."""
+    if kind == "BERT":
+        tokenizer = hf.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False
+        )
+    elif kind == "T5":
+        tokenizer = hf.Tokenizer(models.Unigram())
+        tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=SPECIALS, unk_token="<unk>", show_progress=False
+        )
+    elif kind == "Llama 3":
+        tokenizer = hf.Tokenizer(models.BPE())
+        split = pre_tokenizers.Split(hf.Regex(LLAMA3), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=400, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+        )
+    else:
+        tokenizer = hf.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+        in_bytes = [f"<0x{number:02X}>" for number in range(256)]
+        trainer = trainers.BpeTrainer(
+            vocab_size=700, special_tokens=SPECIALS + in_bytes, show_progress=False
+        )
+    # of the beginning, which lacks symbols that are later unknown, or spelt in bytes
+    parts = [text[start : start + 500] for start in range(0, 10_000, 500)]
+    tokenizer.train_from_iterator(parts, trainer)
+    if kind == "Llama 2":
+        tokenizer.pre_tokenizer = None
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "has_unknown"),
+    [
+        ("Llama 2", False, False),
+        ("Llama 3", False, False),
+        ("BERT", True, True),
+        ("T5", True, True),
+    ],
+)
+@pytest.mark.usefixtures("small_windows")
+def test_the_ids_are_those_of_the_whole_document(text, kind, changes, has_unknown) -> None:
+    """Through windows and pieces; the library encodes all at once."""
+    library = made(kind, text)
+    boundary = next(name for name in ("</s>", "[SEP]") if library.token_to_id(name) is not None)
+    tokenizer = BpeTokenizer(library, boundary)
+    whole = library.encode(text, add_special_tokens=False).ids
+    parts = [text[start : start + 997] for start in range(0, len(text), 997)]
+    pieces = [Piece(part.encode(), part is parts[-1]) for part in parts]
+    found = np.concatenate(list(tokenizer.encode_stream([*pieces, Piece(b"", True), *pieces])))
+    end = [tokenizer.boundary_id]
+    assert found.tolist() == whole + end + end + whole + end
+    assert (tokenizer.cuts_documents, tokenizer.changes_text) == (False, changes)
+    assert (tokenizer.unknown_id in whole) == has_unknown
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.usefixtures("small_windows")
+def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    content, lines = io.BytesIO(), iter(text[:15_000].splitlines())
+    options = {"vocab_size": 300, "model_type": kind, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=lines, model_writer=content, **options
+    )
+    file = tmp_path / "spm.model"
+    file.write_bytes(content.getvalue())
+    data = DataConfig(tokenizer="bpe", tokenizer_file=str(file))
+    tokenizer = given_tokenizer(data)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    assert tokenizer.encode(text).tolist() == [*library.encode(text), library.eos_id()]
+    assert (tokenizer.unknown_id, tokenizer.changes_text) == (library.unk_id(), True)
+    tokenizer.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert again.fingerprint() == tokenizer.fingerprint()
+    assert again.encode("two words").tolist() == tokenizer.encode("two words").tolist()
+    file.write_bytes(b"other")
+    with pytest.raises(ValueError, match=r"nor a SentencePiece .model: it is no SentencePiece"):
+        given_tokenizer(data)
+
+
+def test_unknown_tokens_are_counted_and_shards_hold_whole_documents(
+    text, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("alibi.data.tokens.SHARD_BYTES", 10_000)
+    made("BERT", text).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    data = DataConfig(
+        corpus="text",
+        train=str(tmp_path / "text.txt"),
+        tokenizer="bpe",
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    manifest, tokenizer = prepare(data, "train", progress=False).manifest, given_tokenizer(data)
+    ids = tokenizer.encode(text)
+    assert manifest.unknown_words == int((ids == tokenizer.unknown_id).sum()) > 0
+    assert manifest.tokens == ids.size
+
+
+def test_a_word_longer_than_a_piece_is_one_word() -> None:
+    long = [Piece(b"a " + b"x" * 50, False), Piece(b"x" * 50 + b" b", True)]
+    words = tokenizers.WordTokenizer(tokenizers.make_dictionary(long))
+    assert words.counts["x" * 100] == 1
+    ids = words.encode("a " + "y" * 600_000 + " b").tolist()
+    assert (ids.count(words.unknown_id), len(ids)) == (1, 4), "a, the word, b and the line's end"
