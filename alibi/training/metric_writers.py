@@ -119,7 +119,7 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
     kept: dict[str, str] = {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         found = json.loads((run.path / TRACKED_FILE).read_bytes())
-        kept = {key: value for key, value in found.items() if isinstance(value, str)}
+        kept = {key: found[key] for key in ("id", "project") if isinstance(found.get(key), str)}
     above = [part for part in str(run).split("/")[:-1] if part and part != "runs"]
     default = {
         "id": f"{_plain(run.name)[:50]}-{uuid.uuid4().hex[:8]}",
