@@ -1,6 +1,7 @@
 """Tokenizers of other projects: the ids of a document are those of the library for the whole text."""
 
 import io
+import pathlib
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from alibi.config import DataConfig
 from alibi.data import tokenizers
 from alibi.data.corpus import Piece
-from alibi.data.tokenizers import BpeTokenizer, given_tokenizer, load_tokenizer
+from alibi.data.tokenizers import BpeTokenizer, Tokenizer, given_tokenizer, load_tokenizer
 from alibi.data.tokens import make_corpus, prepare
 
 SPECIALS = ["<unk>", "</s>"]
@@ -153,3 +154,38 @@ def test_a_word_longer_than_a_piece_is_one_word() -> None:
     assert words.counts["x" * 100] == 1
     ids = words.encode("a " + "y" * 600_000 + " b").tolist()
     assert (ids.count(words.unknown_id), len(ids)) == (1, 4), "a, the word, b and the line's end"
+
+
+def loaded(tokenizer: hf.Tokenizer, folder: pathlib.Path, mark: str = "") -> Tokenizer | None:
+    (folder / "tokenizer.json").write_text(mark + tokenizer.to_str(), encoding="utf-8")
+    file = str(folder / "tokenizer.json")
+    return given_tokenizer(DataConfig(tokenizer="bpe", tokenizer_file=file))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE({"a": 0, "</s>": 1}, []),
+        models.BPE({"a": 0, "</s>": 1}, [], unk_token="</s>"),
+        models.WordLevel({"a": 0, "</s>": 1}, unk_token="<unk>"),
+        models.Unigram([("a", -1.0), ("</s>", -2.0)]),
+    ],
+)
+def test_a_tokenizer_without_an_unknown_token_is_refused(model, tmp_path) -> None:
+    """The library drops such characters without a word, ends a document there, or raises a plain
+    Exception in the middle of the text.
+    """
+    with pytest.raises(ValueError, match="no token for characters outside its vocabulary"):
+        loaded(hf.Tokenizer(model), tmp_path)
+
+
+def test_a_tokenizer_json_with_a_mark_dropout_and_tokens_that_take_white_space(tmp_path) -> None:
+    library = tokenizers.train_bpe(["the cat sat\n"] * 3, 270)
+    plain = loaded(library, tmp_path)
+    library.model.dropout = 0.9
+    same = loaded(library, tmp_path, mark="\ufeff")
+    text = "the cat sat\n" * 9
+    assert same.encode(text).tolist() == plain.encode(text).tolist(), "ids are never drawn"
+    assert (plain.cuts_documents, same.fingerprint()) == (True, plain.fingerprint())
+    library.add_tokens([hf.AddedToken("cat", rstrip=True)])
+    assert not loaded(library, tmp_path).cuts_documents, "the token holds the line end after it"
