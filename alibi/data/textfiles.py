@@ -43,14 +43,18 @@ _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, "
 MARK = codecs.BOM_UTF8  # at the beginning of files of some editors; no part of the text
 # First bytes of other files, with the remedy.
 _FOREIGN = {
+    codecs.BOM_UTF32_LE: "UTF-32; convert it by iconv -f utf-32 -t utf-8",
+    codecs.BOM_UTF32_BE: "UTF-32; convert it by iconv -f utf-32 -t utf-8",
     codecs.BOM_UTF16_LE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
     codecs.BOM_UTF16_BE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
     b"PK\x03\x04": "a zip archive; unzip it, and name its text files",
     b"\x1f\x8b": "a gzip file; name it with .gz at its end",
     b"BZh": "a bzip2 file; name it with .bz2 at its end",
+    b"%PDF-": "a PDF; convert it by pdftotext",
     b"\xfd7zXZ": "an xz file; name it with .xz at its end",
     b"\x28\xb5\x2f\xfd": "a Zstandard file; name it with .zst at its end",
 }
+_BEGIN_BYTES = 1024  # of a file, where other files than texts have NULs
 _PACKED = (*_OPENERS, ".zst")
 _LINE_END = re.compile(rb"\r?\n")
 # Blank lines belong to the document before them. They may hold white space, as in WikiText; the
@@ -301,6 +305,11 @@ def _without_mark(path: pathlib.Path, first: bytes) -> bytes:
     kinds = [kind for begin, kind in _FOREIGN.items() if first.startswith(begin)]
     if first[257:262] == b"ustar":
         kinds = ["a tar archive; unpack it by tar -xf, and name its text files"]
+    elif b"\0" in first[:_BEGIN_BYTES]:
+        kinds += [
+            "no text, for it begins with NUL bytes among others; name a text file, or convert UTF-16 by "
+            "iconv -f utf-16le -t utf-8"
+        ]
     if kinds:
         raise ValueError(f"{path} is {kinds[0]}")
     return first.removeprefix(MARK)
