@@ -28,7 +28,6 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
-WORD_CHARS = 1 << 10  # of a word without an end, to learn BPE merges from
 OVERLAP_CHARS = 1 << 12  # of two windows of a document, and the most a token reads around itself
 ALIKE = 16  # tokens before and after the end of a window that the next window must repeat
 RARE = "\U0001242b"  # of cuneiform: outside almost every vocabulary
@@ -277,7 +276,9 @@ class BpeTokenizer(Tokenizer):
         """Yields the tokens of the rest of a document, by windows of `BATCH_CHARS` that overlap.
 
         The next window begins some characters before the end of a window, and takes over where both
-        have the same tokens at the same places. Without such a place the window grows.
+        have the same tokens at the same places. Without such a place the window grows. (Of
+        millions of characters, SentencePiece's own unigram ids are rounded: it adds scores in
+        float32.)
 
         Args:
           text: the beginning, already read.
@@ -568,10 +569,10 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
             made: Tokenizer = WordTokenizer(make_dictionary(train))
         else:
             made = BpeTokenizer(
-                # of a word, the library takes many times the memory
+                # of a word without an end, the library takes ten times the memory
                 train_bpe(
                     (
-                        piece.text if re.search(rb"[ \n]", piece.utf8) else piece.text[:WORD_CHARS]
+                        piece.text if re.search(rb"[ \n]", piece.utf8) else piece.text[:CHUNK_CHARS]
                         for piece in train
                     ),
                     data.bpe_vocab_size,

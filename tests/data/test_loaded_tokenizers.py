@@ -156,6 +156,17 @@ def test_a_word_longer_than_a_piece_is_one_word() -> None:
     assert (ids.count(words.unknown_id), len(ids)) == (1, 4), "a, the word, b and the line's end"
 
 
+@pytest.mark.parametrize(
+    "text", ["a " + "x" * 600_000 + " b", "\u65e5\u672c\u3000" * 60_000, "x" * 300_000 + "\u3000y"]
+)
+def test_words_are_counted_across_pieces(text, tmp_path) -> None:
+    """Pieces of a text without spaces and line ends are cut anywhere, at wide spaces too."""
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    data = DataConfig(corpus="text", train=str(tmp_path / "text.txt"), cache_dir=str(tmp_path))
+    counted, words = prepare(data, "train", progress=False).manifest.words, len(text.split())
+    assert counted == words
+
+
 def loaded(tokenizer: hf.Tokenizer, folder: pathlib.Path, mark: str = "") -> Tokenizer | None:
     (folder / "tokenizer.json").write_text(mark + tokenizer.to_str(), encoding="utf-8")
     file = str(folder / "tokenizer.json")
