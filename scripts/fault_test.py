@@ -5,6 +5,7 @@
 
 Kills (SIGKILL) come at random moments of preparing, training, evaluating and sweeping, and the same
 command is given again. A flipped bit must end in a line that names the damage, or change nothing.
+Damage of the small files of a run, one bit, half or the whole file, must change nothing.
 The second of two starts at once may be refused in a line. Hosts that compute differently stop in a
 line before they save. Prints the survived faults; exits with 1 if parameters or rows differ, or a line
 is missing.
@@ -63,6 +64,9 @@ FILES = {
     "rows": "rows/*/*.json",
     "dumps": "nll/*.npz",
 }
+# Made again from a checkpoint and the text; or, of metrics, of no effect on the training.
+SMALL = ("configs", "status", "provenance", "metrics", "tokenizers of runs")
+DAMAGES = ("one bit", "half", "removed")
 
 
 class FaultTest:
@@ -84,6 +88,7 @@ class FaultTest:
             self.seconds[kind] = time.monotonic() - start
             if code:
                 raise SystemExit(f"error: undisturbed, {kind} ended with {code}:\n{messages}")
+        self.seconds["train"] /= 2  # later starts find the compilations
         self.seconds["sweep"] = sum(self.seconds.values())
         self.expected = self.whole.results()
 
@@ -110,7 +115,7 @@ class FaultTest:
         fault, killed = f"kills of {kind}", 0
         trial, longest = self.before(kind), self.seconds[kind]
         while killed < kills:
-            process = trial.start(kind)
+            process, start = trial.start(kind), time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self.random.uniform(0, longest))
             if process.poll() is None:
@@ -118,7 +123,7 @@ class FaultTest:
                 kill(process)
             else:
                 process.communicate()
-                trial, longest = self.before(kind), 0.9 * longest
+                trial, longest = self.before(kind), 0.9 * (time.monotonic() - start)
         code, messages = trial.end(kind)
         if code:
             self._fail(f"{fault}: afterwards it ended with {code}: {messages[-500:]}")
@@ -127,7 +132,7 @@ class FaultTest:
 
     def flips(self, flips: int, kind: str) -> None:
         """Flips bits of files, each in files of its own: training and evaluating name the damage,
-        or give the same numbers.
+        or give the same numbers. For a small file they always give the same numbers.
         """
         for _ in range(flips):
             trial = self.before("evaluate")
@@ -140,15 +145,41 @@ class FaultTest:
             files = sorted(path for path in trial.folder.glob(FILES[kind]) if path.is_file())
             # Each bit is as likely as any other of its kind.
             (file,) = self.random.choices(files, [path.stat().st_size for path in files])
-            content = bytearray(file.read_bytes())
-            bit = self.random.randrange(8 * len(content))
-            content[bit // 8] ^= 1 << bit % 8
-            file.write_bytes(content)
-            if not trial.finish():
-                place = file.relative_to(trial.folder)
+            fault = f"flips in {kind}: bit {self._flip(file)} of {file.relative_to(trial.folder)}"
+            error = trial.finish()
+            if error and kind in SMALL:
+                self._fail(f"{fault}: {error}")
+            elif not error:
                 with contextlib.suppress(ValueError):  # a dump names its damage when it is read
-                    self._compare(trial, f"flips in {kind}: bit {bit} of {place}")
+                    self._compare(trial, fault)
         print(f"flips in {kind}: {flips}", flush=True)
+
+    def small_files(self, damage: str) -> None:
+        """Damages all small files of a run at once: evaluating it gives the same numbers, and so
+        does training it on from an earlier checkpoint.
+        """
+        fault = f"small files, {damage}"
+        trial = self.before("evaluate")
+        files = [file for kind in SMALL for file in trial.folder.glob(FILES[kind])]
+        for file in files:
+            if damage == "one bit":
+                self._flip(file)
+            elif damage == "half":
+                os.truncate(file, file.stat().st_size // 2)
+            else:
+                file.unlink()
+        self._finish(trial, f"{fault}, evaluated")
+        shutil.rmtree(trial.run / "checkpoints" / str(STEPS))
+        self._finish(trial, f"{fault}, trained on")
+        print(f"{fault}: {len(files)}", flush=True)
+
+    def _flip(self, file: pathlib.Path) -> int:
+        """Flips a bit of a file, and returns its number."""
+        content = bytearray(file.read_bytes())
+        bit = self.random.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(content)
+        return bit
 
     def second_start(self, start: str) -> None:
         """Starts a training or a sweep twice: either waits, finds all done, or is stopped or refused
@@ -237,6 +268,9 @@ def main() -> int:
         "--kinds", default=",".join(FILES), help="of the files whose bits are flipped"
     )
     parser.add_argument(
+        "--small", default=",".join(DAMAGES), help="damages of all small files of a run at once"
+    )
+    parser.add_argument(
         "--starts", default=",".join(STARTS), help="commands that are started twice at once"
     )
     parser.add_argument(
@@ -244,10 +278,12 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
-    kinds, starts = (
-        list(filter(None, text.split(","))) for text in (arguments.kinds, arguments.starts)
+    kinds, starts, damages = (
+        list(filter(None, text.split(",")))
+        for text in (arguments.kinds, arguments.starts, arguments.small)
     )
-    for flag, given, known in (("kinds", kinds, FILES), ("starts", starts, STARTS)):
+    known_by_flag = ("kinds", kinds, FILES), ("starts", starts, STARTS), ("small", damages, DAMAGES)
+    for flag, given, known in known_by_flag:
         if unknown := set(given) - set(known):
             parser.error(f"--{flag}={','.join(unknown)}: there are {', '.join(known)}")
     begun = time.monotonic()
@@ -257,6 +293,8 @@ def main() -> int:
             test.kills(arguments.kills, kind)
         for kind in kinds if arguments.flips else ():
             test.flips(arguments.flips, kind)
+        for damage in damages:
+            test.small_files(damage)
         for start in starts:
             test.second_start(start)
         for _ in range(arguments.hosts):

@@ -8,7 +8,8 @@ import sys
 from tests.hosts import ROOT
 
 STARTS = "train,train without locks"
-KINDS = ("tokens", "status", "rows")
+DAMAGES = "one bit,half"
+KINDS = ("tokens", "rows")
 
 
 def test_kills_flips_and_starts_leave_no_difference() -> None:
@@ -19,6 +20,7 @@ def test_kills_flips_and_starts_leave_no_difference() -> None:
         "--flips=1",
         "--hosts=0",
         f"--starts={STARTS}",
+        f"--small={DAMAGES}",
     ]
     done = subprocess.run(
         [*command, f"--kinds={','.join(KINDS)}"], capture_output=True, text=True, timeout=600
@@ -28,6 +30,8 @@ def test_kills_flips_and_starts_leave_no_difference() -> None:
         assert f"kills of {kind}: 1\n" in done.stdout
     for kind in KINDS:
         assert f"flips in {kind}: 1\n" in done.stdout
+    for damage in DAMAGES.split(","):
+        assert f"small files, {damage}: 6\n" in done.stdout
     for start in STARTS.split(","):
         assert f"second starts of {start}: 1\n" in done.stdout
     assert "differences: 0, other mistakes: 0\n" in done.stdout

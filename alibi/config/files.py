@@ -69,7 +69,8 @@ def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
         its range.
     """
     content = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else given
-    return replaced(Config(), flatten(content))
+    keys = {key: value for key, value in content.items() if key != "sha256"}  # of config.json
+    return replaced(Config(), flatten(keys))
 
 
 def make_config(arg: str = "", **changes: Any) -> Config:

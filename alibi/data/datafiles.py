@@ -1,4 +1,4 @@
-"""Rows of tables as documents, and the data files .jsonl, .csv and .parquet, which hold such rows."""
+"""Rows of tables as documents, and data files with such rows: .jsonl, .csv and .parquet."""
 
 import csv
 import functools

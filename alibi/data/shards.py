@@ -272,10 +272,9 @@ def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[
     def counted() -> Iterator[Piece]:
         word_is_open = False  # a word is longer than a piece
         for piece in shard.pieces:
-            goes_on = word_is_open and not piece.text[:1].isspace()
-            closed = piece.ends_document or piece.utf8[-1:].isspace()
-            word_is_open = not (closed or piece.text[-1:].isspace())  # of several bytes too
-            counts["words"] += count_words(piece.utf8) - goes_on
+            counts["words"] += count_words(b"x" * word_is_open + piece.utf8) - word_is_open
+            last = piece.utf8[-4:].decode("utf-8", "ignore")[-1:]
+            word_is_open = not (piece.ends_document or last.isspace())
             counts["bytes"] += len(piece.utf8)
             counts["documents"] += piece.ends_document
             # a single byte is found many times as fast

@@ -48,18 +48,18 @@ _FOREIGN = {
     codecs.BOM_UTF16_LE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
     codecs.BOM_UTF16_BE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
     b"PK\x03\x04": "a zip archive; unzip it, and name its text files",
-    b"\x1f\x8b": "a gzip file; name it with .gz at its end",
-    b"BZh": "a bzip2 file; name it with .bz2 at its end",
     b"%PDF-": "a PDF; convert it by pdftotext",
+    b"\x1f\x8b": "a gzip file; name it with .gz at its end",
+    b"BZh91AY&SY": "a bzip2 file; name it with .bz2 at its end",
     b"\xfd7zXZ": "an xz file; name it with .xz at its end",
     b"\x28\xb5\x2f\xfd": "a Zstandard file; name it with .zst at its end",
 }
-_BEGIN_BYTES = 1024  # of a file, where other files than texts have NULs
 _PACKED = (*_OPENERS, ".zst")
 _LINE_END = re.compile(rb"\r?\n")
-# Blank lines belong to the document before them. They may hold white space, as in WikiText; the
-# expression begins with a literal, which makes the search fast.
-_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*\n)+(?=[ \t\r]*[^ \t\r\n])")
+# Blank lines belong to the document before them. They may hold white space, as in WikiText. The
+# expression begins with a literal, which makes the search fast, and no match begins within a run of
+# empty lines, whose end may lie in the next text: the time would grow with the square of the run.
+_BLANK_LINES = re.compile(rb"\n(?<!\n\n)(?<!\n\r\n)(?:[ \t\r]*\n)+(?=[ \t\r]*[^ \t\r\n])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,13 +303,12 @@ def _without_mark(path: pathlib.Path, first: bytes) -> bytes:
     that is known to be no text.
     """
     kinds = [kind for begin, kind in _FOREIGN.items() if first.startswith(begin)]
+    if not kinds and b"\0" in first:
+        kinds = [
+            "no text, since it holds a NUL byte; if it is UTF-16, use iconv -f utf-16le -t utf-8"
+        ]
     if first[257:262] == b"ustar":
         kinds = ["a tar archive; unpack it by tar -xf, and name its text files"]
-    elif b"\0" in first[:_BEGIN_BYTES]:
-        kinds += [
-            "no text, for it begins with NUL bytes among others; name a text file, or convert UTF-16 by "
-            "iconv -f utf-16le -t utf-8"
-        ]
     if kinds:
         raise ValueError(f"{path} is {kinds[0]}")
     return first.removeprefix(MARK)

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import pathlib
-import re
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,6 +28,9 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
 OVERLAP_CHARS = 1 << 12  # of two windows of a document, and the most a token reads around itself
+# of words longer than a chunk, in the training of BPE, where a byte of them takes 60 bytes of memory
+UNSPACED_BYTES = 8 << 20
+MOST_CHARS = 16 * BATCH_CHARS  # of a document whose windows never agree, such as a letter repeated
 ALIKE = 16  # tokens before and after the end of a window that the next window must repeat
 RARE = "\U0001242b"  # of cuneiform: outside almost every vocabulary
 CHANGEABLE = "A Tab\there, two  spaces, \ufb01ve cafe\u0301s"  # to see whether a normalizer does
@@ -220,21 +222,29 @@ class BpeTokenizer(Tokenizer):
             tokenizer.encode_special_tokens = True
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            if getattr(tokenizer.model, "dropout", None):  # else each run has other ids
-                tokenizer.model.dropout = None
+            if getattr(tokenizer.model, "dropout", None):
+                tokenizer.model.dropout = None  # ids would be drawn at random
         rules, normalizer = json.loads(tokenizer.to_str()), tokenizer.normalizer
         cut, model = rules.get("pre_tokenizer") or {}, rules["model"]
         # GPT-2's pattern splits before a line end and a visible character, whatever stands around;
-        # added tokens may hold white space, or take that around them.
-        self.cuts_documents = normalizer is None and (
-            cut.get("type") == "ByteLevel" and cut["use_regex"] and not cut["add_prefix_space"]
+        # an added token may hold both.
+        self.cuts_documents = (
+            normalizer is None
+            and (
+                cut.get("type") == "ByteLevel" and cut["use_regex"] and not cut["add_prefix_space"]
+            )
+            and all(token["special"] for token in rules["added_tokens"])
         )
-        self.cuts_documents &= all(token["special"] for token in rules.get("added_tokens", []))
         if (unknown := model.get("unk_id")) is None and model.get("unk_token") is not None:
             unknown = tokenizer.token_to_id(model["unk_token"])
+        # a boundary is no unknown text
         self.unknown_id = None if unknown == vocabulary[boundary] else unknown
         shown = "" if normalizer is None else normalizer.normalize_str(CHANGEABLE)
-        self.changes_text = shown.replace("▁", " ").strip() not in ("", CHANGEABLE)
+        self.changes_text = shown.replace("▁", " ").strip() not in ("", CHANGEABLE) or any(
+            # these drop white space
+            f"'type': '{kind}" in str(cut)
+            for kind in ("Whitespace", "Bert")
+        )
         self._tokenizer: Any = tokenizer
         self._boundary = boundary
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
@@ -276,9 +286,9 @@ class BpeTokenizer(Tokenizer):
         """Yields the tokens of the rest of a document, by windows of `BATCH_CHARS` that overlap.
 
         The next window begins some characters before the end of a window, and takes over where both
-        have the same tokens at the same places. Without such a place the window grows. (Of
-        millions of characters, SentencePiece's own unigram ids are rounded: it adds scores in
-        float32.)
+        have the same tokens at the same places. Without such a place the window grows, and the text
+        is cut after `MOST_CHARS`. (Of millions of characters, SentencePiece's own unigram ids are
+        rounded: it adds scores in float32.)
 
         Args:
           text: the beginning, already read.
@@ -297,7 +307,9 @@ class BpeTokenizer(Tokenizer):
                 )
                 if (border := _shared_place(window, further, start)) is None:
                     size *= 2
-                    continue
+                    if size <= MOST_CHARS:
+                        continue
+                    border = start = max([at for at, _ in window if first < at <= start] or [start])
                 yield np.array([token for at, token in window if first <= at < border], np.int32)
                 text, first, size = text[start:], border - start, BATCH_CHARS
         yield np.array([token for at, token in self._places(text) if at >= first], np.int32)
@@ -434,14 +446,18 @@ def _check_unknown(tokenizer: hf.Tokenizer | SentencePiece, end: int, path: epat
 
 
 def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces; those that end within a word, which is longer than a piece, are joined."""
+    """Yields the pieces; a word that is cut by the end of a piece moves to the next piece."""
     parts: list[bytes] = []
     for piece in pieces:
-        parts.append(piece.utf8)
-        if piece.ends_document or piece.utf8[-1:].isspace():
-            yield Piece(b"".join(parts), piece.ends_document)
+        text, word = piece.utf8, b""
+        if text and not piece.ends_document and not text[-1:].isspace():
+            word = text.rsplit(None, 1)[-1]
+            text = text[: len(text) - len(word)]
+        if text or piece.ends_document:
+            yield Piece(b"".join([*parts, text]), piece.ends_document)
             parts = []
-    if parts:
+        parts.append(word)
+    if any(parts):
         yield Piece(b"".join(parts), ends_document=False)
 
 
@@ -569,18 +585,25 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
             made: Tokenizer = WordTokenizer(make_dictionary(train))
         else:
             made = BpeTokenizer(
-                # of a word without an end, the library takes ten times the memory
-                train_bpe(
-                    (
-                        piece.text if re.search(rb"[ \n]", piece.utf8) else piece.text[:CHUNK_CHARS]
-                        for piece in train
-                    ),
-                    data.bpe_vocab_size,
-                ),
+                train_bpe((piece.text for piece in _spaced(train)), data.bpe_vocab_size),
                 END_OF_TEXT,
             )
     made.revision = corpus.revision
     return made
+
+
+def _spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yields the pieces, but of words longer than a chunk only the first `OVERLAP_CHARS`, and
+    `UNSPACED_BYTES` in all: the time of training grows with the square of a word.
+    """
+    left = UNSPACED_BYTES
+    for piece in pieces:
+        if len(piece.utf8) > CHUNK_CHARS and len(piece.utf8.split(None, 1)) < 2:
+            piece = Piece(piece.text[:OVERLAP_CHARS].encode(), piece.ends_document)
+            left -= len(piece.utf8)
+            if left < 0:
+                continue
+        yield piece
 
 
 def load_tokenizer(

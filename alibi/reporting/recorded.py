@@ -15,7 +15,7 @@ import re
 from etils import epath
 
 from alibi.reporting.rows import Row, read_rows, warn_once
-from alibi.storage.files import listed, resolve, write_whole
+from alibi.storage.files import SHA256, digest, listed, resolve, write_whole
 
 ROWS_FILE = "results.jsonl"  # for readers
 FOLDER = "rows"
@@ -44,6 +44,7 @@ def record_row(directory: str | os.PathLike[str], row: Row) -> bool:
     if file.exists() and _parse(file):
         return False
     about = {"written": datetime.datetime.now(datetime.UTC).isoformat(), "row": row.to_json()}
+    about |= {SHA256: digest(about)}
     write_whole(file, json.dumps(about, indent=1, allow_nan=False) + "\n")
     return True
 
@@ -85,6 +86,8 @@ def _parse(file: epath.Path) -> tuple[str, Row] | None:
     """
     try:
         about = json.loads(file.read_bytes())
+        if about.pop(SHA256, None) not in (None, digest(about)):  # None: of an older version
+            raise ValueError("it was altered")
         return about["written"], Row.from_json(about["row"])
     except (ValueError, KeyError, TypeError, AttributeError):
         warn_once(f"{file} is damaged and was left out: evaluate again, and it is made anew")

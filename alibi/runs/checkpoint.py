@@ -5,7 +5,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import json
 import logging
 import os
 import re
@@ -27,12 +26,13 @@ from jaxtyping import Array, Int, PyTree, UInt32
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
-from alibi.runs.provenance import own_files
+from alibi.runs.provenance import ABOUT, own_files, read_about
+from alibi.storage.files import SHA256, digest
 
 Restored = TypeVar("Restored")
 
-PARAMS, OPTIMIZER, ABOUT = "params", "optimizer", "about"  # items of a checkpoint
-CHECKSUMS, VALID_NLL, SHA256 = "checksums", "valid_nll", "sha256"  # keys of `about`
+PARAMS, OPTIMIZER = "params", "optimizer"  # items of a checkpoint, beside ABOUT
+CHECKSUMS, VALID_NLL = "checksums", "valid_nll"  # keys of `about`, beside SHA256
 # Words in errors of the machine or the network, after which a checkpoint may still be whole.
 _MACHINE = (
     *(
@@ -134,7 +134,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         items = {
             PARAMS: ocp.args.StandardSave(state.params),
             OPTIMIZER: ocp.args.StandardSave(state.opt_state),
-            ABOUT: ocp.args.JsonSave(content | {SHA256: _digest(content)}),
+            ABOUT: ocp.args.JsonSave(content | {SHA256: digest(content)}),
         }
         self._manager.save(step, args=ocp.args.Composite(**items))
 
@@ -250,16 +250,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         """Returns the `about` of `save`, with the keys of this file; raises DamagedError if it is
         damaged.
         """
-        content = dict(self._read(step, ABOUT, ocp.args.JsonRestore()))
-        if content.pop(SHA256, None) != _digest(content):
-            raise self._damaged(step, f"{ABOUT} differs from the saved one")
-        return content
+        with self._damage_named(step, ABOUT):
+            return read_about(self._folder / str(step))
 
     def _read(self, step: int, item: str, how: ocp.args.CheckpointArgs) -> Any:
-        """Returns an item of a checkpoint, read by this process alone."""
-        handler = ocp.JsonCheckpointHandler() if item == ABOUT else ocp.StandardCheckpointHandler()
+        """Returns the arrays of a checkpoint's item, read by this process alone."""
         with self._damage_named(step, item):
-            return handler.restore(self._folder / str(step) / item, args=how)
+            return ocp.StandardCheckpointHandler().restore(
+                self._folder / str(step) / item, args=how
+            )
 
     @contextlib.contextmanager
     def _damage_named(self, step: int, item: str) -> Iterator[None]:
@@ -326,10 +325,6 @@ def _is_of_machine(error: Exception) -> bool:
         return True  # errors of the network have no errno
     text = re.sub(r"\S*/\S*", "", str(error)).lower()  # without paths, which may hold any word
     return isinstance(error, MemoryError) or any(word in text for word in _MACHINE)
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def checksums(tree: PyTree) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import logging
 import os
@@ -14,11 +15,26 @@ from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.runs.identity import differing
-from alibi.runs.provenance import SEEDED, jax_settings
+from alibi.runs.provenance import SEEDED, jax_settings, read_about
 from alibi.storage.claims import Claim
-from alibi.storage.files import check_writable, is_address, listed, made_whole, resolve, write_whole
+from alibi.storage.files import (
+    SHA256,
+    check_writable,
+    digest,
+    is_address,
+    listed,
+    made_whole,
+    resolve,
+    write_whole,
+)
 
 _log = logging.getLogger(__name__)
+
+
+@functools.cache
+def _tell(damage: str, remedy: str) -> None:
+    """Logs a damage, without the advice of its error, and its `remedy`, once in a process."""
+    _log.warning("%s; %s", damage.partition(";")[0], remedy)
 
 
 class RunDirectory:
@@ -79,7 +95,7 @@ class RunDirectory:
                 made = find_tokenizer(data, make_corpus(data))
                 recorded = self.provenance()["corpus"]["train"]["tokenizer_fingerprint"]
                 if made.fingerprint() == recorded:
-                    _log.warning("%s; it was made again from the text", error)
+                    _tell(str(error), "it was made again from the text")
                     return made
             raise
 
@@ -223,7 +239,7 @@ class RunDirectory:
             try:
                 self._saved_tokenizer()
             except ValueError as error:  # the run's record has the fingerprint of `tokenizer`
-                _log.warning("%s; it is written again", error)
+                _tell(str(error), "it is written again")
                 folder.rmtree()
         elif folder.exists() and not (self.path / "config.json").exists():
             if not is_address(folder):
@@ -249,13 +265,13 @@ class RunDirectory:
             self._claim.release()
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a JSON file; a reader sees the old content or the new, never a part. See
-        `check_claim`.
+        """Writes a JSON file with a checksum; a reader sees the old content or the new, never a part.
+        See `check_claim`.
         """
         self.check_claim()
-        write_whole(
-            self.path / name, json.dumps(content, indent=2, sort_keys=True, default=str) + "\n"
-        )
+        written = json.loads(json.dumps(content, default=str))
+        written |= {SHA256: digest(written)}
+        write_whole(self.path / name, json.dumps(written, indent=2, sort_keys=True) + "\n")
 
     def write_status(
         self,
@@ -296,41 +312,39 @@ class RunDirectory:
                     if isinstance(content, dict)
                     else "it is no object"
                 )
+            if content.pop(SHA256, None) not in (None, digest(content)):  # none: an older version
+                raise ValueError("it was altered since it was written")
         except FileNotFoundError:
+            damage = f"{self}/{name} is missing"
             problem = ValueError(
                 f"{self} is no work directory of a run: {name} is missing; give train.py's --workdir"
             )
         except ValueError as error:
             problem = self._damaged(name, error)
+            damage = str(problem)
         else:
             return content
         if (content := self._recorded(name)) is None:
             raise problem
-        reason = str(problem).partition(";")[0]
-        _log.warning("%s; its content is taken from the newest whole checkpoint", reason)
+        _tell(damage, "its content is taken from the newest whole checkpoint")
         return content
 
     def _recorded(self, name: str) -> dict[str, Any] | None:
         """Returns the content of a JSON file by the record of the newest whole checkpoint; None if
         there is none.
         """
-        if not (steps := self.saved_steps()):
-            return None
-        from alibi.runs.checkpoint import Checkpoints, DamagedError  # its import takes seconds
-
-        with Checkpoints(self.checkpoints, read_only=True) as checkpoints:
-            for step in reversed(steps):
-                with contextlib.suppress(DamagedError, KeyError):  # nothing or half is recorded
-                    about = checkpoints.about(step)
-                    last = about["config"]["train"]["steps"]
-                    status = {
-                        "state": "finished" if step == last else "interrupted",
-                        "step": step,
-                        "steps": last,
-                        "reason": "",
-                        "saved": step,
-                    }
-                    return {"config.json": about["config"], "status.json": status}.get(name, about)
+        for step in reversed(self.saved_steps()):
+            with contextlib.suppress(ValueError, KeyError, FileNotFoundError, NotADirectoryError):
+                about = read_about(self.checkpoints / str(step))
+                last = about["config"]["train"]["steps"]
+                status = {
+                    "state": "finished" if step == last else "interrupted",
+                    "step": step,
+                    "steps": last,
+                    "reason": "",
+                    "saved": step,
+                }
+                return {"config.json": about["config"], "status.json": status}.get(name, about)
         return None
 
     def _damaged(self, name: str, error: Exception) -> ValueError:

@@ -1,14 +1,23 @@
 """Provenance of a run: command, commit, versions and processor cores."""
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
+import json
 import os
 import pathlib
 import subprocess
 import sys
+import types
 from typing import Any
 
+from etils import epath
+
+from alibi.storage.files import SHA256, digest
+
+ABOUT = "about"  # the JSON item of a checkpoint
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
 PACKAGES = (
     "jax",
@@ -58,29 +67,49 @@ def code_hash() -> str:
 
 
 def own_files() -> dict[str, str]:
-    """Returns a hash of each loaded file of the user's own, by its module: of neither Python, a
-    package nor the library.
+    """Returns a hash of each loaded file of the user's own, by its module: of neither Python, an
+    installed package nor the library.
     """
-    folders = (*map(os.path.realpath, (sys.prefix, sys.base_prefix)), _LIBRARY)
-    others = tuple(f"{folder}{os.sep}" for folder in folders)
-    hashes = {}
+    python, hashes = os.path.dirname(os.__file__) + os.sep, {}
     for name, module in sys.modules.copy().items():
-        file = os.path.realpath(getattr(module, "__dict__", {}).get("__file__") or os.devnull)
-        # multiprocessing's second name of __main__, once it is loaded
-        second = name == "__mp_main__"
-        if not second and os.path.isfile(file) and not file.startswith(others):
+        file = getattr(module, "__dict__", {}).get("__file__") or ""
+        installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}
+        # __mp_main__: multiprocessing's second name of __main__, once it is loaded
+        others = name.partition(".")[0] in ("alibi", "__mp_main__") or file.startswith(python)
+        if not installed and not others and os.path.isfile(file):
             content = pathlib.Path(file).read_bytes()
             hashes[f"own file {name}"] = hashlib.sha256(content).hexdigest()[:12]
     return hashes
 
 
 def method_files(position: str) -> dict[str, str]:
-    """Returns the hashes of `own_files` that define the position methods of a config."""
+    """Returns the hashes of `own_files` that define the position methods of a config, or that these
+    files import at their top level.
+    """
     from alibi.positions import method_class, method_names  # not to read a run's files alone
 
-    methods = [method_class(name) for name in method_names(position)]
-    modules = {f"own file {kind.__module__}" for method in methods for kind in method.__mro__}
-    return {name: hashed for name, hashed in own_files().items() if name in modules}
+    left = [method_class(name).__module__ for name in method_names(position)]
+    own, found = own_files(), {}
+    while left:
+        module = left.pop()
+        if (file := f"own file {module}") in own and file not in found:
+            found[file] = own[file]
+            left += _imports(sys.modules[module])
+    return found
+
+
+def _imports(module: types.ModuleType) -> list[str]:
+    """Returns the names of modules, and of their attributes, that a file imports at its top level."""
+    file, names = pathlib.Path(str(module.__file__)), []
+    for node in ast.parse(file.read_bytes() if file.suffix == ".py" else b"").body:
+        given = [alias.name for alias in getattr(node, "names", [])]
+        if isinstance(node, ast.Import):
+            names += given
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, module.__package__)
+            names += [base, *(f"{base}.{name}" for name in given)]
+    return names
 
 
 def jax_settings() -> dict[str, Any]:
@@ -95,6 +124,20 @@ def versions() -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in PACKAGES} | {
         "python": sys.version.split()[0]
     }
+
+
+def read_about(checkpoint: epath.Path) -> dict[str, Any]:
+    """Returns config, provenance, validation NLL and checksums of a checkpoint, see
+    `Checkpoints.save`; one process may read alone, which Orbax's manager does not allow.
+
+    Raises:
+      ValueError: it is damaged.
+      OSError: it can't be read.
+    """
+    content = json.loads((checkpoint / ABOUT / "metadata").read_bytes())  # Orbax's name
+    if content.pop(SHA256, None) != digest(content):
+        raise ValueError(f"{checkpoint}'s {ABOUT} differs from the saved one")
+    return content
 
 
 def make_provenance(**more: Any) -> dict[str, Any]:

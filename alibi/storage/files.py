@@ -6,6 +6,7 @@ and object stores replace an object at once.
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import math
@@ -22,6 +23,7 @@ from typing import Any
 import fsspec.config
 from etils import epath
 
+SHA256 = "sha256"  # key of a JSON file for the digest of the rest
 PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # by which fsspec, and so epath, reads addresses
 
 
@@ -117,6 +119,11 @@ def write_whole(
     """Writes a file, text as UTF-8; see `made_whole`."""
     with made_whole(place, parents=parents) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def digest(content: dict[str, Any]) -> str:
+    """Returns the SHA-256 of JSON content: one bit may make another number, which JSON can't tell."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_writable(folder: epath.Path) -> None:

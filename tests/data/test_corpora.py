@@ -187,7 +187,12 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     [
         ("a.txt", "the".encode("utf-16"), "is UTF-16; convert it by iconv -f utf-16"),
         ("a.txt", "the".encode("utf-32"), "is UTF-32; convert it by iconv -f utf-32"),
-        ("a.txt", "the".encode("utf-16-le"), "is no text, for it begins with NUL bytes"),
+        (
+            "a.txt",
+            "the".encode("utf-16-le"),
+            "is no text, since it holds a NUL byte; if it is UTF-16",
+        ),
+        ("a.txt", b"\0\0\xfe\xff\0\0\0t", "is UTF-32; convert it by iconv"),
         ("a.txt", b"%PDF-1.7\n%\xe2\xe3", "is a PDF; convert it"),
         ("a.zip", b"PK\x03\x04 rest", "is a zip archive; unzip it"),
         ("a.txt", gzip.compress(b"the cat"), r"is a gzip file; name it with \.gz"),

@@ -1,6 +1,8 @@
 """Tokenizers of other projects: the ids of a document are those of the library for the whole text."""
 
+import dataclasses
 import io
+import json
 import pathlib
 
 import numpy as np
@@ -129,6 +131,44 @@ def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
         given_tokenizer(data)
 
 
+def test_parts_of_a_file_that_gpt2s_own_tokenizer_lacks(text) -> None:
+    library = tokenizers.train_bpe([text[:10_000]], 400)
+    assert BpeTokenizer(library, tokenizers.END_OF_TEXT).cuts_documents
+    parts = json.loads(library.to_str())
+    parts["model"] |= {"dropout": 0.5, "unk_token": tokenizers.END_OF_TEXT}
+    library = hf.Tokenizer.from_str(json.dumps(parts))
+    library.add_tokens(["\n\n"])
+    tokenizer = BpeTokenizer(library, tokenizers.END_OF_TEXT)
+    text = text.replace("\n", "\n\n")
+    assert not tokenizer.cuts_documents, "a cut before the second line end would split the token"
+    ids = tokenizer.encode(text).tolist()
+    assert ids[:-1] == library.encode(text, add_special_tokens=False).ids, "no token is dropped out"
+    assert tokenizer.unknown_id is None, "the end of a document is no unknown text"
+    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit()])
+    assert not tokenizer.changes_text
+    assert BpeTokenizer(library, tokenizers.END_OF_TEXT).changes_text, "white space is lost"
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_document_in_which_no_windows_agree_is_cut(monkeypatch) -> None:
+    """Tokens of eight letters, counted from the beginning: windows begin at other places."""
+    monkeypatch.setattr(tokenizers, "MOST_CHARS", 16_000)
+    words = {"a" * 2**n: n for n in range(4)} | {"b": 4, "</s>": 5}
+    merges = [("a" * 2**n, "a" * 2**n) for n in range(3)]
+    tokenizer = BpeTokenizer(hf.Tokenizer(models.BPE(words, merges)), "</s>")
+    encoded: list[int] = []
+    places = tokenizer._places
+    monkeypatch.setattr(
+        tokenizer, "_places", lambda part: encoded.append(len(part)) or places(part)
+    )
+    letters = [Piece(b"a" * 1_000, False)] * 100
+    pieces = [Piece(b"b", False), *letters, Piece(b"", True)]
+    ids = np.concatenate(list(tokenizer.encode_stream(pieces)))
+    assert sum({4: 1, 5: 0}.get(int(i), 2 ** int(i)) for i in ids) == 100_001, "no letter is lost"
+    assert max(encoded) < 32_000, "memory is bounded"
+    assert len(ids) < 12_502 + 20, "few tokens more than those of the whole"
+
+
 def test_unknown_tokens_are_counted_and_shards_hold_whole_documents(
     text, tmp_path, monkeypatch
 ) -> None:
@@ -156,19 +196,38 @@ def test_a_word_longer_than_a_piece_is_one_word() -> None:
     assert (ids.count(words.unknown_id), len(ids)) == (1, 4), "a, the word, b and the line's end"
 
 
-@pytest.mark.parametrize(
-    "text", ["a " + "x" * 600_000 + " b", "\u65e5\u672c\u3000" * 60_000, "x" * 300_000 + "\u3000y"]
-)
-def test_words_are_counted_across_pieces(text, tmp_path) -> None:
-    """Pieces of a text without spaces and line ends are cut anywhere, at wide spaces too."""
+def test_words_that_pieces_cut_move_to_the_next_piece() -> None:
+    pieces = [Piece(b"a b", False), Piece(b"c d", False), Piece(b"\ne", False), Piece(b"f", True)]
+    whole = [piece.utf8 for piece in tokenizers.with_whole_words(pieces)]
+    assert whole == [b"a ", b"bc ", b"d\n", b"ef"], "a document is not gathered in memory"
+
+
+def test_words_between_wide_spaces_are_counted_in_pieces(tmp_path) -> None:
+    text = "\u65e5\u672c\u3000" * 60_000  # no space of ASCII: pieces end anywhere
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     data = DataConfig(corpus="text", train=str(tmp_path / "text.txt"), cache_dir=str(tmp_path))
-    counted, words = prepare(data, "train", progress=False).manifest.words, len(text.split())
-    assert counted == words
+    assert prepare(data, "train", progress=False).manifest.words == 60_000
 
 
-def loaded(tokenizer: hf.Tokenizer, folder: pathlib.Path, mark: str = "") -> Tokenizer | None:
-    (folder / "tokenizer.json").write_text(mark + tokenizer.to_str(), encoding="utf-8")
+def test_bpe_learns_from_long_documents_and_from_little_of_one_word(tmp_path, monkeypatch) -> None:
+    """A document between blank lines comes in pieces that do not end in white space."""
+    monkeypatch.setattr("alibi.data.textfiles.PIECE_BYTES", 1_000)
+    (tmp_path / "text.txt").write_text("some words and others\n" * 1_000)
+    data = DataConfig(
+        corpus="text", train=str(tmp_path / "text.txt"), tokenizer="bpe", bpe_vocab_size=270
+    )
+    for end in ("file", "blank_line"):
+        data = dataclasses.replace(data, document_end=end)
+        assert tokenizers.make_tokenizer(data, make_corpus(data)).vocab_size == 270
+    for name, value in {"CHUNK_CHARS": 10, "OVERLAP_CHARS": 8, "UNSPACED_BYTES": 20}.items():
+        monkeypatch.setattr(tokenizers, name, value)
+    pieces = [Piece(b"x" * 15, False)] * 3 + [Piece(b"x y", False), Piece(b"z", True)]
+    assert [len(piece.utf8) for piece in tokenizers._spaced(pieces)] == [8, 8, 3, 1]
+
+
+def loaded(tokenizer: hf.Tokenizer, folder: pathlib.Path) -> Tokenizer | None:
+    """From a file with a byte order mark, as Windows' editors save it."""
+    (folder / "tokenizer.json").write_text("\ufeff" + tokenizer.to_str(), encoding="utf-8")
     file = str(folder / "tokenizer.json")
     return given_tokenizer(DataConfig(tokenizer="bpe", tokenizer_file=file))
 
@@ -188,15 +247,5 @@ def test_a_tokenizer_without_an_unknown_token_is_refused(model, tmp_path) -> Non
     """
     with pytest.raises(ValueError, match="no token for characters outside its vocabulary"):
         loaded(hf.Tokenizer(model), tmp_path)
-
-
-def test_a_tokenizer_json_with_a_mark_dropout_and_tokens_that_take_white_space(tmp_path) -> None:
-    library = tokenizers.train_bpe(["the cat sat\n"] * 3, 270)
-    plain = loaded(library, tmp_path)
-    library.model.dropout = 0.9
-    same = loaded(library, tmp_path, mark="\ufeff")
-    text = "the cat sat\n" * 9
-    assert same.encode(text).tolist() == plain.encode(text).tolist(), "ids are never drawn"
-    assert (plain.cuts_documents, same.fingerprint()) == (True, plain.fingerprint())
-    library.add_tokens([hf.AddedToken("cat", rstrip=True)])
-    assert not loaded(library, tmp_path).cuts_documents, "the token holds the line end after it"
+    library = tokenizers.train_bpe(["the cat sat"], 260)
+    assert loaded(library, tmp_path).encode("\u65e5").size == 4, "bytes and the end"

@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 import re
+import time
 
 import numpy as np
 import pytest
@@ -218,6 +219,17 @@ def test_blank_lines_end_documents(tmp_path, monkeypatch, line_end, space):
         assert documents_in(corpus.pieces("train")) == documents
         shards = [documents_in(shard.pieces) for shard in corpus.shards("train", -1, 4 * size)]
         assert [document for shard in shards for document in shard] == documents
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_many_empty_lines_take_no_time(tmp_path, line_end):
+    """A search from each of 100,000 line ends to the last one took minutes."""
+    text = f"one{line_end}{line_end * 100_000}two"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    corpus = TextFiles({"train": str(tmp_path / "a.txt"), "document_end": "blank_line"})
+    start = time.monotonic()
+    assert documents_in(corpus.pieces("train")) == [text[:-3], "two"]
+    assert time.monotonic() - start < 5
 
 
 def test_lines_are_documents(tmp_path, monkeypatch):

@@ -254,7 +254,7 @@ def test_bpe_of_a_word_longer_than_a_batch_is_bpe_of_the_whole(
 
 
 def test_bpe_learns_merges_from_a_text_without_spaces(tmp_path):
-    """From the beginning of each piece: of the whole word, the library takes ten times the memory."""
+    """From the beginning of each piece: of these whole pieces, five merges take half a minute."""
     (tmp_path / "dna.txt").write_text("acgtta" * 100_000)
     data = DataConfig(
         corpus="text",

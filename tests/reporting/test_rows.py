@@ -46,13 +46,15 @@ def test_a_results_file_of_before_stays_what_it_was_and_comes_first(tmp_path):
     assert find_rows(tmp_path) == [*old, make_row("t5")]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", "one bit"])
 def test_a_damaged_row_is_named_and_made_again(tmp_path, caplog, damage):
     rows = [make_row(), make_row("t5")]
     for row in rows:
         record_row(tmp_path, row)
     (file,) = tmp_path.glob("rows/alibi-L128-seed0/128-*.json")
-    file.write_bytes(damage)
+    flipped = file.read_bytes().replace(b'"seed": 0', b'"seed": 1')
+    assert flipped != file.read_bytes()
+    file.write_bytes(flipped if damage == "one bit" else damage)
     with caplog.at_level(logging.WARNING):
         assert find_rows(tmp_path) == merge_rows(tmp_path) == rows[1:]
     assert caplog.text.count(f"{file} is damaged and was left out: evaluate again") == 1
