@@ -44,9 +44,11 @@ MARK = codecs.BOM_UTF8  # at the beginning of files of some editors; no part of 
 # First bytes of other files, with the remedy.
 _FOREIGN = {
     codecs.BOM_UTF32_LE: "UTF-32; convert it by iconv -f utf-32 -t utf-8",
+    codecs.BOM_UTF32_BE: "UTF-32; convert it by iconv -f utf-32 -t utf-8",
     codecs.BOM_UTF16_LE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
     codecs.BOM_UTF16_BE: "UTF-16; convert it by iconv -f utf-16 -t utf-8",
     b"PK\x03\x04": "a zip archive; unzip it, and name its text files",
+    b"%PDF-": "a PDF; convert it by pdftotext",
     b"\x1f\x8b": "a gzip file; name it with .gz at its end",
     b"BZh91AY&SY": "a bzip2 file; name it with .bz2 at its end",
     b"\xfd7zXZ": "an xz file; name it with .xz at its end",

@@ -28,10 +28,11 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
 OVERLAP_CHARS = 1 << 12  # of two windows of a document, and the most a token reads around itself
-# of words longer than a piece, in the training of BPE, where a byte of them takes 60 bytes of memory
+# of words longer than a chunk, in the training of BPE, where a byte of them takes 60 bytes of memory
 UNSPACED_BYTES = 8 << 20
 MOST_CHARS = 16 * BATCH_CHARS  # of a document whose windows never agree, such as a letter repeated
 ALIKE = 16  # tokens before and after the end of a window that the next window must repeat
+RARE = "\U0001242b"  # of cuneiform: outside almost every vocabulary
 CHANGEABLE = "A Tab\there, two  spaces, \ufb01ve cafe\u0301s"  # to see whether a normalizer does
 _SAVED, _SENTENCEPIECE = "tokenizer_config.json", "sentencepiece"
 
@@ -191,6 +192,9 @@ class SentencePiece:
     def encode(self, text: str, add_special_tokens: bool = False) -> Any:
         return types.SimpleNamespace(**self._model.encode(text, return_type="offset_mapping"))
 
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = False) -> Any:
+        return [self.encode(text) for text in texts]
+
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return self._model.decode(ids)
 
@@ -252,21 +256,24 @@ class BpeTokenizer(Tokenizer):
         """Yields the tokens of each document, then the boundary; the ids are those of whole
         documents.
         """
-        if not self.cuts_documents:
-            yield from self._encode_whole(pieces)
-            return
+        pieces = iter(pieces)
         rest, size = "", 0
         waiting: list[str | None] = []
         for piece in pieces:
-            rest += piece.text
-            chunks, rest = cut_chunks(rest, piece.ends_document)
+            chunks, rest = cut_chunks(
+                rest + piece.text, piece.ends_document, whole=not self.cuts_documents
+            )
             waiting += [*chunks, None] if piece.ends_document else chunks
             size += sum(map(len, chunks)) + 1  # an empty document takes room too
-            if size >= BATCH_CHARS:
+            too_long = len(rest) >= BATCH_CHARS  # to be encoded as one text
+            if size >= BATCH_CHARS or too_long:
                 yield from self._encode(waiting)
                 waiting, size = [], 0
+            if too_long:
+                yield from self._encode_long(rest, pieces)
+                rest = ""
         # a shard may end within a document
-        yield from self._encode([*waiting, *cut_chunks(rest, True)[0]])
+        yield from self._encode([*waiting, *filter(None, [rest])])
 
     def _encode(self, chunks: list[str | None]) -> Iterator[Ids]:
         """Yields the tokens of each chunk, encoded on all cores, and the boundary for each None."""
@@ -275,17 +282,24 @@ class BpeTokenizer(Tokenizer):
         for chunk in chunks:
             yield np.array([self.boundary_id] if chunk is None else next(encodings).ids, np.int32)
 
-    def _encode_whole(self, pieces: Iterable[Piece]) -> Iterator[Ids]:
-        """Yields the tokens of each document by windows of `BATCH_CHARS` that overlap.
+    def _encode_long(self, text: str, pieces: Iterator[Piece]) -> Iterator[Ids]:
+        """Yields the tokens of the rest of a document, by windows of `BATCH_CHARS` that overlap.
 
         The next window begins some characters before the end of a window, and takes over where both
         have the same tokens at the same places. Without such a place the window grows, and the text
-        is cut after `MOST_CHARS`.
+        is cut after `MOST_CHARS`. (Of millions of characters, SentencePiece's own unigram ids are
+        rounded: it adds scores in float32.)
+
+        Args:
+          text: the beginning, already read.
+          pieces: read up to the end of the document.
         """
-        text, first, size = "", 0, BATCH_CHARS  # tokens of `text` from character `first` on are new
-        for piece in pieces:
+        first, size = 0, BATCH_CHARS  # tokens of `text` from character `first` on are new
+        for piece in itertools.chain([Piece(b"", ends_document=False)], pieces):
             text += piece.text
-            while not piece.ends_document and len(text) >= size + OVERLAP_CHARS:
+            if piece.ends_document:
+                break
+            while len(text) >= size + OVERLAP_CHARS:
                 start = size - 2 * OVERLAP_CHARS
                 window, further = (
                     self._places(text[:size]),
@@ -298,14 +312,9 @@ class BpeTokenizer(Tokenizer):
                     border = start = max([at for at, _ in window if first < at <= start] or [start])
                 yield np.array([token for at, token in window if first <= at < border], np.int32)
                 text, first, size = text[start:], border - start, BATCH_CHARS
-            if piece.ends_document:
-                yield self._from(text, first)
-                yield np.array([self.boundary_id], np.int32)
-                text, first, size = "", 0, BATCH_CHARS
-        yield self._from(text, first)  # a limit ends within a document
-
-    def _from(self, text: str, first: int) -> Ids:
-        return np.array([token for at, token in self._places(text) if at >= first], np.int32)
+        yield np.array([token for at, token in self._places(text) if at >= first], np.int32)
+        if piece.ends_document:  # a shard or a limit may end within it
+            yield np.array([self.boundary_id], np.int32)
 
     def _places(self, text: str) -> list[tuple[int, int]]:
         """Returns the first character and the id of each token."""
@@ -352,16 +361,18 @@ def _shared_place(
     return None
 
 
-def cut_chunks(text: str, ends_document: bool) -> tuple[list[str], str]:
+def cut_chunks(text: str, ends_document: bool, *, whole: bool = False) -> tuple[list[str], str]:
     """Returns chunks to encode separately, and the rest, which must wait for more text of the
-    document.
+    document; with `whole` a document is one chunk.
 
     A chunk ends before a line end and a visible character, else before such a space. GPT-2's
     pattern splits there in any context, so the ids are those of the whole document.
     """
     chunks, start = [], 0
-    while len(text) - start > CHUNK_CHARS:
-        cut = _chunk_end(text, start, start + CHUNK_CHARS)
+    while not whole and len(text) - start > CHUNK_CHARS:
+        near, end = start + CHUNK_CHARS, len(text) - 1
+        if not (cut := _chunk_end(text, start, near) or _chunk_end(text, start, end)):
+            break
         chunks.append(text[start:cut])
         start = cut
     if ends_document and start < len(text):
@@ -376,7 +387,7 @@ def _chunk_end(text: str, start: int, stop: int) -> int:
             if not text[cut + 1].isspace() and (mark == "\n" or not text[cut - 1].isspace()):
                 return cut
             cut = text.rfind(mark, start + 1, cut)
-    return stop  # no such place in so many characters
+    return 0  # no such place
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
@@ -406,7 +417,7 @@ def _read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
     try:
         if path.suffix == ".model":
             return SentencePiece(path.read_bytes())
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
         if f'"{_SENTENCEPIECE}"' in text[:20]:
             return SentencePiece(base64.b64decode(json.loads(text)[_SENTENCEPIECE]))
         return hf.Tokenizer.from_str(text)
@@ -416,6 +427,22 @@ def _read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
         raise ValueError(
             f"{path} is no tokenizer.json of the tokenizers library, nor a SentencePiece .model: {error}"
         ) from error
+
+
+def _check_unknown(tokenizer: hf.Tokenizer | SentencePiece, end: int, path: epath.Path) -> None:
+    """Raises ValueError if characters outside the vocabulary are lost, errors, or the token `end`."""
+    normalizer = tokenizer.normalizer
+    if normalizer is not None and not normalizer.normalize_str(RARE).strip():
+        return
+    try:
+        ids = tokenizer.encode(RARE, add_special_tokens=False).ids
+    except Exception:  # the library raises no other class
+        ids = []
+    if not ids or end in ids:
+        raise ValueError(
+            f"{path} has no token for characters outside its vocabulary, which would be lost or stop the work; "
+            "set model.unk_token (Unigram: unk_id) to a token of its own, or model.byte_fallback"
+        )
 
 
 def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -525,7 +552,8 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
     path = epath.Path(data.tokenizer_file).expanduser()
     tokenizer = _read_bpe(path)
     for name in END_OF_TEXT_NAMES:
-        if tokenizer.token_to_id(name) is not None:
+        if (end := tokenizer.token_to_id(name)) is not None:
+            _check_unknown(tokenizer, end, path)
             return BpeTokenizer(tokenizer, name)
     raise ValueError(
         f"{path} has no end-of-text token, which must stand between documents; "
@@ -565,12 +593,15 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
 
 
 def _spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces, but of words longer than a piece only the first `UNSPACED_BYTES`."""
-    unspaced = 0
+    """Yields the pieces, but of words longer than a chunk only the first `OVERLAP_CHARS`, and
+    `UNSPACED_BYTES` in all: the time of training grows with the square of a word.
+    """
+    left = UNSPACED_BYTES
     for piece in pieces:
-        if not piece.ends_document and len(piece.utf8.split(None, 1)) < 2:
-            unspaced += len(piece.utf8)
-            if unspaced > UNSPACED_BYTES:
+        if len(piece.utf8) > CHUNK_CHARS and len(piece.utf8.split(None, 1)) < 2:
+            piece = Piece(piece.text[:OVERLAP_CHARS].encode(), piece.ends_document)
+            left -= len(piece.utf8)
+            if left < 0:
                 continue
         yield piece
 

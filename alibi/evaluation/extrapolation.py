@@ -303,8 +303,8 @@ class RunEvaluation:
             )
         if tokenizer.changes_text:
             print_once(
-                f"{manifest.source}: the tokenizer's normalizer changes the text (case, ligatures, white space), and "
-                "bits per byte are of the bytes of the original"
+                f"{manifest.source}: the tokenizer's normalizer may change the text (case, ligatures, accents, white "
+                "space), and bits per byte are of the bytes of the original"
             )
         documents = documents_of(text, corpus) if self.options.separately else None
         return text, corpus.title(manifest.split), documents

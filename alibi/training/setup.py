@@ -213,13 +213,16 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
 
 def shared_text(train: TokenFile, valid: TokenFile) -> str:
     """Returns the part of the validation text that is also in the train text, by hashes of whole
-    texts and of files; "" if none is.
+    texts and of files, and by the names of splits; "" if none is.
     """
-    ours, theirs = (
-        [json.dumps(each) for each in file.manifest.description.get("files", [])]
-        for file in (valid, train)
-    )
-    if valid.manifest.sha256 == train.manifest.sha256 or (ours and set(ours) <= set(theirs)):
+    about = [file.manifest.description for file in (valid, train)]
+    ours, theirs = ([json.dumps(each) for each in which.get("files", [])] for which in about)
+    split, *_ = about[0].get("split", "").partition("[")  # a slice of the train split is in it
+    if (
+        valid.manifest.sha256 == train.manifest.sha256
+        or (ours and set(ours) <= set(theirs))
+        or about[0] | {"split": split} == {"split": ""} | about[1]
+    ):
         return "all"
     files = len(set(ours) & set(theirs))
     return f"{files} of {len(ours)} files" if files else ""

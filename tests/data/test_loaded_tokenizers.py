@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from alibi.config import DataConfig
 from alibi.data import tokenizers
 from alibi.data.corpus import Piece
-from alibi.data.tokenizers import BpeTokenizer, given_tokenizer, load_tokenizer
+from alibi.data.tokenizers import BpeTokenizer, Tokenizer, given_tokenizer, load_tokenizer
 from alibi.data.tokens import make_corpus, prepare
 
 SPECIALS = ["<unk>", "</s>"]
@@ -218,6 +219,33 @@ def test_bpe_learns_from_long_documents_and_from_little_of_one_word(tmp_path, mo
     for end in ("file", "blank_line"):
         data = dataclasses.replace(data, document_end=end)
         assert tokenizers.make_tokenizer(data, make_corpus(data)).vocab_size == 270
-    monkeypatch.setattr(tokenizers, "UNSPACED_BYTES", 20)
+    for name, value in {"CHUNK_CHARS": 10, "OVERLAP_CHARS": 8, "UNSPACED_BYTES": 20}.items():
+        monkeypatch.setattr(tokenizers, name, value)
     pieces = [Piece(b"x" * 15, False)] * 3 + [Piece(b"x y", False), Piece(b"z", True)]
-    assert [len(piece.utf8) for piece in tokenizers._spaced(pieces)] == [15, 3, 1]
+    assert [len(piece.utf8) for piece in tokenizers._spaced(pieces)] == [8, 8, 3, 1]
+
+
+def loaded(tokenizer: hf.Tokenizer, folder: pathlib.Path) -> Tokenizer | None:
+    """From a file with a byte order mark, as Windows' editors save it."""
+    (folder / "tokenizer.json").write_text("\ufeff" + tokenizer.to_str(), encoding="utf-8")
+    file = str(folder / "tokenizer.json")
+    return given_tokenizer(DataConfig(tokenizer="bpe", tokenizer_file=file))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE({"a": 0, "</s>": 1}, []),
+        models.BPE({"a": 0, "</s>": 1}, [], unk_token="</s>"),
+        models.WordLevel({"a": 0, "</s>": 1}, unk_token="<unk>"),
+        models.Unigram([("a", -1.0), ("</s>", -2.0)]),
+    ],
+)
+def test_a_tokenizer_without_an_unknown_token_is_refused(model, tmp_path) -> None:
+    """The library drops such characters without a word, ends a document there, or raises a plain
+    Exception in the middle of the text.
+    """
+    with pytest.raises(ValueError, match="no token for characters outside its vocabulary"):
+        loaded(hf.Tokenizer(model), tmp_path)
+    library = tokenizers.train_bpe(["the cat sat"], 260)
+    assert loaded(library, tmp_path).encode("\u65e5").size == 4, "bytes and the end"

@@ -234,9 +234,35 @@ def test_bpe_of_chunks_is_bpe_of_the_whole(library_bpe, trained_bpe, parts, cut)
         chunked = stream(
             trained_bpe, Piece(text[:cut].encode(), False), Piece(text[cut:].encode(), True)
         )[:-1]
-        chunks = tokenizers.cut_chunks(text, True)[0][:-1]
-    # Text without a border in 12 characters is cut anywhere; a test of borders leaves that out.
-    assert chunked == whole or any(len(chunk) == 12 for chunk in chunks)
+    assert chunked == whole
+
+
+def test_bpe_of_a_word_longer_than_a_batch_is_bpe_of_the_whole(
+    library_bpe, trained_bpe, monkeypatch
+):
+    """Chunks that end within a word give tokens that the word does not have."""
+    word = "".join(np.random.default_rng(0).choice(list("etaoinsh"), 9_000))
+    text = f"before {word} after\n"
+    for name, value in {"CHUNK_CHARS": 200, "BATCH_CHARS": 1_000, "OVERLAP_CHARS": 100}.items():
+        monkeypatch.setattr(tokenizers, name, value)
+    pieces = [Piece(text[at : at + 500].encode(), False) for at in range(0, len(text), 500)]
+    end, next_document = Piece(b"", True), Piece(b"next", True)
+    whole = library_bpe.encode(text, add_special_tokens=False).ids
+    after = [0, *library_bpe.encode("next", add_special_tokens=False).ids, 0]
+    assert stream(trained_bpe, *pieces, end, next_document) == whole + after
+    assert stream(trained_bpe, *pieces) == whole, "a shard may end within a document"
+
+
+def test_bpe_learns_merges_from_a_text_without_spaces(tmp_path):
+    """From the beginning of each piece: of these whole pieces, five merges take half a minute."""
+    (tmp_path / "dna.txt").write_text("acgtta" * 100_000)
+    data = DataConfig(
+        corpus="text",
+        train=str(tmp_path / "dna.txt"),
+        tokenizer="bpe",
+        bpe_vocab_size=262,
+    )
+    assert make_tokenizer(data, make_corpus(data)).vocab_size == 262
 
 
 def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):

@@ -1,12 +1,15 @@
 """Configs that training refuses before it reads its text: a cluster's user learns it at once."""
 
+import dataclasses
 import re
 
 import pytest
 
 from alibi.config import DataConfig
 from alibi.config.files import load_config
-from alibi.training.setup import check_trainable, prepare_files
+from alibi.data.tokenfile import TokenFile
+from alibi.data.tokens import prepare
+from alibi.training.setup import check_trainable, prepare_files, shared_text
 
 
 @pytest.mark.parametrize(
@@ -52,3 +55,26 @@ def test_a_validation_text_within_the_train_text_is_told(tmp_path, capsys) -> No
     assert "all of data.valid is in data.train too" in told[at["a"]]
     assert "1 of 2 files of data.valid is in data.train too" in told[f"{at['b']},{at['c']}"]
     assert "too: the validation" not in told[at["c"]]
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "shared"),
+    [
+        ("train", "train[:5%]", "all"),
+        ("train", "train", "all"),
+        ("train[5%:]", "train[:5%]", ""),
+        ("train", "validation[:5%]", ""),
+    ],
+)
+def test_a_slice_of_the_train_split_is_within_the_train_text(
+    train, valid, shared, tmp_path
+) -> None:
+    """Also where limits cut both texts, whose hashes then differ."""
+    made = prepare(DataConfig(max_train_bytes=99, cache_dir=str(tmp_path)), "train", progress=False)
+
+    def named(split: str, text: str) -> TokenFile:
+        about = {"corpus": "hub", "name": "wikitext", "split": split}
+        manifest = dataclasses.replace(made.manifest, description=about, sha256=text)
+        return dataclasses.replace(made, manifest=manifest)
+
+    assert shared_text(named(train, "its beginning"), named(valid, "another")) == shared
