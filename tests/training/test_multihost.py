@@ -50,6 +50,10 @@ def test_processes_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch)
             hosts, "_places", [listener.getsockname(), ("127.0.0.1", free_port()), None]
         )
         assert hosts.lost_processes() == [1]
+        # Process 1's name stands for 127.0.1.1 on its host: it has not ended.
+        outer = [("192.0.2.1", free_port()), ("127.0.1.1", free_port())]
+        monkeypatch.setattr(hosts, "_places", outer)
+        assert 1 not in hosts.lost_processes()
 
 
 def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
