@@ -69,9 +69,10 @@ class Record:
         # counts from the last.
         about = checkpoints.about(step) if step else {}
         self._sums = np.array(about.get(UNLOGGED, [0.0, 0.0]))
-        if hosts.is_primary() and about.get(ROWS, found := self._rows()) != found:
+        saved, found = about.get(ROWS), self._rows()
+        if saved and found and saved != found:
             print_line(
-                f"{run}/{METRICS_FILE} is damaged: at update {step} it had {about[ROWS][0]} rows, now "
+                f"{run}/{METRICS_FILE} is damaged: at update {step} it had {saved[0]} rows, now "
                 f"{found[0]}, or other values; the training is not affected, its curves are"
             )
         self._dispatched: tuple[int, Metrics] | None = None
@@ -120,9 +121,13 @@ class Record:
         return {UNLOGGED: self._sums.tolist(), ROWS: self._rows()}
 
     def _rows(self) -> list[Any]:
-        """Returns the number of rows and their hash; of none in a bucket, where each is a file."""
+        """Returns the number of rows and their hash; nothing in a bucket, where each row is a file,
+        and on processes other than 0, whose record is not saved.
+        """
         file = self._run.path / METRICS_FILE
-        content = b"" if is_address(file) or not file.exists() else file.read_bytes()
+        if is_address(file) or not hosts.is_primary():
+            return []
+        content = file.read_bytes() if file.exists() else b""
         return [content.count(b"\n"), hashlib.sha256(content).hexdigest()[:16]]
 
     def _log(self, step: int, values: dict[str, float]) -> None:

@@ -16,7 +16,7 @@ from alibi.config import replaced
 from alibi.runs import RunDirectory
 from alibi.runs.identity import differing
 from alibi.runs.trained import TrainedRun
-from alibi.training import loop
+from alibi.training import loop, record
 from tests.training.runs import assert_same, final_state, rows
 
 METHOD = """
@@ -185,3 +185,14 @@ def test_damaged_metrics_are_told(tiny_config, finished: pathlib.Path, capsys) -
         loop.train(tiny_config(), str(finished))
         message = capsys.readouterr().err
         assert f"is damaged: at update 4 it had 5 rows, now {count}, or other values" in message
+
+
+@pytest.mark.usefixtures("one_device")
+def test_metrics_moved_to_a_bucket_are_not_told_as_damaged(
+    tiny_config, finished: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """There each row is a file, which the hash of the one file does not describe."""
+    monkeypatch.setattr(record, "is_address", lambda _: True)
+    shutil.rmtree(finished / "checkpoints" / "6")
+    loop.train(tiny_config(), str(finished))
+    assert "is damaged" not in capsys.readouterr().err
