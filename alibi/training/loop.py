@@ -188,11 +188,11 @@ class Updates:
         """
         self.record.fetch()  # a state that is not finite is never saved
         with self.record.speed.paused():
+            if jax.process_count() > 1:  # before each decides by its own loss whether to save
+                check_replicas(self.state, f"after update {step}")
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
             if save or improved:
-                if jax.process_count() > 1:
-                    check_replicas(self.state, f"after update {step}")
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(
                     self.state, step, self.about | self.record.for_checkpoint(), nll
