@@ -82,10 +82,15 @@ def read_column(
         if kind == ".csv":
             csv.field_size_limit(sys.maxsize)  # a document may be long
             rows = csv.DictReader(_lines(texts))
-        first = next(rows, {column: None})
-        check_column(column, first, str(path))
-        yield from (row.get(column) for row in itertools.chain([first], rows))
-    except (json.JSONDecodeError, AttributeError, csv.Error, ArrowException) as error:
+        first = list(itertools.islice(rows, 1))
+        for row in first:
+            check_column(column, row.keys(), str(path))
+        yield from (row.get(column) for row in itertools.chain(first, rows))
+    except AttributeError as error:  # a row has no keys
+        raise ValueError(
+            f'{path} holds a line that is no object; a row must be one, such as {{"{column}": "a text"}}'
+        ) from error
+    except (json.JSONDecodeError, csv.Error, ArrowException) as error:
         raise ValueError(f"{path} is not a whole {kind} file ({error}); make it again") from error
 
 

@@ -174,7 +174,8 @@ class Making:
         if not sum(count["bytes"] for count in counts):
             shutil.rmtree(folder)
             raise ValueError(
-                f"{corpus.source(split)} is empty: it has no text for tokens; check data.{split}"
+                f"{corpus.source(split)} is empty: it has no text for tokens; check "
+                f"{'--text_file' if split == 'file' else f'data.{split}'}"
             )
         revisions = sorted({count.pop("revision") for count in counts})
         if len(revisions) > 1:

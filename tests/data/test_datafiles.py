@@ -6,7 +6,9 @@ import json
 import pytest
 
 from alibi.config import DataConfig
-from alibi.data.tokens import make_corpus
+from alibi.data.textfiles import TextFiles
+from alibi.data.tokenizers import ByteTokenizer
+from alibi.data.tokens import make_corpus, prepare_text
 from tests.data.corpusmaker import documents
 
 ROWS = ["one\n", "", "två, “quoted”\n\nand more", "NA", "x" * 200_000]
@@ -58,10 +60,30 @@ def test_a_wrong_column_and_a_damaged_file(files, form):
 
 
 def test_objects_without_the_column_are_empty_documents(tmp_path):
-    """As `datasets` reads them; an empty line is no row, and a list has no columns."""
+    """As `datasets` reads them; an empty line is no row."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "one"}\n\n{"other": 1}\n{"text": null}\n' + json.dumps({"text": "é"}))
     assert documents(corpus_of(path), "train") == ["one", "", "", "é"]
-    path.write_text('["one"]\n')
-    with pytest.raises(ValueError, match=r"no column 'text'.* to one of one"):
-        documents(corpus_of(path), "train")
+
+
+@pytest.mark.parametrize("line", ["5", "null", '"text"', '["text"]'])
+def test_a_line_that_is_no_object(tmp_path, line):
+    """First or later."""
+    path = tmp_path / "rows.jsonl"
+    for before in ("", '{"text": "one"}\n'):
+        path.write_text(f"{before}{line}\n")
+        with pytest.raises(
+            ValueError, match=r"rows.jsonl holds a line that is no object; a row must"
+        ):
+            documents(corpus_of(path), "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("rows.csv", "text,number\n"), ("rows.jsonl", "\n\n")]
+)
+def test_a_file_without_rows_has_no_documents(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert documents(corpus_of(tmp_path / name), "train") == []
+    corpus = TextFiles({"file": str(tmp_path / name)})
+    with pytest.raises(ValueError, match="is empty: it has no text for tokens; check --text_file"):
+        prepare_text(corpus, ByteTokenizer(), tmp_path, progress=False)
