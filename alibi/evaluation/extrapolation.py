@@ -319,13 +319,14 @@ class RunEvaluation:
 
     def _score(self, windows: Windows, params: PyTree) -> Score:
         tokens: Tokens = self.text.tokens
+        read = windows
         if self.documents is not None:
             tokens = padded(self.documents, windows.length)
-            windows = dataclasses.replace(windows, stop=len(tokens))
-        with Progress(self._title(windows), windows.num_tokens, "token", show=is_primary()) as bar:
-            score = self.scorer.score_windows(params, tokens, windows, progress=bar.update)
-        if self.documents is not None:
-            score = dataclasses.replace(score, nll_nats=score.nll_nats[tokens[:] >= 0])
+            read = dataclasses.replace(windows, stop=len(tokens))
+        with Progress(self._title(read), read.num_tokens, "token", show=is_primary()) as bar:
+            score = self.scorer.score_windows(params, tokens, read, progress=bar.update)
+        if self.documents is not None:  # padding is no token, of the speed neither
+            score = Score(windows, score.nll_nats[tokens[:] >= 0], score.seconds)
         return score
 
     def _record(self, row: Row, score: Score) -> None:

@@ -19,7 +19,8 @@ def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " to
     to the document before it.
 
     Raises:
-      ValueError: a dictionary's text spells the boundary, so the documents' ends are not known.
+      ValueError: the text spells the boundary (in a dictionary, or a vocabulary of Unigram), so the
+        documents' ends are not known.
     """
     manifest, boundaries, of_documents = text.manifest, 0, []
     for piece in limit_bytes(corpus.pieces(manifest.split), manifest.max_bytes):
@@ -36,8 +37,9 @@ def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " to
         ends = np.append(ends, tokens.size)[:boundaries]
     if ends.size != boundaries:
         raise ValueError(
-            f"{manifest.source} spells the end of a line, </s>, in {ends.size - boundaries:,} places, so the ends "
-            "of its documents are not known; replace these words"
+            f"{manifest.source} has {ends.size:,} tokens that end a line or a document (id {manifest.boundary_id}), "
+            f"but {boundaries:,} ends, so the documents are not known: it spells that token, such as </s>; replace "
+            "these words"
         )
     return np.split(tokens, ends[np.array(of_documents[:-1], int) - 1])
 

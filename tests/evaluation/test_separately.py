@@ -1,12 +1,22 @@
 """Documents scored each on its own: the numbers of documents alone, whatever lies beside them."""
 
+import io
 import json
 
 import numpy as np
 import pytest
+import tokenizers as hf
 
+from alibi.config import DataConfig
+from alibi.data import tokenizers
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, train_bpe
+from alibi.data.tokenizers import (
+    BpeTokenizer,
+    ByteTokenizer,
+    WordTokenizer,
+    given_tokenizer,
+    train_bpe,
+)
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
 from alibi.evaluation.output import Output
@@ -49,9 +59,57 @@ def test_documents_are_found_among_the_tokens(tmp_path, name, end):
     assert [ids.tolist() for ids in found(tmp_path, TEXT, end, TOKENIZERS[name])] == expected
 
 
-def test_a_text_that_spells_the_end_of_a_line(tmp_path):
-    with pytest.raises(ValueError, match=r"text.txt spells the end of a line, </s>, in 1 places"):
-        found(tmp_path, "one </s> two\nfour\n", "line", TOKENIZERS["words"])
+def unigram():
+    """Returns a tokenizer that writes a space before each document, with `</s>` in its vocabulary
+    as T5's has it.
+    """
+    scores = [("<unk>", -9.0), ("</s>", 0.0), *((letter, -5.0) for letter in "\u2581\nehnortw,x")]
+    library = hf.Tokenizer(hf.models.Unigram([*scores, ("\u2581t", -2.0), ("wo", -3.0)], unk_id=0))
+    library.pre_tokenizer = hf.pre_tokenizers.Metaspace()
+    return BpeTokenizer(library, "</s>")
+
+
+def sentencepiece_model(folder):
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    content, lines = io.BytesIO(), iter(["one two three", "longer than a window", "x" * 50])
+    trainer.train(
+        sentence_iterator=lines,
+        model_writer=content,
+        vocab_size=30,
+        model_type="bpe",
+        minloglevel=2,
+    )
+    (folder / "spm.model").write_bytes(content.getvalue())
+    return given_tokenizer(DataConfig(tokenizer="bpe", tokenizer_file=str(folder / "spm.model")))
+
+
+@pytest.mark.parametrize("end", ["file", "blank_line", "line"])
+@pytest.mark.parametrize("kind", ["unigram", "sentencepiece"])
+def test_documents_of_tokenizers_that_read_a_document_whole(tmp_path, monkeypatch, kind, end):
+    """Also a document of several windows, and documents of several shards."""
+    for name, value in {"BATCH_CHARS": 400, "OVERLAP_CHARS": 40}.items():
+        monkeypatch.setattr(tokenizers, name, value)
+    monkeypatch.setattr("alibi.data.tokens.SHARD_BYTES", 1_000)
+    tokenizer = unigram() if kind == "unigram" else sentencepiece_model(tmp_path)
+    long = "one two three, " * 200
+    parts = {
+        "file": [f"one\ntwo\n\n{long}\n\nthree"],
+        "blank_line": ["one\ntwo\n\n", f"{long}\n\n", "three"],
+        "line": ["one", "two", "", long, "", "three"],
+    }
+    documents = found(tmp_path, parts["file"][0], end, tokenizer)
+    library = tokenizer._tokenizer  # which encodes each document as one text
+    assert [ids.tolist() for ids in documents] == [
+        [*library.encode(part, add_special_tokens=False).ids, tokenizer.boundary_id]
+        for part in parts[end]
+    ]
+    assert sum(ids.tolist().count(tokenizer.boundary_id) for ids in documents) == len(documents)
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZERS["words"], unigram()])
+def test_a_text_that_spells_the_boundary(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match=r"text.txt has 3 tokens that end a line .*, but 2 ends"):
+        found(tmp_path, "one </s> two\nfour\n", "line", tokenizer)
 
 
 @pytest.mark.parametrize("run", ["alibi_run", "learned_run"])
@@ -101,6 +159,7 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
     assert [line["tokens"] for line in lines] == [8, 1, 9]
     (row,) = read_rows(tmp_path / "out" / "results.jsonl")
     assert (row.mode, row.tokens, row.documents.positions) == ("separately", 18, "separately")
+    assert row.tokens_per_second == pytest.approx(18 / row.seconds), "padding is not counted"
     assert row.nll_nats == pytest.approx(sum(line["nll_nats"] for line in lines))
     assert row.nll_nats == pytest.approx(sum(sum(line["nats"]) for line in lines), abs=1e-4)
     assert Row.from_json(row.to_json()) == row
