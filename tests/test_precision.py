@@ -42,8 +42,9 @@ for option in [f"position={name}" for name in METHODS] + OPTIONS:
     found = {leaf.dtype.name for leaf in jax.tree.leaves((params, loss, gradients))}
     assert (found, new.dtype) == ({"float32"}, jnp.int32), (option, found, new.dtype)
 query = jnp.ones((1, 600, 2, 8), jnp.float32)
-for backend in ("reference", "blocked", "saved"):
-    of = functools.partial(attend, slopes=jnp.ones(2, jnp.float32), backend=backend)
+seen = jnp.ones((1, 1, 600, 600), bool)
+for backend, mask in (("reference", seen), ("blocked", seen), ("blocked", None), ("saved", None)):
+    of = functools.partial(attend, slopes=jnp.ones(2, jnp.float32), backend=backend, mask=mask)
     found = jax.eval_shape(jax.grad(lambda x: of(x, x, x).sum()), query)
     assert found.dtype == jnp.float32, backend
 print("all float32")

@@ -265,7 +265,10 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
         rows = functools.partial(_backward_rows, own, group_dout, delta, lse)
         start = (
             dbias,
-            *(jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2])) for x in (own.k, own.v)),
+            *(
+                jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), jnp.float32)
+                for x in (own.k, own.v)
+            ),
         )
         (dbias, group_dk, group_dv), group_dq = lax.scan(
             rows, start, (jnp.arange(tiling.q_blocks), ranges)

@@ -251,7 +251,9 @@ class Tile(NamedTuple):
                 (0, 1) if size == 1 else span
                 for size, span in zip(mask.shape, self.part, strict=True)
             ]
-            masks.append(jax.lax.dynamic_slice(mask, *zip(*spans, strict=True)))
+            # of one type, also with 64 bits
+            starts = [jnp.asarray(start, jnp.int32) for start, _ in spans]
+            masks.append(jax.lax.dynamic_slice(mask, starts, [size for _, size in spans]))
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def dropout(self, weights: Float[Array, "batch heads q k"]) -> Float[Array, "batch heads q k"]:

@@ -237,9 +237,9 @@ def _attend_head(
             attended * rescale + weighted,
         )
 
-    largest, total = jnp.asarray(MASKED, jnp.float32), jnp.zeros(())
+    largest, total = jnp.asarray(MASKED, jnp.float32), jnp.zeros((), jnp.float32)
     if call.sink is not None:  # one more key, whose value is zero
-        largest, total = call.sink[head].astype(jnp.float32), jnp.ones(())
+        largest, total = call.sink[head].astype(jnp.float32), jnp.ones((), jnp.float32)
     start = (last, largest, total, jnp.zeros(value.shape[-1], jnp.float32))
     block, _, total, attended = lax.while_loop(matters, add, start)
     return attended / jnp.where(total == 0.0, 1.0, total), last - block
