@@ -162,15 +162,29 @@ class AttentionCall:
 
 
 def as_array(x: Any) -> Any:
-    """Returns a list as a NumPy array; arrays and None as they are."""
-    return x if x is None or hasattr(x, "shape") else np.asarray(x)
+    """Returns a list as a NumPy array, or as JAX's if it holds arrays of JAX; arrays and None as they
+    are.
+
+    Raises:
+      ValueError: rows of several lengths.
+    """
+    if x is None or hasattr(x, "shape"):
+        return x
+    of = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)) else np
+    try:
+        return of.asarray(x)
+    except ValueError as error:
+        raise ValueError(
+            f"a list has rows of several lengths ({x!r:.60}); an array needs one length: pad the shorter rows"
+        ) from error
 
 
 def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
     """Returns True where a mask shows a key; takes booleans, zeros and ones, and additive masks.
 
-    A mask without a value above zero is additive: zeros show, and values below zero, such as -1e9
-    and -inf, hide.
+    A mask of floats without a value above zero is additive: zeros show, and values below zero, such
+    as -1e9 and -inf, hide. A mask of integers is additive if a value is below zero; zeros alone hide
+    all keys.
 
     Raises:
       ValueError: values known here that are neither, such as a bias of the logits.
@@ -186,7 +200,8 @@ def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
                 f"and {ADDED:g} or less where it is hidden; give a bias of the logits as bias="
             )
     mask = jnp.asarray(mask)
-    return jnp.where((mask > 0).any(), mask > 0, mask == 0)
+    whole = jnp.issubdtype(mask.dtype, jnp.integer)
+    return jnp.where((mask < 0).any() if whole else ~(mask > 0).any(), mask == 0, mask > 0)
 
 
 def validate(call: AttentionCall) -> None:

@@ -63,8 +63,9 @@ def attend(
       window: a query sees only keys at distances below it: under the causal mask, itself and the
         window - 1 keys before. None: no limit. `blocked` doesn't compute the tiles outside.
       mask: True if a query may see a key, besides `causal`, `segment_ids` and `window`. Zeros and
-        ones are taken too, and an additive mask: without a value above zero, zeros show a key and
-        values below zero (at most -1000) hide it.
+        ones are taken too, and an additive mask: zeros show a key and values below zero (at most
+        -1000) hide it. Floats that are zeros alone show all keys, integers none; under `jax.vmap`
+        each entry's mask is read alone, so give booleans there.
       dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a
         key there is none.
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
@@ -100,7 +101,7 @@ def attend(
     if slopes is not None and bias is not None:
         raise ValueError("attend got both slopes and bias; give one of them")
     if slopes is not None:
-        bias = bias_of_slopes(jnp.asarray(slopes), query.shape, symmetric=not causal)
+        bias = bias_of_slopes(jnp.asarray(as_array(slopes)), query.shape, symmetric=not causal)
     q_length, k_length = query.shape[-3], key.shape[-3]
     query_segments, key_segments = (
         segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)

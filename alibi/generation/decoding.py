@@ -96,9 +96,9 @@ def generate(
         lengths end together.
 
     Raises:
-      ValueError: a prompt of another shape, or with ids beyond the vocabulary (if their values are
-        known here, padding aside); a number out of its range, no key to draw by, or more tokens in
-        all than the position method is defined for.
+      ValueError: a prompt of another shape or dtype, or with ids beyond the vocabulary (if their
+        values are known here, padding aside); a number out of its range, no key to draw by, or more
+        tokens in all than the position method is defined for.
     """
     prompt, positions = as_array(prompt), as_array(positions)
     _check_prompt(prompt, positions, model.vocab_size)
@@ -142,6 +142,11 @@ def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> No
     if prompt.ndim != 2:
         raise ValueError(
             f"the prompt has shape {prompt.shape} and must be [batch, length]; give one as prompt[None]"
+        )
+    if prompt.size and not jnp.issubdtype(prompt.dtype, jnp.integer):
+        raise ValueError(
+            f"the prompt has dtype {prompt.dtype}; it must hold token ids, integers: encode text with the run's own "
+            "tokenizer"
         )
     if positions is not None and positions.shape != prompt.shape:
         raise ValueError(f"positions have shape {positions.shape}; the prompt needs {prompt.shape}")

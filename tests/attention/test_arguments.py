@@ -58,6 +58,18 @@ def test_masks_of_zeros_and_ones_and_masks_that_hide_nothing() -> None:
     np.testing.assert_array_equal(nothing, 0.0, err_msg="booleans mean themselves")
 
 
+@pytest.mark.parametrize("dtype", [bool, np.int32, np.uint8])
+def test_an_entry_that_is_padding_alone_sees_nothing_whatever_the_others_see(dtype: type) -> None:
+    """Integers of zeros alone are no additive mask, also where `jax.vmap` shows one entry alone."""
+    arrays = random_arrays(2, 4, 4)
+    mask = jnp.asarray([[1, 1, 1, 1], [0, 0, 0, 0]], dtype)[:, None, None, :]
+    mapped = jax.vmap(lambda *x: attend(*x[:3], mask=x[3]))(*arrays, mask)
+    np.testing.assert_array_equal(mapped[1], 0.0)
+    np.testing.assert_allclose(mapped, attend(*arrays, mask=mask), atol=1e-6)
+    low = jnp.where(mask, 0, -10_000)
+    np.testing.assert_allclose(attend(*arrays, mask=low)[:1], mapped[:1], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("values", "shown"), [([0.0, -1.5], "-1.5"), ([1.0, -1e9], r"-1e\+09|-1000000000")]
 )
@@ -91,7 +103,19 @@ def test_lists_are_taken_as_arrays() -> None:
         "sink": [0.5, -0.5, 0.0, 2.0],
     }
     as_arrays = jax.tree.map(jnp.asarray, given, is_leaf=lambda x: isinstance(x, list))
-    np.testing.assert_array_equal(attend(*arrays, **given), attend(*arrays, **as_arrays))
+    expected = attend(*arrays, **as_arrays)
+    np.testing.assert_array_equal(attend(*arrays, **given), expected)
+
+    @jax.jit
+    def of_scalars(last):
+        """Lists that hold traced scalars."""
+        changed = given | {"query_positions": [4, last], "sink": [0.5, -0.5, 0.0, last - 7.0]}
+        return attend(*arrays, **changed)
+
+    np.testing.assert_allclose(of_scalars(9), expected, atol=1e-6)
+    for name in ("slopes", "query_positions", "sink"):
+        with pytest.raises(ValueError, match=r"rows of several lengths \(\[\[1, 2\], \[1\]\]\)"):
+            attend(*arrays, **{name: [[1, 2], [1]]})
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])

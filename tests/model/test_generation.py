@@ -233,6 +233,11 @@ def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
             "padding may be anything"
         )
     assert generate(model, params, [[1, 2, 3], [4, 5, 6]], 1).shape == (2, 1), "a list is taken too"
+    with pytest.raises(ValueError, match=r"has rows of several lengths .*: pad the shorter rows"):
+        generate(model, params, [[1, 2, 3], [4, 5]], 1)
+    for wrong in ([[1.0, 2.0]], [["a", "b"]]):
+        with pytest.raises(ValueError, match=r"the prompt has dtype .*; it must hold token ids"):
+            generate(model, params, np.asarray(wrong), 1)
     assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(array([[1, 2]])).shape == (
         1,
         1,
