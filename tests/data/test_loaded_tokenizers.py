@@ -13,7 +13,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from alibi.config import DataConfig
 from alibi.data import tokenizers
 from alibi.data.corpus import Piece
-from alibi.data.tokenizers import BpeTokenizer, Tokenizer, given_tokenizer, load_tokenizer
+from alibi.data.tokenizers import BpeTokenizer, Tokenizer, bpe, given_tokenizer, load_tokenizer
+from alibi.data.tokenizers.words import with_whole_words
 from alibi.data.tokens import make_corpus, prepare
 
 SPECIALS = ["<unk>", "</s>"]
@@ -32,8 +33,8 @@ def text() -> str:
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizers, "BATCH_CHARS", 4_000)
-    monkeypatch.setattr(tokenizers, "OVERLAP_CHARS", 200)
+    monkeypatch.setattr(bpe, "BATCH_CHARS", 4_000)
+    monkeypatch.setattr(bpe, "OVERLAP_CHARS", 200)
 
 
 def made(kind: str, text: str) -> hf.Tokenizer:
@@ -132,13 +133,13 @@ def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
 
 
 def test_parts_of_a_file_that_gpt2s_own_tokenizer_lacks(text) -> None:
-    library = tokenizers.train_bpe([text[:10_000]], 400)
-    assert BpeTokenizer(library, tokenizers.END_OF_TEXT).cuts_documents
+    library = bpe.train_bpe([text[:10_000]], 400)
+    assert BpeTokenizer(library, bpe.END_OF_TEXT).cuts_documents
     parts = json.loads(library.to_str())
-    parts["model"] |= {"dropout": 0.5, "unk_token": tokenizers.END_OF_TEXT}
+    parts["model"] |= {"dropout": 0.5, "unk_token": bpe.END_OF_TEXT}
     library = hf.Tokenizer.from_str(json.dumps(parts))
     library.add_tokens(["\n\n"])
-    tokenizer = BpeTokenizer(library, tokenizers.END_OF_TEXT)
+    tokenizer = BpeTokenizer(library, bpe.END_OF_TEXT)
     text = text.replace("\n", "\n\n")
     assert not tokenizer.cuts_documents, "a cut before the second line end would split the token"
     ids = tokenizer.encode(text).tolist()
@@ -146,13 +147,13 @@ def test_parts_of_a_file_that_gpt2s_own_tokenizer_lacks(text) -> None:
     assert tokenizer.unknown_id is None, "the end of a document is no unknown text"
     library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit()])
     assert not tokenizer.changes_text
-    assert BpeTokenizer(library, tokenizers.END_OF_TEXT).changes_text, "white space is lost"
+    assert BpeTokenizer(library, bpe.END_OF_TEXT).changes_text, "white space is lost"
 
 
 @pytest.mark.usefixtures("small_windows")
 def test_a_document_in_which_no_windows_agree_is_cut(monkeypatch) -> None:
     """Tokens of eight letters, counted from the beginning: windows begin at other places."""
-    monkeypatch.setattr(tokenizers, "MOST_CHARS", 16_000)
+    monkeypatch.setattr(bpe, "MOST_CHARS", 16_000)
     words = {"a" * 2**n: n for n in range(4)} | {"b": 4, "</s>": 5}
     merges = [("a" * 2**n, "a" * 2**n) for n in range(3)]
     tokenizer = BpeTokenizer(hf.Tokenizer(models.BPE(words, merges)), "</s>")
@@ -198,7 +199,7 @@ def test_a_word_longer_than_a_piece_is_one_word() -> None:
 
 def test_words_that_pieces_cut_move_to_the_next_piece() -> None:
     pieces = [Piece(b"a b", False), Piece(b"c d", False), Piece(b"\ne", False), Piece(b"f", True)]
-    whole = [piece.utf8 for piece in tokenizers.with_whole_words(pieces)]
+    whole = [piece.utf8 for piece in with_whole_words(pieces)]
     assert whole == [b"a ", b"bc ", b"d\n", b"ef"], "a document is not gathered in memory"
 
 
@@ -220,9 +221,9 @@ def test_bpe_learns_from_long_documents_and_from_little_of_one_word(tmp_path, mo
         data = dataclasses.replace(data, document_end=end)
         assert tokenizers.make_tokenizer(data, make_corpus(data)).vocab_size == 270
     for name, value in {"CHUNK_CHARS": 10, "OVERLAP_CHARS": 8, "UNSPACED_BYTES": 20}.items():
-        monkeypatch.setattr(tokenizers, name, value)
+        monkeypatch.setattr(bpe, name, value)
     pieces = [Piece(b"x" * 15, False)] * 3 + [Piece(b"x y", False), Piece(b"z", True)]
-    assert [len(piece.utf8) for piece in tokenizers._spaced(pieces)] == [8, 8, 3, 1]
+    assert [len(piece.utf8) for piece in bpe.spaced(pieces)] == [8, 8, 3, 1]
 
 
 def loaded(tokenizer: hf.Tokenizer, folder: pathlib.Path) -> Tokenizer | None:
@@ -247,5 +248,5 @@ def test_a_tokenizer_without_an_unknown_token_is_refused(model, tmp_path) -> Non
     """
     with pytest.raises(ValueError, match="no token for characters outside its vocabulary"):
         loaded(hf.Tokenizer(model), tmp_path)
-    library = tokenizers.train_bpe(["the cat sat"], 260)
+    library = bpe.train_bpe(["the cat sat"], 260)
     assert loaded(library, tmp_path).encode("\u65e5").size == 4, "bytes and the end"

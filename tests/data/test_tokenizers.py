@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alibi.config import DataConfig
-from alibi.data import corpus, tokenizers
+from alibi.data import corpus
 from alibi.data.books import BOOKS
 from alibi.data.corpus import Piece
 from alibi.data.tokenizers import (
     BpeTokenizer,
     ByteTokenizer,
     WordTokenizer,
+    bpe,
     load_tokenizer,
     make_dictionary,
     make_tokenizer,
@@ -230,7 +231,7 @@ def test_bpe_of_chunks_is_bpe_of_the_whole(library_bpe, trained_bpe, parts, cut)
     text = "".join(parts)
     whole = library_bpe.encode(text, add_special_tokens=False).ids
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizers, "CHUNK_CHARS", 12)
+        patch.setattr(bpe, "CHUNK_CHARS", 12)
         chunked = stream(
             trained_bpe, Piece(text[:cut].encode(), False), Piece(text[cut:].encode(), True)
         )[:-1]
@@ -244,7 +245,7 @@ def test_bpe_of_a_word_longer_than_a_batch_is_bpe_of_the_whole(
     word = "".join(np.random.default_rng(0).choice(list("etaoinsh"), 9_000))
     text = f"before {word} after\n"
     for name, value in {"CHUNK_CHARS": 200, "BATCH_CHARS": 1_000, "OVERLAP_CHARS": 100}.items():
-        monkeypatch.setattr(tokenizers, name, value)
+        monkeypatch.setattr(bpe, name, value)
     pieces = [Piece(text[at : at + 500].encode(), False) for at in range(0, len(text), 500)]
     end, next_document = Piece(b"", True), Piece(b"next", True)
     whole = library_bpe.encode(text, add_special_tokens=False).ids
@@ -275,7 +276,7 @@ def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
     assert each.count(0) == len(documents)
     assert list(trained_bpe.encode_stream([])) == []
     for size in (1, 12, 1 << 20):
-        monkeypatch.setattr(tokenizers, "BATCH_CHARS", size)
+        monkeypatch.setattr(bpe, "BATCH_CHARS", size)
         assert stream(trained_bpe, *documents) == each
 
 

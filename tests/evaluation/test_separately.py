@@ -8,12 +8,12 @@ import pytest
 import tokenizers as hf
 
 from alibi.config import DataConfig
-from alibi.data import tokenizers
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import (
     BpeTokenizer,
     ByteTokenizer,
     WordTokenizer,
+    bpe,
     given_tokenizer,
     train_bpe,
 )
@@ -88,7 +88,7 @@ def sentencepiece_model(folder):
 def test_documents_of_tokenizers_that_read_a_document_whole(tmp_path, monkeypatch, kind, end):
     """Also a document of several windows, and documents of several shards."""
     for name, value in {"BATCH_CHARS": 400, "OVERLAP_CHARS": 40}.items():
-        monkeypatch.setattr(tokenizers, name, value)
+        monkeypatch.setattr(bpe, name, value)
     monkeypatch.setattr("alibi.data.tokens.SHARD_BYTES", 1_000)
     tokenizer = unigram() if kind == "unigram" else sentencepiece_model(tmp_path)
     long = "one two three, " * 200

@@ -1,27 +1,23 @@
-"""Text to token ids: bytes, words by the paper's dictionary rule, or byte-level BPE."""
+"""Byte-level BPE, and the tokenizers of other codebases: ids of whole documents, by bounded
+parts of them.
+"""
 
-import abc
 import base64
 import hashlib
 import itertools
 import json
-import os
 import pathlib
 import types
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tokenizers as hf
 from etils import epath
-from jaxtyping import Integer
 
-from alibi.config import DataConfig
-from alibi.data.cache import file_sha256
-from alibi.data.corpus import Corpus, Piece, limit_bytes, make_bar, split_long, watched
+from alibi.data.corpus import Piece
+from alibi.data.tokenizers.base import Ids, Tokenizer
 
-SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 END_OF_TEXT = "<|endoftext|>"
 # in other tokenizer.json files
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
@@ -34,133 +30,7 @@ MOST_CHARS = 16 * BATCH_CHARS  # of a document whose windows never agree, such a
 ALIKE = 16  # tokens before and after the end of a window that the next window must repeat
 RARE = "\U0001242b"  # of cuneiform: outside almost every vocabulary
 CHANGEABLE = "A Tab\there, two  spaces, \ufb01ve cafe\u0301s"  # to see whether a normalizer does
-_SAVED, _SENTENCEPIECE = "tokenizer_config.json", "sentencepiece"
-
-Ids = Integer[np.ndarray, " tokens"]  # uint8 for bytes, else int32
-
-
-class Tokenizer(abc.ABC):
-    """A vocabulary, and the rule by which text becomes ids."""
-
-    name: str
-    vocab_size: int
-    # stands before the first token of a stream, and between documents (words: after each line)
-    boundary_id: int
-    file: str = ""  # the name of the vocabulary's file, if there is one
-    unknown_id: int | None = None  # for words outside the vocabulary
-    # Whether a document cut at a `BORDER` has the same ids.
-    cuts_documents: bool = True
-    changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
-    revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
-
-    @abc.abstractmethod
-    def encode_stream(
-        self, pieces: Iterable[Piece], *, after_open_line: bool = False
-    ) -> Iterator[Ids]:
-        """Yields the ids of successive documents, a bounded number at a time.
-
-        `after_open_line`: whether a document without a final line end precedes them, in another
-        stream.
-        """
-
-    @abc.abstractmethod
-    def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of `ids`."""
-
-    @abc.abstractmethod
-    def fingerprint(self) -> str:
-        """Returns the SHA-256 of everything that decides the ids."""
-
-    def encode(self, text: str) -> Ids:
-        """Returns the ids of a whole document, with its closing boundary if the method has such."""
-        return np.concatenate(
-            [np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))]
-        )
-
-    def save(self, directory: str | os.PathLike) -> None:
-        """Makes `directory` and writes the files for `load_tokenizer`."""
-        folder = pathlib.Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        about = {"name": self.name} | self._write(folder)
-        if self.file:
-            about["sha256"] = file_sha256(folder / self.file)
-        if self.revision:
-            about["revision"] = self.revision
-        (folder / _SAVED).write_text(json.dumps(about) + "\n", encoding="utf-8")
-
-    def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        """Writes the vocabulary, if there is one; returns further entries of the saved JSON."""
-        return {}
-
-
-class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes: 256 ids. A newline separates documents, unless the first ends with a newline."""
-
-    name = "bytes"
-    vocab_size = 256
-    boundary_id = 10
-
-    def encode_stream(
-        self, pieces: Iterable[Piece], *, after_open_line: bool = False
-    ) -> Iterator[Ids]:
-        """Yields the bytes of the text, uint8; a document becomes its bytes and nothing else."""
-        line_is_open = after_open_line
-        for piece in pieces:
-            if line_is_open:
-                yield np.array([self.boundary_id], np.uint8)
-            yield np.frombuffer(piece.utf8, np.uint8)
-            line_is_open = piece.leaves_line_open
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text; bytes that aren't UTF-8 become U+FFFD."""
-        return bytes(map(int, ids)).decode("utf-8", errors="replace")
-
-    def fingerprint(self) -> str:
-        """Returns the SHA-256 of the method's name."""
-        return hashlib.sha256(b"bytes").hexdigest()
-
-
-class WordTokenizer(Tokenizer):
-    """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409;
-    fairseq).
-    """
-
-    name = "words"
-    file = "dict.txt"
-    boundary_id = SPECIALS.index("</s>")
-    unknown_id = SPECIALS.index("<unk>")
-
-    def __init__(self, counts: dict[str, int]):
-        """`counts` by symbol: the whole dictionary in the order of its ids, specials first."""
-        self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
-        self._ids = {symbol: i for i, symbol in enumerate(counts)}
-
-    def encode_stream(
-        self, pieces: Iterable[Piece], *, after_open_line: bool = False
-    ) -> Iterator[Ids]:
-        """Yields the words of each line, then `</s>`, also for blank lines and an open last line."""
-        for piece in with_whole_words(pieces):
-            text = piece.text.replace("\n", " </s> ")
-            if piece.leaves_line_open:
-                text += " </s>"
-            yield np.array(
-                list(map(self._ids.get, text.split(), itertools.repeat(self.unknown_id))), np.int32
-            )
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Returns the words with a space between them, and a line end for each `</s>`."""
-        text = " ".join("\n" if i == self.boundary_id else self.symbols[i] for i in ids)
-        return text.replace(" \n", "\n").replace("\n ", "\n")
-
-    def fingerprint(self) -> str:
-        """Returns the SHA-256 of the symbols in their order."""
-        return hashlib.sha256("\n".join(["words", *self.symbols]).encode("utf-8")).hexdigest()
-
-    def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        # As fairseq reads it: without the specials, with the padding.
-        lines = [f"{symbol} {count}\n" for symbol, count in self.counts.items()][len(SPECIALS) :]
-        (folder / self.file).write_bytes("".join(lines).encode("utf-8"))
-        return {}
+_SENTENCEPIECE = "sentencepiece"
 
 
 class SentencePiece:
@@ -413,7 +283,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
     return tokenizer
 
 
-def _read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
+def read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
     try:
         if path.suffix == ".model":
             return SentencePiece(path.read_bytes())
@@ -429,7 +299,7 @@ def _read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
         ) from error
 
 
-def _check_unknown(tokenizer: hf.Tokenizer | SentencePiece, end: int, path: epath.Path) -> None:
+def check_unknown(tokenizer: hf.Tokenizer | SentencePiece, end: int, path: epath.Path) -> None:
     """Raises ValueError if characters outside the vocabulary are lost, errors, or the token `end`."""
     normalizer = tokenizer.normalizer
     if normalizer is not None and not normalizer.normalize_str(RARE).strip():
@@ -445,154 +315,7 @@ def _check_unknown(tokenizer: hf.Tokenizer | SentencePiece, end: int, path: epat
         )
 
 
-def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces; a word that is cut by the end of a piece moves to the next piece."""
-    parts: list[bytes] = []
-    for piece in pieces:
-        text, word = piece.utf8, b""
-        if text and not piece.ends_document and not text[-1:].isspace():
-            word = text.rsplit(None, 1)[-1]
-            text = text[: len(text) - len(word)]
-        if text or piece.ends_document:
-            yield Piece(b"".join([*parts, text]), piece.ends_document)
-            parts = []
-        parts.append(word)
-    if any(parts):
-        yield Piece(b"".join(parts), ends_document=False)
-
-
-def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
-    """Returns counts by symbol: the specials, then words by falling count (ties by symbol), padded
-    as fairseq does.
-
-    A special's own name in the text counts for the special. Raises ValueError if there is no word.
-    """
-    counter: Counter[str] = Counter()
-    for piece in with_whole_words(pieces):
-        counter.update(piece.text.split())
-    if not counter:
-        raise ValueError("the train split has no word for a dictionary; check data.train")
-    words = sorted(counter.keys() - set(SPECIALS), key=lambda word: (-counter[word], word))
-    return _padded({symbol: counter[symbol] for symbol in (*SPECIALS, *words)})
-
-
-def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
-    """Returns the counts of a dict.txt: a "symbol count" per line, without the specials, with
-    padding or without.
-
-    Raises ValueError, with the line, for another file.
-    """
-    try:
-        # Only "\n" ends a line: words may hold other characters that Python calls line breaks.
-        content = epath.Path(path).expanduser().read_bytes().decode("utf-8-sig")
-        lines = [line.removesuffix("\r") for line in content.rstrip("\r\n").split("\n")]
-    except OSError as error:
-        raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the dictionary {path} is not UTF-8: {error.reason} at offset {error.start}"
-        ) from error
-    counts = dict.fromkeys(SPECIALS, 0)
-    for number, line in enumerate(lines, start=1):
-        symbol, _, count = line.rpartition(" ")
-        if not symbol or not count.isdecimal():
-            raise ValueError(
-                f'{path}, line {number}: {line[:60]!r} is not "symbol count" as in fairseq\'s dict.txt'
-            )
-        if symbol in counts:
-            raise ValueError(
-                f"{path} holds {symbol!r} twice, or it is one of {', '.join(SPECIALS)}; remove that line"
-            )
-        counts[symbol] = int(count)
-    return _padded(counts)
-
-
-def _padded(counts: dict[str, int]) -> dict[str, int]:
-    """Returns the dictionary with fairseq's made-up words, to a multiple of 8; skips those in the
-    text.
-    """
-    made_up = (f"madeupword{number:04d}" for number in itertools.count())
-    while len(counts) % 8:
-        counts.setdefault(next(made_up), 0)
-    return counts
-
-
-_KINDS: dict[str, type[Tokenizer]] = {
-    "bytes": ByteTokenizer,
-    "words": WordTokenizer,
-    "bpe": BpeTokenizer,
-}
-
-
-def given_tokenizer(data: DataConfig) -> Tokenizer | None:
-    """Returns the tokenizer of the config section `data`; None if it is made from text.
-
-    Raises ValueError for an option that `data.tokenizer` does not use, or another kind of file.
-    """
-    if data.tokenizer_file and data.tokenizer == "bytes":
-        raise ValueError(
-            f"data.tokenizer_file={data.tokenizer_file} is not used by data.tokenizer=bytes; leave it empty, or set "
-            "data.tokenizer to words (a dict.txt) or bpe (a tokenizer.json)"
-        )
-    sample = data.tokenizer_train_bytes
-    if sample > 0 and (data.tokenizer != "bpe" or data.tokenizer_file):
-        unused = (
-            "data.tokenizer_file" if data.tokenizer_file else f"data.tokenizer={data.tokenizer}"
-        )
-        raise ValueError(
-            f"data.tokenizer_train_bytes={sample} is not used with {unused}: only a BPE made from the train text "
-            "reads a sample; set it to -1"
-        )
-    if data.tokenizer == "bytes":
-        return ByteTokenizer()
-    if not data.tokenizer_file:
-        return None
-    if data.tokenizer == "words":
-        return WordTokenizer(read_dictionary(data.tokenizer_file))
-    path = epath.Path(data.tokenizer_file).expanduser()
-    tokenizer = _read_bpe(path)
-    for name in END_OF_TEXT_NAMES:
-        if (end := tokenizer.token_to_id(name)) is not None:
-            _check_unknown(tokenizer, end, path)
-            return BpeTokenizer(tokenizer, name)
-    raise ValueError(
-        f"{path} has no end-of-text token, which must stand between documents; "
-        f"add one of {', '.join(END_OF_TEXT_NAMES)} to its vocabulary"
-    )
-
-
-def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
-    """Returns the tokenizer of the config section `data`, made from the train split of `corpus`
-    unless a file is given.
-
-    `progress` shows a bar on stderr. Raises ValueError for options that don't fit together, or
-    another kind of file as `data.tokenizer_file`.
-    """
-    if tokenizer := given_tokenizer(data):
-        return tokenizer
-    limit, sample = data.max_train_bytes, data.tokenizer_train_bytes
-    shown = limit if sample < 0 else sample if limit < 0 else min(sample, limit)
-    pieces = (
-        limit_bytes(corpus.pieces("train"), limit)
-        if sample < 0
-        else corpus.sample("train", limit, sample)
-    )
-    with make_bar(
-        corpus, "train", shown, f"reading for {data.tokenizer}", progress=progress
-    ) as bar:
-        train = watched(pieces, bar)
-        if data.tokenizer == "words":
-            made: Tokenizer = WordTokenizer(make_dictionary(train))
-        else:
-            made = BpeTokenizer(
-                train_bpe((piece.text for piece in _spaced(train)), data.bpe_vocab_size),
-                END_OF_TEXT,
-            )
-    made.revision = corpus.revision
-    return made
-
-
-def _spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Yields the pieces, but of words longer than a chunk only the first `OVERLAP_CHARS`, and
     `UNSPACED_BYTES` in all: the time of training grows with the square of a word.
     """
@@ -604,32 +327,3 @@ def _spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
             if left < 0:
                 continue
         yield piece
-
-
-def load_tokenizer(
-    directory: str | os.PathLike, remedy: str = "give the directory that a tokenizer's save() wrote"
-) -> Tokenizer:
-    """Returns the tokenizer that `save` wrote into `directory`; raises ValueError, with `remedy`,
-    if it is damaged.
-    """
-    folder = epath.Path(directory)
-    try:
-        saved = json.loads((folder / _SAVED).read_text(encoding="utf-8"))
-        name = saved["name"]
-        if name not in _KINDS:
-            raise ValueError(f"{_SAVED} gives name={name!r}; it must be one of {', '.join(_KINDS)}")
-        file = folder / _KINDS[name].file
-        # half a dictionary would be another one
-        if name != "bytes" and file_sha256(file) != saved["sha256"]:
-            raise ValueError(f"{file} was altered: its SHA-256 is not that of {_SAVED}")
-        tokenizer: Tokenizer = ByteTokenizer()
-        if name == "words":
-            tokenizer = WordTokenizer(read_dictionary(file))
-        elif name == "bpe":
-            tokenizer = BpeTokenizer(_read_bpe(file), saved["boundary"])
-        tokenizer.revision = saved.get("revision", "")
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(
-            f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}"
-        ) from error
-    return tokenizer

@@ -1,0 +1,137 @@
+"""Text to token ids: bytes, words by the paper's dictionary rule, or byte-level BPE."""
+
+import json
+import os
+
+from etils import epath
+
+from alibi.config import DataConfig
+from alibi.data.cache import file_sha256
+from alibi.data.corpus import Corpus, limit_bytes, make_bar, watched
+from alibi.data.tokenizers.base import SAVED, ByteTokenizer, Tokenizer
+from alibi.data.tokenizers.bpe import (
+    END_OF_TEXT,
+    END_OF_TEXT_NAMES,
+    BpeTokenizer,
+    check_unknown,
+    read_bpe,
+    spaced,
+    train_bpe,
+)
+from alibi.data.tokenizers.words import WordTokenizer, make_dictionary, read_dictionary
+
+__all__ = [
+    "BpeTokenizer",
+    "ByteTokenizer",
+    "Tokenizer",
+    "WordTokenizer",
+    "given_tokenizer",
+    "load_tokenizer",
+    "make_dictionary",
+    "make_tokenizer",
+    "read_dictionary",
+    "train_bpe",
+]
+
+_KINDS: dict[str, type[Tokenizer]] = {
+    "bytes": ByteTokenizer,
+    "words": WordTokenizer,
+    "bpe": BpeTokenizer,
+}
+
+
+def given_tokenizer(data: DataConfig) -> Tokenizer | None:
+    """Returns the tokenizer of the config section `data`; None if it is made from text.
+
+    Raises ValueError for an option that `data.tokenizer` does not use, or another kind of file.
+    """
+    if data.tokenizer_file and data.tokenizer == "bytes":
+        raise ValueError(
+            f"data.tokenizer_file={data.tokenizer_file} is not used by data.tokenizer=bytes; leave it empty, or set "
+            "data.tokenizer to words (a dict.txt) or bpe (a tokenizer.json)"
+        )
+    sample = data.tokenizer_train_bytes
+    if sample > 0 and (data.tokenizer != "bpe" or data.tokenizer_file):
+        unused = (
+            "data.tokenizer_file" if data.tokenizer_file else f"data.tokenizer={data.tokenizer}"
+        )
+        raise ValueError(
+            f"data.tokenizer_train_bytes={sample} is not used with {unused}: only a BPE made from the train text "
+            "reads a sample; set it to -1"
+        )
+    if data.tokenizer == "bytes":
+        return ByteTokenizer()
+    if not data.tokenizer_file:
+        return None
+    if data.tokenizer == "words":
+        return WordTokenizer(read_dictionary(data.tokenizer_file))
+    path = epath.Path(data.tokenizer_file).expanduser()
+    tokenizer = read_bpe(path)
+    for name in END_OF_TEXT_NAMES:
+        if (end := tokenizer.token_to_id(name)) is not None:
+            check_unknown(tokenizer, end, path)
+            return BpeTokenizer(tokenizer, name)
+    raise ValueError(
+        f"{path} has no end-of-text token, which must stand between documents; "
+        f"add one of {', '.join(END_OF_TEXT_NAMES)} to its vocabulary"
+    )
+
+
+def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
+    """Returns the tokenizer of the config section `data`, made from the train split of `corpus`
+    unless a file is given.
+
+    `progress` shows a bar on stderr. Raises ValueError for options that don't fit together, or
+    another kind of file as `data.tokenizer_file`.
+    """
+    if tokenizer := given_tokenizer(data):
+        return tokenizer
+    limit, sample = data.max_train_bytes, data.tokenizer_train_bytes
+    shown = limit if sample < 0 else sample if limit < 0 else min(sample, limit)
+    pieces = (
+        limit_bytes(corpus.pieces("train"), limit)
+        if sample < 0
+        else corpus.sample("train", limit, sample)
+    )
+    with make_bar(
+        corpus, "train", shown, f"reading for {data.tokenizer}", progress=progress
+    ) as bar:
+        train = watched(pieces, bar)
+        if data.tokenizer == "words":
+            made: Tokenizer = WordTokenizer(make_dictionary(train))
+        else:
+            made = BpeTokenizer(
+                train_bpe((piece.text for piece in spaced(train)), data.bpe_vocab_size),
+                END_OF_TEXT,
+            )
+    made.revision = corpus.revision
+    return made
+
+
+def load_tokenizer(
+    directory: str | os.PathLike, remedy: str = "give the directory that a tokenizer's save() wrote"
+) -> Tokenizer:
+    """Returns the tokenizer that `save` wrote into `directory`; raises ValueError, with `remedy`,
+    if it is damaged.
+    """
+    folder = epath.Path(directory)
+    try:
+        saved = json.loads((folder / SAVED).read_text(encoding="utf-8"))
+        name = saved["name"]
+        if name not in _KINDS:
+            raise ValueError(f"{SAVED} gives name={name!r}; it must be one of {', '.join(_KINDS)}")
+        file = folder / _KINDS[name].file
+        # half a dictionary would be another one
+        if name != "bytes" and file_sha256(file) != saved["sha256"]:
+            raise ValueError(f"{file} was altered: its SHA-256 is not that of {SAVED}")
+        tokenizer: Tokenizer = ByteTokenizer()
+        if name == "words":
+            tokenizer = WordTokenizer(read_dictionary(file))
+        elif name == "bpe":
+            tokenizer = BpeTokenizer(read_bpe(file), saved["boundary"])
+        tokenizer.revision = saved.get("revision", "")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}"
+        ) from error
+    return tokenizer

@@ -1,0 +1,100 @@
+"""The contract of a tokenizer, and the simplest one: bytes."""
+
+import abc
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer
+
+from alibi.data.cache import file_sha256
+from alibi.data.corpus import Piece, split_long
+
+SAVED = "tokenizer_config.json"
+
+Ids = Integer[np.ndarray, " tokens"]  # uint8 for bytes, else int32
+
+
+class Tokenizer(abc.ABC):
+    """A vocabulary, and the rule by which text becomes ids."""
+
+    name: str
+    vocab_size: int
+    # stands before the first token of a stream, and between documents (words: after each line)
+    boundary_id: int
+    file: str = ""  # the name of the vocabulary's file, if there is one
+    unknown_id: int | None = None  # for words outside the vocabulary
+    # Whether a document cut at a `BORDER` has the same ids.
+    cuts_documents: bool = True
+    changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
+    revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
+
+    @abc.abstractmethod
+    def encode_stream(
+        self, pieces: Iterable[Piece], *, after_open_line: bool = False
+    ) -> Iterator[Ids]:
+        """Yields the ids of successive documents, a bounded number at a time.
+
+        `after_open_line`: whether a document without a final line end precedes them, in another
+        stream.
+        """
+
+    @abc.abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of `ids`."""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """Returns the SHA-256 of everything that decides the ids."""
+
+    def encode(self, text: str) -> Ids:
+        """Returns the ids of a whole document, with its closing boundary if the method has such."""
+        return np.concatenate(
+            [np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))]
+        )
+
+    def save(self, directory: str | os.PathLike) -> None:
+        """Makes `directory` and writes the files for `load_tokenizer`."""
+        folder = pathlib.Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {"name": self.name} | self._write(folder)
+        if self.file:
+            about["sha256"] = file_sha256(folder / self.file)
+        if self.revision:
+            about["revision"] = self.revision
+        (folder / SAVED).write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+    def _write(self, folder: pathlib.Path) -> dict[str, Any]:
+        """Writes the vocabulary, if there is one; returns further entries of the saved JSON."""
+        return {}
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes: 256 ids. A newline separates documents, unless the first ends with a newline."""
+
+    name = "bytes"
+    vocab_size = 256
+    boundary_id = 10
+
+    def encode_stream(
+        self, pieces: Iterable[Piece], *, after_open_line: bool = False
+    ) -> Iterator[Ids]:
+        """Yields the bytes of the text, uint8; a document becomes its bytes and nothing else."""
+        line_is_open = after_open_line
+        for piece in pieces:
+            if line_is_open:
+                yield np.array([self.boundary_id], np.uint8)
+            yield np.frombuffer(piece.utf8, np.uint8)
+            line_is_open = piece.leaves_line_open
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text; bytes that aren't UTF-8 become U+FFFD."""
+        return bytes(map(int, ids)).decode("utf-8", errors="replace")
+
+    def fingerprint(self) -> str:
+        """Returns the SHA-256 of the method's name."""
+        return hashlib.sha256(b"bytes").hexdigest()

@@ -1,0 +1,132 @@
+"""Words between white space, by the paper's dictionary rule."""
+
+import hashlib
+import itertools
+import os
+import pathlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from alibi.data.corpus import Piece
+from alibi.data.tokenizers.base import Ids, Tokenizer
+
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
+
+
+class WordTokenizer(Tokenizer):
+    """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409;
+    fairseq).
+    """
+
+    name = "words"
+    file = "dict.txt"
+    boundary_id = SPECIALS.index("</s>")
+    unknown_id = SPECIALS.index("<unk>")
+
+    def __init__(self, counts: dict[str, int]):
+        """`counts` by symbol: the whole dictionary in the order of its ids, specials first."""
+        self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
+        self._ids = {symbol: i for i, symbol in enumerate(counts)}
+
+    def encode_stream(
+        self, pieces: Iterable[Piece], *, after_open_line: bool = False
+    ) -> Iterator[Ids]:
+        """Yields the words of each line, then `</s>`, also for blank lines and an open last line."""
+        for piece in with_whole_words(pieces):
+            text = piece.text.replace("\n", " </s> ")
+            if piece.leaves_line_open:
+                text += " </s>"
+            yield np.array(
+                list(map(self._ids.get, text.split(), itertools.repeat(self.unknown_id))), np.int32
+            )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the words with a space between them, and a line end for each `</s>`."""
+        text = " ".join("\n" if i == self.boundary_id else self.symbols[i] for i in ids)
+        return text.replace(" \n", "\n").replace("\n ", "\n")
+
+    def fingerprint(self) -> str:
+        """Returns the SHA-256 of the symbols in their order."""
+        return hashlib.sha256("\n".join(["words", *self.symbols]).encode("utf-8")).hexdigest()
+
+    def _write(self, folder: pathlib.Path) -> dict[str, Any]:
+        # As fairseq reads it: without the specials, with the padding.
+        lines = [f"{symbol} {count}\n" for symbol, count in self.counts.items()][len(SPECIALS) :]
+        (folder / self.file).write_bytes("".join(lines).encode("utf-8"))
+        return {}
+
+
+def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yields the pieces; a word that is cut by the end of a piece moves to the next piece."""
+    parts: list[bytes] = []
+    for piece in pieces:
+        text, word = piece.utf8, b""
+        if text and not piece.ends_document and not text[-1:].isspace():
+            word = text.rsplit(None, 1)[-1]
+            text = text[: len(text) - len(word)]
+        if text or piece.ends_document:
+            yield Piece(b"".join([*parts, text]), piece.ends_document)
+            parts = []
+        parts.append(word)
+    if any(parts):
+        yield Piece(b"".join(parts), ends_document=False)
+
+
+def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
+    """Returns counts by symbol: the specials, then words by falling count (ties by symbol), padded
+    as fairseq does.
+
+    A special's own name in the text counts for the special. Raises ValueError if there is no word.
+    """
+    counter: Counter[str] = Counter()
+    for piece in with_whole_words(pieces):
+        counter.update(piece.text.split())
+    if not counter:
+        raise ValueError("the train split has no word for a dictionary; check data.train")
+    words = sorted(counter.keys() - set(SPECIALS), key=lambda word: (-counter[word], word))
+    return _padded({symbol: counter[symbol] for symbol in (*SPECIALS, *words)})
+
+
+def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
+    """Returns the counts of a dict.txt: a "symbol count" per line, without the specials, with
+    padding or without.
+
+    Raises ValueError, with the line, for another file.
+    """
+    try:
+        # Only "\n" ends a line: words may hold other characters that Python calls line breaks.
+        content = epath.Path(path).expanduser().read_bytes().decode("utf-8-sig")
+        lines = [line.removesuffix("\r") for line in content.rstrip("\r\n").split("\n")]
+    except OSError as error:
+        raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the dictionary {path} is not UTF-8: {error.reason} at offset {error.start}"
+        ) from error
+    counts = dict.fromkeys(SPECIALS, 0)
+    for number, line in enumerate(lines, start=1):
+        symbol, _, count = line.rpartition(" ")
+        if not symbol or not count.isdecimal():
+            raise ValueError(
+                f'{path}, line {number}: {line[:60]!r} is not "symbol count" as in fairseq\'s dict.txt'
+            )
+        if symbol in counts:
+            raise ValueError(
+                f"{path} holds {symbol!r} twice, or it is one of {', '.join(SPECIALS)}; remove that line"
+            )
+        counts[symbol] = int(count)
+    return _padded(counts)
+
+
+def _padded(counts: dict[str, int]) -> dict[str, int]:
+    """Returns the dictionary with fairseq's made-up words, to a multiple of 8; skips those in the
+    text.
+    """
+    made_up = (f"madeupword{number:04d}" for number in itertools.count())
+    while len(counts) % 8:
+        counts.setdefault(next(made_up), 0)
+    return counts
