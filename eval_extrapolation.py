@@ -24,7 +24,7 @@ _TEXT_FILE = flags.DEFINE_string(
     "text_file",
     "",
     "score this text in place of a split: paths or globs of texts, or of .jsonl, .csv and .parquet files, whose rows "
-    "are documents; .gz, .xz, .zst",
+    "are documents; .gz, .xz, .zst, .bz2",
 )
 _DOCUMENT_END = flags.DEFINE_enum(
     "document_end",

@@ -94,27 +94,14 @@ class BpeTokenizer(Tokenizer):
             tokenizer.no_padding()
             if getattr(tokenizer.model, "dropout", None):
                 tokenizer.model.dropout = None  # ids would be drawn at random
-        rules, normalizer = json.loads(tokenizer.to_str()), tokenizer.normalizer
-        cut, model = rules.get("pre_tokenizer") or {}, rules["model"]
-        # GPT-2's pattern splits before a line end and a visible character, whatever stands around;
-        # an added token may hold both.
-        self.cuts_documents = (
-            normalizer is None
-            and (
-                cut.get("type") == "ByteLevel" and cut["use_regex"] and not cut["add_prefix_space"]
-            )
-            and all(token["special"] for token in rules["added_tokens"])
-        )
-        if (unknown := model.get("unk_id")) is None and model.get("unk_token") is not None:
-            unknown = tokenizer.token_to_id(model["unk_token"])
+        rules = json.loads(tokenizer.to_str())
+        self.cuts_documents = tokenizer.normalizer is None and _cuts_anywhere(rules)
+        self.changes_text = _changes_text(tokenizer.normalizer, rules.get("pre_tokenizer"))
+        unknown = rules["model"].get("unk_id")
+        if unknown is None and rules["model"].get("unk_token") is not None:
+            unknown = tokenizer.token_to_id(rules["model"]["unk_token"])
         # a boundary is no unknown text
         self.unknown_id = None if unknown == vocabulary[boundary] else unknown
-        shown = "" if normalizer is None else normalizer.normalize_str(CHANGEABLE)
-        self.changes_text = shown.replace("▁", " ").strip() not in ("", CHANGEABLE) or any(
-            # these drop white space
-            f"'type': '{kind}" in str(cut)
-            for kind in ("Whitespace", "Bert")
-        )
         self._tokenizer: Any = tokenizer
         self._boundary = boundary
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
@@ -205,6 +192,28 @@ class BpeTokenizer(Tokenizer):
         # written here: of a full disk the package raises a plain Exception
         (folder / self.file).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
         return {"boundary": self._boundary}
+
+
+def _cuts_anywhere(rules: dict[str, Any]) -> bool:
+    """Returns whether the tokenizer splits before a line end and a visible character, whatever
+    stands around, as GPT-2's pattern does; an added token may hold both.
+    """
+    cut = rules.get("pre_tokenizer") or {}
+    return (
+        cut.get("type") == "ByteLevel"
+        and cut["use_regex"]
+        and not cut["add_prefix_space"]
+        and all(token["special"] for token in rules["added_tokens"])
+    )
+
+
+def _changes_text(normalizer: Any, cut: dict[str, Any] | None) -> bool:
+    """Returns whether the normalizer changes text, or the pre-tokenizer drops white space."""
+    shown = "" if normalizer is None else normalizer.normalize_str(CHANGEABLE)
+    if shown.replace("▁", " ").strip() not in ("", CHANGEABLE):
+        return True
+    steps = cut.get("pretokenizers", [cut]) if cut else []
+    return any(step["type"].startswith(("Whitespace", "Bert")) for step in steps)
 
 
 def _shared_place(
