@@ -19,7 +19,7 @@ from alibi.evaluation.extrapolation import LengthOptions, evaluate_each
 from alibi.evaluation.ngram import ngram_scores
 from alibi.evaluation.output import Output
 from alibi.evaluation.separately import documents_of
-from alibi.evaluation.windows import windows_of
+from alibi.evaluation.windows import Windows, windows_of
 from alibi.reporting.rows import Documents, Row
 from alibi.reporting.writers import aligned
 from alibi.runs import RunDirectory, git_commit
@@ -81,6 +81,10 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
     def evaluate(workdir: str, output: Output) -> None:
         run = RunDirectory(workdir)
         texts = read_texts(run, options)
+        windows = [
+            windows_of(texts.own.tokens, length, options.stride)
+            for length in options.lengths_of(run.config().train_length)
+        ]
         key = texts.train_key, texts.scored.manifest.sha256
         if key not in counted:
             counted[key] = _score(texts)
@@ -90,8 +94,8 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
         for smoothing in dict.fromkeys(found.smoothing for found in counted[key]):
             alike = (found for found in counted[key] if found.smoothing == smoothing)
             best = min(alike, key=lambda found: found.nll_nats)
-            for length in options.lengths_of(run.config().train_length):
-                output.add(_row(texts, best, length, options, output))
+            for each in windows:
+                output.add(_row(texts, best, each, options, output))
 
     return evaluate_each(workdirs, options, evaluate)
 
@@ -114,7 +118,7 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
     corpus, tokenizer = make_corpus(data), run.tokenizer()
     own = {name: prepare(data, name, tokenizer) for name in ("train", split)}
     for name, file in own.items():
-        before, now = recorded.get(name, {}), file.manifest
+        before, now = recorded.get(name), file.manifest
         if before and before["sha256"] != now.sha256:
             raise ValueError(
                 f"the {name} text of {run} has changed since the run began: the SHA-256 of its tokens was "
@@ -171,15 +175,13 @@ def _table(run: RunDirectory, texts: Texts, found: Sequence[NGram]) -> str:
     )
 
 
-def _row(texts: Texts, found: NGram, length: int, options: Options, output: Output) -> Row:
-    """Returns the row at an evaluation length, at which the whole text has the full context of the
-    n-gram.
+def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output: Output) -> Row:
+    """Returns the row beside those of models in `windows`; an n-gram has its full context everywhere.
 
     Rows of n-grams of another text, or per token of another tokenizer, may have its name: then part
     of a hash follows it.
     """
     own = texts.own
-    windows = windows_of(own.tokens, length, options.stride)
     key = content_key({"train": texts.train_key, "tokenizer": own.tokenizer_fingerprint})[:12]
     kind = "ngram" if options.unit == "bytes" else "token-ngram"
     end = found.smoothing
@@ -193,7 +195,7 @@ def _row(texts: Texts, found: NGram, length: int, options: Options, output: Outp
         run=f"{kind}-{found.order}-{end}",
         position=f"{kind}-{end}",
         train_length=0,
-        eval_length=length,
+        eval_length=windows.length,
         mode=windows.mode,
         stride=windows.stride,
         corpus=output.name_text(texts.title, own.split, own.text_hash),
