@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from alibi.reporting.rows import read_rows
 from alibi.reporting.writers import to_html
 from alibi.runs import RunDirectory
 from tests.evaluation.runs import TEXT
+from tests.hosts import ROOT
 from tests.reporting.rowmaker import make_row
 
 START = -1
@@ -282,7 +285,7 @@ def test_other_train_texts_and_tokens_are_lines_of_their_own(texts):
         "token-ngram-witten-bell",
         next(row.position for row in rows if "#" in row.position and "witten" in row.position),
     }
-    assert len(part) == 8 and len(tokens) == 12 and len(rows) == 16
+    assert [len(part), len(tokens), len(rows)] == [8, 12, 16]
     (panel,) = panels(rows)
     assert len(panel.series) == 8
     counted = {row.run: row.parameters for row in rows}
@@ -336,3 +339,15 @@ def test_bad_input_is_a_line_before_the_work(texts, capsys):
     shutil.rmtree(texts / "run")
     assert "is no work directory of a run: config.json is missing" in told("run")
     assert "n-grams of" not in capsys.readouterr().out
+
+
+def test_the_command_prints_all_orders_and_writes_the_report(texts):
+    run = claimed(texts, "run")
+    words = ["--workdirs", run, "--lengths=8,16", "--train_bytes=60", "--output_dir", texts / "out"]
+    command = [sys.executable, ROOT / "scripts" / "ngram.py", *words]
+    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+    assert shown[0].startswith(
+        "run: n-grams of 60 bytes of the train text; valid.txt, valid: 19 tokens"
+    )
+    assert [line.split()[:2] for line in shown[2:10]] == [[str(n), str(n - 1)] for n in range(1, 9)]
+    assert "-kneser-ney-train_bytes=60 |" in (texts / "out" / "report.md").read_text()
