@@ -14,9 +14,9 @@ from alibi.runs import RunDirectory
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
 
-def define(multiples: str) -> None:
-    """Defines the flags; `multiples` are the evaluation lengths, in lengths of training, if no
-    lengths are given.
+def define_lengths(multiples: str) -> None:
+    """Defines the flags of runs, lengths and results; `multiples` are the evaluation lengths, in
+    lengths of training, if no lengths are given.
     """
     flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
     flags.DEFINE_list(
@@ -25,6 +25,15 @@ def define(multiples: str) -> None:
         f"evaluation lengths as multiples of each run's own; default: {multiples}",
     )
     flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
+    flags.DEFINE_string(
+        "output_dir", None, "directory of the results; default: the work directory if there is one"
+    )
+    flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
+
+
+def define(multiples: str) -> None:
+    """Defines the flags of `define_lengths`, and those of the model."""
+    define_lengths(multiples)
     flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
     position = (
         "position method of the test, or several in turn over the layers, in place of the method of training, if it "
@@ -51,18 +60,14 @@ def define(multiples: str) -> None:
         "test with positions spread below this number (0: none)",
         lower_bound=0,
     )
-    flags.DEFINE_string(
-        "output_dir", None, "directory of the results; default: the work directory if there is one"
-    )
     flags.DEFINE_integer(
         "batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens"
     )
-    flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
 
 
-def options() -> dict[str, Any]:
-    """Returns the values of the flags by the names of the fields of
-    `alibi.evaluation.extrapolation.RunOptions`.
+def length_options() -> dict[str, Any]:
+    """Returns the values of the flags of `define_lengths` by the names of the fields of
+    `alibi.evaluation.extrapolation.LengthOptions`.
 
     Raises:
       ValueError: no run is named, two flags contradict each other, or the directory of the results
@@ -88,15 +93,21 @@ def options() -> dict[str, Any]:
             )
         if words is not None:
             numbers[flag] = tuple(map(int, words))
+    return {"output_dir": given.output_dir or given.workdirs[0], **numbers, "report": given.report}
+
+
+def options() -> dict[str, Any]:
+    """Returns the values of the flags by the names of the fields of
+    `alibi.evaluation.extrapolation.RunOptions`; raises as `length_options`.
+    """
+    given = flags.FLAGS
     changed = {key: value for key in MODEL_KEYS if (value := given[key].value) is not None}
     model = {key: read_value(f"model.{key}", value) for key, value in changed.items()}
     return {
-        "output_dir": given.output_dir or given.workdirs[0],
-        **numbers,
+        **length_options(),
         "checkpoint": given.checkpoint,
         "batch_tokens": given.batch_tokens,
         "override": Override(given.position, _position_options(), **model),
-        "report": given.report,
     }
 
 

@@ -141,6 +141,11 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     revision: str = ""
 
+    @property
+    def text_hash(self) -> str:
+        """Twelve digits that tell this text, up to its limit, from others in result rows."""
+        return content_key({"text": self.description, "max_bytes": self.max_bytes})[:12]
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenFile:

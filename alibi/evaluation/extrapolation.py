@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Int32, PyTree
 
 from alibi.config.override import Override
-from alibi.data.cache import content_key
 from alibi.data.corpus import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokens import TokenFile, make_corpus, prepare, prepare_text
@@ -42,19 +41,29 @@ __all__ = ["Options", "OutputError", "evaluate_runs"]
 
 
 @dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """The options of every evaluation; raises ValueError for impossible values."""
+class LengthOptions:
+    """The options of every evaluation, of n-grams too."""
 
     # or an address: for rows/, results.jsonl, nll/, report.md and figures
     output_dir: str | os.PathLike[str]
     lengths: tuple[int, ...] = ()  # in tokens; empty: `multiples` of each run's train_length
     multiples: tuple[int, ...] = (1, 2, 4, 8, 16)
+    report: bool = True  # write tables and figures at the end
+
+    def lengths_of(self, train_length: int) -> list[int]:
+        """Returns the lengths for a run, ascending, each once."""
+        return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(LengthOptions):
+    """The options of every evaluation of a model; raises ValueError for impossible values."""
+
     checkpoint: str = "latest"  # latest, best or a step
     # inputs per device and batch; None: the run's eval.batch_tokens
     batch_tokens: int | None = None
     # replaces the position method, its options or the window of each run
     override: Override | None = None
-    report: bool = True  # write tables and figures at the end
 
     def __post_init__(self) -> None:
         if self.checkpoint not in ("latest", "best") and not self.checkpoint.isdecimal():
@@ -69,10 +78,6 @@ class RunOptions:
         return TrainedRun(
             workdir, self.checkpoint, batch_tokens=self.batch_tokens, override=self.override
         )
-
-    def lengths_of(self, train_length: int) -> list[int]:
-        """Returns the lengths for a run, ascending, each once."""
-        return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +126,7 @@ def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) 
 
 def evaluate_each(
     workdirs: Sequence[str | os.PathLike[str]],
-    options: RunOptions,
+    options: LengthOptions,
     evaluate: Callable[[str, Output], None],
 ) -> list[str]:
     """Calls `evaluate` with each work directory and the common output, then writes the report;
@@ -367,15 +372,14 @@ class RunEvaluation:
     def _unmeasured(self, windows: Windows) -> Row:
         """Returns the row without its results."""
         manifest = self.text.manifest
-        text = content_key({"text": manifest.description, "max_bytes": manifest.max_bytes})[:12]
-        corpus = self.output.name_text(self.title, manifest.split, text)
+        corpus = self.output.name_text(self.title, manifest.split, manifest.text_hash)
         return row_of(
             self.trained,
             windows,
             corpus=corpus,
             split=manifest.split,
             tokens_sha256=manifest.sha256,
-            text_hash=text,
+            text_hash=manifest.text_hash,
             unknown_tokens=manifest.unknown_words or None,
         )
 

@@ -294,7 +294,7 @@ def train_lengths(panel: Panel) -> dict[int, str]:
     """Returns the train lengths of a panel with the text at each; if they lie too close, the first
     has all text.
     """
-    lengths = sorted({series.train_length for series in panel.series})
+    lengths = sorted({series.train_length for series in panel.series} - {0})  # 0: of an n-gram
     least = (panel.lengths[-1] / panel.lengths[0]) ** MARK_WIDTH if panel.lengths else 1.0
     if all(b >= least * a for a, b in itertools.pairwise(lengths)):
         return {length: f"trained at L = {length:,}" for length in lengths}

@@ -159,12 +159,14 @@ def _short_names(rows: Collection[Row]) -> dict[str, str]:
 
     Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if all have the same, and
     each key with the same value in all runs. Other names stay whole, and so do all names if the
-    short ones would not be distinct.
+    short ones would not be distinct. N-grams are no runs of the sweep.
     """
     names = {row.series: _KEYS.split(row.series.partition(" ")[0]) for row in rows}
-    shared = set.intersection(*map(set, names.values())) if len(names) > 1 else set()
-    if len({row.train_length for row in rows}) == 1:
-        shared |= {f"L{row.train_length}" for row in rows}
+    trained = [row for row in rows if row.is_trained]
+    parts = [set(names[series]) for series in {row.series for row in trained}]
+    shared = set.intersection(*parts) if len(parts) > 1 else set()
+    if len({row.train_length for row in trained}) == 1:
+        shared |= {f"L{row.train_length}" for row in trained}
     short = {}
     for series, (method, *keys) in names.items():
         _, space, override = series.partition(" ")
@@ -239,7 +241,7 @@ def build_table(panel: Panel) -> Table:
     return Table(
         caption=caption(panel),
         label_header=("run", "trained at L"),
-        labels=tuple((series.label, series.train_length) for series in panel.series),
+        labels=tuple((series.label, series.train_length or "") for series in panel.series),
         header=tuple(panel.lengths),
         cells=tuple(
             tuple((series.cells.get(length),) for length in panel.lengths)
@@ -309,9 +311,10 @@ def caption(panel: Panel) -> str:
         if panel.use.longest:
             windows += f", at ends of windows of {panel.use.longest:,}"
     rows = [row for row in panel.rows if row.is_measured]
+    trained = [row for row in rows if row.is_trained]
     contexts = (
         row.documents.mean_context or 0
-        for row in rows
+        for row in trained
         if row.documents and row.documents.positions != SEPARATELY
     )
     unknown = (f"{row.unknown_tokens:,}" for row in rows if row.unknown_tokens)
@@ -321,8 +324,8 @@ def caption(panel: Panel) -> str:
         panel.reading,
         fact("{} tokens of the text unknown to the tokenizer", unknown, " or "),
         fact("mean context {}", (f"{mean:,.1f}" for mean in contexts), " or "),
-        fact("seed {}", (row.seed for row in rows)),
-        fact("step {}", (f"{row.step:,}" for row in rows)),
+        fact("seed {}", (row.seed for row in trained)),
+        fact("step {}", (f"{row.step:,}" for row in trained)),
         fact("commit {}", (row.short_commit for row in rows if row.commit)),
         fact("on {}", (row.device.text for row in rows if row.device)),
     ]

@@ -101,7 +101,7 @@ class Row:
 
     run: str  # the name of its work directory
     position: str
-    train_length: int
+    train_length: int  # 0: an n-gram, which has neither length nor updates of training
     eval_length: int
     # of the windows: "nonoverlapping" or "sliding"; "same tokens" with `context_use`; "passkey";
     # "masked": windows don't overlap, and masked tokens alone are scored; "separately": windows hold
@@ -162,6 +162,11 @@ class Row:
         return Scoring(
             self.run, self.step, text, self.config_hash, self.eval_length, self.stride, override
         )
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the row is of a model trained by updates, not of an n-gram."""
+        return self.train_length > 0
 
     @property
     def is_measured(self) -> bool:

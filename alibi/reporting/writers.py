@@ -59,10 +59,12 @@ def to_html(table: Table) -> str:
         return f'<td{best} data-value="{"" if number is None else repr(number.mean)}">{shown}</td>'
 
     head = "".join(
-        f'<th scope="col" data-type="{"text" if isinstance(below, str) else "number"}"><button type="button">'
-        f"{html.escape(heading_text(heading))}</button></th>"
-        for heading, below in zip(
-            (*table.label_header, *table.header), (*table.labels[0], *table.cells[0]), strict=True
+        f'<th scope="col" data-type="{"text" if all(isinstance(part, str) for part in column) else "number"}">'
+        f'<button type="button">{html.escape(heading_text(heading))}</button></th>'
+        for heading, *column in zip(
+            (*table.label_header, *table.header),
+            *((*labels, *cells) for labels, cells in zip(table.labels, table.cells, strict=True)),
+            strict=True,
         )
     )
     row_header = ('<th scope="row"', "</th>")

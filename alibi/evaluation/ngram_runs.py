@@ -1,0 +1,220 @@
+"""N-grams as a baseline of trained runs: the texts of a work directory -> a table of all orders, and
+rows of the best.
+"""
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Integer
+
+from alibi.data.cache import content_key
+from alibi.data.tokenfile import Manifest, TokenFile
+from alibi.data.tokenizers import ByteTokenizer
+from alibi.data.tokens import make_corpus, prepare
+from alibi.evaluation.extrapolation import LengthOptions, evaluate_each
+from alibi.evaluation.ngram import ngram_scores
+from alibi.evaluation.output import Output
+from alibi.evaluation.separately import documents_of
+from alibi.evaluation.windows import Windows, windows_of
+from alibi.reporting.rows import Documents, Row
+from alibi.reporting.writers import aligned
+from alibi.runs import RunDirectory, git_commit
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(LengthOptions):
+    """The options of n-grams."""
+
+    split: str = "valid"  # the text to score: train, valid or test, of the run's own corpus
+    stride: int | None = None  # of the windows beside which the rows stand; changes no number
+    unit: str = "bytes"  # or tokens, those of the run's tokenizer
+    train_bytes: int = -1  # the beginning of the train text that is counted; -1: all of it
+
+
+@dataclasses.dataclass(frozen=True)
+class NGram:
+    """An n-gram, and the NLL that it gives to a text."""
+
+    order: int
+    smoothing: str
+    grams: int  # distinct n-grams of this and the lower orders
+    nll_nats: float
+    seconds: float  # of counting and scoring, all orders and smoothings together
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The texts of a run, as its n-grams read them."""
+
+    train: TokenFile  # in bytes or tokens, as the next
+    scored: TokenFile
+    own: Manifest  # of the scored text in the run's tokens, of which the perplexity is
+    title: str  # of the scored text in rows
+    isolated: str  # data.isolate_documents
+    # without separate documents a text is one document
+    train_documents: Sequence[Integer[np.ndarray, " symbols"]]
+    scored_documents: Sequence[Integer[np.ndarray, " symbols"]]
+
+    @property
+    def train_key(self) -> str:
+        """Tells what is counted from other texts."""
+        text = self.train.manifest
+        ends = text.description if self.isolated else ""
+        return content_key({"sha256": text.sha256, "of": text.tokenizer_fingerprint, "ends": ends})
+
+
+def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
+    """Scores the text of each run by n-grams of its train text, prints a table of all orders, and
+    writes rows of the best order of each smoothing; returns the failures.
+
+    The best order is chosen on the scored text, which favours the baseline. Runs need no checkpoint;
+    runs of the same texts are counted once. See also
+    `alibi.evaluation.extrapolation.evaluate_each`.
+    """
+    counted: dict[tuple[str, str], list[NGram]] = {}
+    shown = set()
+
+    def evaluate(workdir: str, output: Output) -> None:
+        run = RunDirectory(workdir)
+        texts = read_texts(run, options)
+        windows = [
+            windows_of(texts.own.tokens, length, options.stride)
+            for length in options.lengths_of(run.config().train_length)
+        ]
+        key = texts.train_key, texts.scored.manifest.sha256
+        if key not in counted:
+            counted[key] = _score(texts)
+        if (*key, texts.own.sha256) not in shown:
+            shown.add((*key, texts.own.sha256))
+            print(_table(run, texts, counted[key]))
+        for smoothing in dict.fromkeys(found.smoothing for found in counted[key]):
+            alike = (found for found in counted[key] if found.smoothing == smoothing)
+            best = min(alike, key=lambda found: found.nll_nats)
+            for each in windows:
+                output.add(_row(texts, best, each, options, output))
+
+    return evaluate_each(workdirs, options, evaluate)
+
+
+def read_texts(run: RunDirectory, options: Options) -> Texts:
+    """Returns the texts of a run, bytes as a byte run reads them (a newline ends a document without
+    one), or tokens.
+
+    Raises:
+      ValueError: the run predicts masked tokens; a text is missing, empty, or another than the run
+        recorded.
+    """
+    config, recorded = run.config(), run.provenance()["corpus"]
+    data, split = config.data, options.split
+    if not config.objective.causal:
+        raise ValueError(
+            f"{run} was trained for objective={config.objective.name}, and an n-gram predicts from the symbols before; "
+            "scripts/frequency_baseline.py scores masked tokens by their frequency"
+        )
+    corpus, tokenizer = make_corpus(data), run.tokenizer()
+    own = {name: prepare(data, name, tokenizer) for name in ("train", split)}
+    for name, file in own.items():
+        before, now = recorded.get(name), file.manifest
+        if before and before["sha256"] != now.sha256:
+            raise ValueError(
+                f"the {name} text of {run} has changed since the run began: the SHA-256 of its tokens was "
+                f"{before['sha256']} ({before['source']}) and is {now.sha256} ({now.source}); restore the text"
+            )
+    unit = ByteTokenizer() if options.unit == "bytes" else tokenizer
+    counted = data
+    if options.train_bytes >= 0 and not 0 <= data.max_train_bytes <= options.train_bytes:
+        counted = dataclasses.replace(data, max_train_bytes=options.train_bytes)
+    train, scored = prepare(counted, "train", unit), prepare(data, split, unit)
+    documents = (
+        documents_of(text, corpus) if data.isolate_documents else [np.asarray(text.tokens)]
+        for text in (train, scored)
+    )
+    title = corpus.title(split)
+    return Texts(train, scored, own[split].manifest, title, data.isolate_documents, *documents)
+
+
+def _score(texts: Texts) -> list[NGram]:
+    """Returns all orders of each smoothing, ascending."""
+    started, found = time.perf_counter(), []
+    vocab_size = texts.train.manifest.vocab_size
+    for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
+        for smoothing, nats in scores.nats.items():
+            found.append(NGram(scores.order, smoothing, scores.grams, float(nats.sum()), 0.0))
+    seconds = time.perf_counter() - started
+    return [dataclasses.replace(each, seconds=seconds) for each in found]
+
+
+def _table(run: RunDirectory, texts: Texts, found: Sequence[NGram]) -> str:
+    """Returns perplexity and bits per byte of all orders and smoothings, the best with an asterisk."""
+    own, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
+    smoothings = list(dict.fromkeys(each.smoothing for each in found))
+    least = {
+        name: min(each.nll_nats for each in found if each.smoothing == name) for name in smoothings
+    }
+    heads = [head for name in smoothings for head in (f"{name}, perplexity", "bits per byte")]
+    lines = [["order", f"{unit} of context", "distinct n-grams", *heads]]
+    for order in dict.fromkeys(each.order for each in found):
+        of_order = [each for each in found if each.order == order]
+        cells = [str(order), str(order - 1), f"{of_order[0].grams:,}"]
+        for each in of_order:
+            star = "*" if each.nll_nats == least[each.smoothing] else " "
+            perplexity = math.exp(each.nll_nats / own.tokens)
+            cells += [
+                f"{perplexity:.3f}{star}",
+                f"{each.nll_nats / math.log(2) / own.bytes:.4f}{star}",
+            ]
+        lines.append(cells)
+    return (
+        f"{run.name}: n-grams of {texts.train.manifest.tokens:,} {unit} of the train text; {texts.title}, "
+        f"{own.split}: {own.tokens:,} tokens ({own.tokenizer}) of {own.bytes:,} bytes, {found[0].seconds:.1f} s\n"
+        + aligned(lines, left=())
+    )
+
+
+def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output: Output) -> Row:
+    """Returns the row beside those of models in `windows`; an n-gram has its full context everywhere.
+
+    Rows of n-grams of another text, or per token of another tokenizer, may have its name: then part
+    of a hash follows it.
+    """
+    own = texts.own
+    key = content_key({"train": texts.train_key, "tokenizer": own.tokenizer_fingerprint})[:12]
+    kind = "ngram" if options.unit == "bytes" else "token-ngram"
+    end = found.smoothing
+    if kind == "ngram" and own.tokenizer != "bytes":
+        end += f"-per-{own.tokenizer}"
+    if options.train_bytes >= 0:
+        end += f"-train_bytes={options.train_bytes}"
+    if any(row.position == f"{kind}-{end}" and row.config_hash != key for row in output.rows):
+        end += f"#{key[:6]}"
+    row = Row(
+        run=f"{kind}-{found.order}-{end}",
+        position=f"{kind}-{end}",
+        train_length=0,
+        eval_length=windows.length,
+        mode=windows.mode,
+        stride=windows.stride,
+        corpus=output.name_text(texts.title, own.split, own.text_hash),
+        split=own.split,
+        seed=0,
+        step=0,
+        parameters=found.grams,
+        commit=git_commit(),
+        dtype="float64",
+        config_hash=key,
+        tokens_sha256=own.sha256,
+        text_hash=own.text_hash,
+        unknown_tokens=(own.unknown_words or None) if kind == "token-ngram" else None,
+        documents=Documents(texts.isolated) if texts.isolated else None,
+    )
+    return row.scored(
+        found.nll_nats,
+        tokens=own.tokens,
+        words=own.words,
+        bytes=own.bytes,
+        seconds=found.seconds,
+    )

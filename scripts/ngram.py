@@ -1,0 +1,43 @@
+"""N-grams of the train text as a baseline of trained runs, of order 1 to 8, by two smoothings.
+
+    python scripts/ngram.py --workdirs=A,B --output_dir=OUT
+
+Prints perplexity and bits per byte of each order, and adds the best order of Witten-Bell and of
+modified Kneser-Ney to the rows, tables and figures of OUT, at the evaluation lengths of the runs.
+The runs need no checkpoint. --unit=tokens counts tokens of the run's tokenizer in place of bytes.
+"""
+
+import clone  # noqa: F401
+from absl import flags
+
+from alibi.cli import command_line, evaluation_flags
+
+evaluation_flags.define_lengths("1,2,4,8,16")
+_SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
+_STRIDE = flags.DEFINE_integer(
+    "stride", None, "of the evaluation beside which the rows stand; changes no number"
+)
+_UNIT = flags.DEFINE_enum(
+    "unit", "bytes", ["bytes", "tokens"], "bytes, or tokens of the run's tokenizer"
+)
+_TRAIN_BYTES = flags.DEFINE_integer(
+    "train_bytes", None, "count only the beginning of the train text", lower_bound=1
+)
+
+
+def main() -> int:
+    # Imported here, so that a wrong flag is reported at once.
+    from alibi.evaluation.ngram_runs import Options, evaluate_ngrams
+
+    options = Options(
+        **evaluation_flags.length_options(),
+        split=_SPLIT.value,
+        stride=_STRIDE.value,
+        unit=_UNIT.value,
+        train_bytes=-1 if _TRAIN_BYTES.value is None else _TRAIN_BYTES.value,
+    )
+    return 1 if evaluate_ngrams(flags.FLAGS.workdirs, options) else 0
+
+
+if __name__ == "__main__":
+    command_line.run(main, required=("workdirs",), addresses=("workdirs", "output_dir"))

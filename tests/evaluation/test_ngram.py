@@ -1,0 +1,353 @@
+"""N-grams of a run's train text, against the formulas written out in plain Python, and their rows."""
+
+import collections
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from alibi.config import make_config
+from alibi.data.tokens import find_tokenizer, make_corpus, prepare
+from alibi.evaluation.ngram import FALLBACK, ngram_scores
+from alibi.evaluation.ngram_runs import Options, evaluate_ngrams
+from alibi.reporting.panels import build_table, caption, panels
+from alibi.reporting.rows import read_rows
+from alibi.reporting.writers import to_html
+from alibi.runs import RunDirectory
+from tests.evaluation.runs import TEXT
+from tests.hosts import ROOT
+from tests.reporting.rowmaker import make_row
+
+START = -1
+
+
+class Written:
+    """The formulas of Witten & Bell (1991) and Chen & Goodman (1999), a gram at a time."""
+
+    def __init__(self, documents, vocab_size):
+        self.vocab_size = vocab_size
+        texts = [(START, *document) for document in documents]
+        self.counts = [
+            collections.Counter(
+                text[at : at + order]
+                for text in texts
+                for at in range(order == 1, len(text) - order + 1)
+            )
+            for order in range(10)
+        ]
+        self.before = [collections.defaultdict(set) for _ in range(9)]
+        for order in range(1, 9):
+            for gram in self.counts[order + 1]:
+                self.before[order][gram[1:]].add(gram[0])
+
+    def adjusted(self, order, top):
+        """The counts of a model of order `top` at a lower `order`."""
+        if order == top:
+            return self.counts[order]
+        first = {gram: n for gram, n in self.counts[order].items() if gram[0] == START}
+        return first | {gram: len(symbols) for gram, symbols in self.before[order].items()}
+
+    def discounts(self, counts):
+        of = collections.Counter(counts.values())
+        if not (of[1] and of[2] and of[3]):
+            return FALLBACK
+        share = of[1] / (of[1] + 2 * of[2])
+        found = tuple(k - (k + 1) * share * of[k + 1] / of[k] for k in (1, 2, 3))
+        return found if min(found) > 0 else FALLBACK
+
+    def witten_bell(self, context, symbol, order):
+        if order == 0:
+            return 1 / self.vocab_size
+        lower = self.witten_bell(context[1:], symbol, order - 1)
+        after = {g[-1]: n for g, n in self.counts[order].items() if g[:-1] == context}
+        if not after:
+            return lower
+        return (after.get(symbol, 0) + len(after) * lower) / (sum(after.values()) + len(after))
+
+    def kneser_ney(self, context, symbol, order, top):
+        if order == 0:
+            return 1 / self.vocab_size
+        lower = self.kneser_ney(context[1:], symbol, order - 1, top)
+        counts = self.adjusted(order, top)
+        after = {g[-1]: n for g, n in counts.items() if g[:-1] == context}
+        if not after:
+            return lower
+        discount = (0, *self.discounts(counts))
+        given = sum(discount[min(n, 3)] for n in after.values())
+        count = after.get(symbol, 0)
+        return (count - discount[min(count, 3)] + given * lower) / sum(after.values())
+
+    def nats(self, documents, order):
+        """Returns the NLL of each symbol by both smoothings."""
+        found = {"witten-bell": [], "kneser-ney": []}
+        for document in documents:
+            text = (START, *document)
+            for at in range(1, len(text)):
+                seen = min(order, at + 1)
+                context = text[at - seen + 1 : at]
+                # where the context is shorter, a lower order has the last word, with its own counts
+                probabilities = {
+                    "witten-bell": self.witten_bell(context, text[at], seen),
+                    "kneser-ney": self.kneser_ney(context, text[at], seen, order),
+                }
+                for name, probability in probabilities.items():
+                    found[name].append(-math.log(probability))
+        return found
+
+
+def drawn(seed, sizes, symbols):
+    """Returns documents in which some sequences repeat, as in a language."""
+    random = np.random.default_rng(seed)
+    phrases = [random.integers(0, symbols, 5) for _ in range(6)]
+    long = np.concatenate([phrases[i] for i in random.integers(0, 6, 60)])
+    noise = np.where(random.random(long.size) < 0.2, random.integers(0, symbols, long.size), long)
+    return [noise[start : start + size] for start, size in zip(itertools.count(0, 37), sizes)]
+
+
+@pytest.mark.parametrize(
+    ("train", "scored", "symbols"),
+    [((120,), (60,), 7), ((40, 1, 3, 60, 8), (30, 2, 1, 9), 5), ((3,), (4, 1), 3)],
+    ids=["a text", "documents", "fewer symbols than orders"],
+)
+def test_all_orders_and_smoothings_are_the_written_formulas(train, scored, symbols):
+    """Also where documents begin and end, which no n-gram joins, and beyond the longest document."""
+    train, scored = drawn(0, train, symbols), drawn(1, scored, symbols)
+    written = Written([document.tolist() for document in train], 256)
+    found = list(ngram_scores(train, scored, 256))
+    assert [scores.order for scores in found] == list(range(1, 9))
+    for scores in found:
+        expected = written.nats([document.tolist() for document in scored], scores.order)
+        for name, nats in expected.items():
+            np.testing.assert_allclose(scores.nats[name], nats, rtol=1e-12, err_msg=name)
+        assert scores.grams == sum(map(len, written.counts[1 : scores.order + 1]))
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+def test_the_probabilities_of_all_bytes_sum_to_one(seen):
+    """After contexts of the train text, and after others; a byte of 255 leaves room for 7 orders."""
+    train = drawn(2, (200, 30), 20)
+    random = np.random.default_rng(3)
+    context = train[0][40:48] if seen else random.integers(0, 250, 8)
+    scored = [np.append(context, byte) for byte in range(256)]
+    for scores in ngram_scores(train, scored, 256):
+        for name, nats in scores.nats.items():
+            last = nats.reshape(256, 9)[:, -1]
+            assert np.exp(-last).sum() == pytest.approx(1, abs=1e-12), (name, scores.order)
+    assert scores.order == 7
+
+
+def test_large_vocabularies_have_as_many_orders_as_fit_into_64_bits():
+    """65,535 ids and the start of a document take 16 bits, one more 17."""
+    for largest, orders in ((65_534, 4), (65_535, 3)):
+        text = np.array([1, largest, 1, largest])
+        assert [s.order for s in ngram_scores([text], [text], 1 << 17)][-1] == orders
+
+
+def test_an_empty_text_is_refused():
+    text, none = np.array([1, 2]), np.zeros(0, np.uint8)
+    for train, scored, name in (([none], [text], "to count"), ([text], [], "to score")):
+        with pytest.raises(ValueError, match=f"the text {name} is empty; n-grams need one symbol"):
+            next(ngram_scores(train, scored, 256))
+
+
+def test_the_embedded_books_are_predicted_as_their_language():
+    """Golden numbers of this code, 300,000 bytes counted: near 2.8 and 2.5 bits a byte, as little text
+    gives, and the highest order is not the best.
+    """
+    data = make_config("data.max_train_bytes=300000,data.max_valid_bytes=8192").data
+    train, valid = (np.asarray(prepare(data, split).tokens) for split in ("train", "valid"))
+    bits = [
+        {name: nats.mean() / math.log(2) for name, nats in scores.nats.items()}
+        for scores in ngram_scores([train], [valid], 256)
+    ]
+    best = {name: min(range(8), key=lambda at: bits[at][name]) + 1 for name in bits[0]}
+    assert best == {"witten-bell": 5, "kneser-ney": 6}
+    assert bits[4]["witten-bell"] == pytest.approx(2.804871, abs=1e-6)
+    assert bits[5]["kneser-ney"] == pytest.approx(2.510211, abs=1e-6)
+
+
+def claimed(folder, name, keys="", splits=("train", "valid")):
+    """Returns a work directory at the start of a training, without a checkpoint."""
+    config = make_config(
+        f"length=16,model.num_layers=1,model.width=16,model.num_heads=2,data.corpus=text,"
+        f"data.train={folder / 'train.txt'},data.valid={folder / 'valid.txt'},"
+        f"data.cache_dir={folder / 'cache'},{keys}"
+    )
+    run = RunDirectory(folder / name)
+    run.check(config)
+    tokenizer = find_tokenizer(config.data, make_corpus(config.data))
+    run.claim(config, tokenizer)
+    files = {split: prepare(config.data, split, progress=False) for split in splits}
+    corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
+    run.write("provenance.json", {"corpus": corpus, "command": ["train.py"]})
+    run.release()
+    return str(run)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    (tmp_path / "train.txt").write_text(TEXT)
+    (tmp_path / "valid.txt").write_text("the lazy dog jumps\n")
+    return tmp_path
+
+
+def rows_of(texts, *names, **options):
+    options = Options(output_dir=texts / "out", multiples=(1, 2), report=False, **options)
+    assert evaluate_ngrams([str(texts / name) for name in names], options) == []
+    return read_rows(texts / "out" / "results.jsonl")
+
+
+def test_rows_of_runs_with_any_tokenizer_hold_the_same_nll(texts, capsys):
+    """The bytes of a text cost the same, whatever the tokens of the run; perplexity is per token of
+    the run, and runs of the same texts are counted once.
+    """
+    claimed(texts, "of-bytes")
+    claimed(texts, "rotary", "position=rotary")
+    claimed(texts, "of-words", "data.tokenizer=words")
+    claimed(texts, "of-bpe", "data.tokenizer=bpe,data.bpe_vocab_size=270")
+    rows = rows_of(texts, "of-bytes", "rotary", "of-words", "of-bpe")
+    assert capsys.readouterr().out.count("n-grams of 155 bytes") == 3
+    by_run = {(row.run, row.eval_length): row for row in rows}
+    assert len(rows) == 2 * 2 * 3
+    bpe = prepare(RunDirectory(texts / "of-bpe").config().data, "valid").manifest.tokens
+    assert 2 < bpe < 19
+    ends = ("", "-per-words", "-per-bpe")
+    for end, tokens in zip(ends, (19, 5, bpe), strict=True):
+        (order,) = {row.run[6] for row in rows if row.run.endswith(f"witten-bell{end}")}
+        for length in (16, 32):
+            row = by_run[f"ngram-{order}-witten-bell{end}", length]
+            assert (row.tokens, row.words, row.bytes) == (tokens, 4, 19)
+            assert row.nll_nats == pytest.approx(by_run[f"ngram-{order}-witten-bell", 16].nll_nats)
+            assert row.perplexity == pytest.approx(math.exp(row.nll_nats / tokens))
+            assert (row.mode, row.stride, row.train_length) == ("nonoverlapping", length, 0)
+    repeated = rows_of(texts, "of-bytes", "rotary", "of-words", "of-bpe")
+    assert repeated == rows
+
+
+def test_the_rows_hold_the_best_order_of_the_written_formulas(texts):
+    """All bytes of the text are scored, the first too."""
+    claimed(texts, "run")
+    written = Written([TEXT.encode()], 256)
+    scored = [(texts / "valid.txt").read_bytes()]
+    nats = [written.nats(scored, order) for order in range(1, 9)]
+    for row in rows_of(texts, "run"):
+        _, order, smoothing = row.run.split("-", 2)
+        sums = [sum(found[smoothing]) for found in nats]
+        assert row.nll_nats == pytest.approx(min(sums), rel=1e-12)
+        assert sums.index(min(sums)) + 1 == int(order)
+
+
+def test_separate_documents_do_not_see_each_other(texts):
+    """With data.isolate_documents contexts begin with the document, in bytes as in tokens; the
+    newline that a byte run reads after an open document belongs to it.
+    """
+    (texts / "train.txt").write_text("ab ab\nabab\nab\n")
+    (texts / "valid.txt").write_text("ab\nba\nabab")
+    keys = "data.tokenizer=bpe,data.bpe_vocab_size=270,data.document_end=line,"
+    claimed(texts, "alone", keys + "data.isolate_documents=restart")
+    alone, together = (
+        Written(documents, 256)
+        for documents in ([b"ab ab\n", b"abab\n", b"ab"], [b"ab ab\nabab\nab"])
+    )
+    rows = rows_of(texts, "alone")
+    assert {row.documents.positions for row in rows} == {"restart"}
+    row = next(row for row in rows if "witten" in row.run)
+    sums = [
+        [sum(written.nats(documents, order)["witten-bell"]) for order in range(1, 9)]
+        for written, documents in (
+            (alone, [b"ab\n", b"ba\n", b"abab"]),
+            (together, [b"ab\nba\nabab"]),
+        )
+    ]
+    assert row.nll_nats == pytest.approx(min(sums[0]), rel=1e-12)
+    assert row.nll_nats != pytest.approx(min(sums[1]), rel=1e-3)
+
+
+def test_other_train_texts_and_tokens_are_lines_of_their_own(texts):
+    """A part of the text, tokens in place of bytes, and a run of another train text."""
+    bpe = "data.tokenizer=bpe,data.bpe_vocab_size=270"
+    claimed(texts, "run", bpe)
+    rows_of(texts, "run")
+    part = rows_of(texts, "run", train_bytes=60)
+    tokens = rows_of(texts, "run", unit="tokens")
+    (texts / "train.txt").write_text("the lazy dog, a fox\n" * 3)
+    claimed(texts, "other", bpe)
+    rows = rows_of(texts, "other")
+    assert {row.position for row in rows if "witten" in row.position} == {
+        "ngram-witten-bell-per-bpe",
+        "ngram-witten-bell-per-bpe-train_bytes=60",
+        "token-ngram-witten-bell",
+        next(row.position for row in rows if "#" in row.position and "witten" in row.position),
+    }
+    assert [len(part), len(tokens), len(rows)] == [8, 12, 16]
+    (panel,) = panels(rows)
+    assert len(panel.series) == 8
+    counted = {row.run: row.parameters for row in rows}
+    assert len(set(counted.values())) > 2
+
+
+def test_tables_show_n_grams_beside_runs(texts):
+    """They have no training length, seed or step, and runs keep their short names."""
+    runs = [
+        make_row(position, length, 9.0, run=f"{position}-L128-lr=0.1")
+        for position in ("alibi", "rotary")
+        for length in (128, 256)
+    ]
+    ngrams = [
+        make_row(
+            "ngram-witten-bell", length, 4.0, run="ngram-6-witten-bell", train_length=0, step=0
+        )
+        for length in (128, 256)
+    ]
+    (panel,) = panels([*ngrams, *runs])
+    table = build_table(panel)
+    assert table.labels == (("ngram-6-witten-bell", ""), ("alibi", 128), ("rotary", 128))
+    assert [cell[0].ratio for cell in table.cells[0]] == [None, None]
+    assert "seed 0; step 600; commit" in caption(panel)
+    assert '<th scope="col" data-type="number"><button type="button">trained at L' in to_html(table)
+
+
+def test_bad_input_is_a_line_before_the_work(texts, capsys):
+    def told(name, **options):
+        options = Options(output_dir=texts / "out", report=False, **options)
+        (failure,) = evaluate_ngrams([str(texts / name)], options)
+        return failure
+
+    claimed(texts, "masked", "objective.name=masked")
+    assert "masked was trained for objective=masked, and an n-gram predicts" in told("masked")
+    run = claimed(texts, "run")
+    assert "the config names no test text: data.test is empty" in told("run", split="test")
+    assert "stride=17 must be between 1 and the length 16" in told("run", stride=17)
+    before = json.loads((texts / "run" / "provenance.json").read_text())["corpus"]["train"]
+    (texts / "train.txt").write_text("another text\n")
+    now = prepare(RunDirectory(run).config().data, "train").manifest
+    assert (
+        f"the train text of {run} has changed since the run began: the SHA-256 of its tokens was {before['sha256']} "
+        f"(text: {texts}/train.txt) and is {now.sha256} (text: {texts}/train.txt); restore the text"
+    ) in told("run")
+    (texts / "train.txt").write_text(TEXT)
+    (texts / "valid.txt").unlink()
+    assert f"{run}: there is no file '{texts}/valid.txt'" in told("run")
+    (texts / "valid.txt").write_text("")
+    assert f"{texts}/valid.txt is empty" in told("run")
+    shutil.rmtree(texts / "run")
+    assert "is no work directory of a run: config.json is missing" in told("run")
+    assert "n-grams of" not in capsys.readouterr().out
+
+
+def test_the_command_prints_all_orders_and_writes_the_report(texts):
+    run = claimed(texts, "run")
+    words = ["--workdirs", run, "--lengths=8,16", "--train_bytes=60", "--output_dir", texts / "out"]
+    command = [sys.executable, ROOT / "scripts" / "ngram.py", *words]
+    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+    assert shown[0].startswith(
+        "run: n-grams of 60 bytes of the train text; valid.txt, valid: 19 tokens"
+    )
+    assert [line.split()[:2] for line in shown[2:10]] == [[str(n), str(n - 1)] for n in range(1, 9)]
+    assert "-kneser-ney-train_bytes=60 |" in (texts / "out" / "report.md").read_text()
