@@ -63,17 +63,18 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.paper.costs import PROCESSORS, Processor, describe_costs, describe_text, overview
+    from alibi.paper.costs import PROCESSORS, Processor, describe_costs, describe_text
     from alibi.paper.definitions import TABLES
+    from alibi.paper.overview import overview
     from alibi.sweeps.estimates import device_table
 
     planned = _TABLE.value is not None and not (_LIST.value or _RUN.value)
     devices = command_line.planned_devices(planned, "--table=N without --run")
     if _LIST.value:
-        print(overview([_reproduction(number) for number in TABLES]), end="")
-        page = pathlib.Path("results", f"tables-{_SCALE.value}", "README.md")
-        if (pathlib.Path(__file__).resolve().parents[1] / page).exists():
-            print(f"\nRun before, and not counted here: {page}")
+        committed = (
+            pathlib.Path(__file__).resolve().parents[1] / "results" / f"tables-{_SCALE.value}"
+        )
+        print(overview([_reproduction(number) for number in TABLES], committed), end="")
         return 0
     if _TABLE.value is None:
         raise ValueError("give --table=N, 1 to 15, or --list")

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from alibi.data.corpus import SPLITS
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.paper import results
 from alibi.paper.reproduction import Reproduction
@@ -14,7 +15,6 @@ from alibi.reporting import report
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
 from alibi.reporting.tables import MEMORY, TRAINING_SPEED
-from alibi.runs import evaluation_hash
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.state import run_directory
 from tests.hosts import ROOT
@@ -79,24 +79,6 @@ def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatc
     assert (tmp_path / "report.md").read_bytes() == (RESULTS / name / "report.md").read_bytes()
 
 
-def copy_rows(table, rows):
-    """Copies the rows of `table` from a committed file, as rows of its runs here.
-
-    A config's hash depends on the names of the user's text files, as in the rows of the medium
-    scale; the hash of the run of the same name replaces it.
-    """
-    table.directory.mkdir(parents=True)
-    copied = [json.loads(line) for line in rows.read_text().splitlines()]
-    if table.setting.scale == "medium":
-        hashes = {run.name: evaluation_hash(run.config) for run in table.sweep.runs}
-        copied = [row for row in copied if row["run"] in hashes]
-        assert len({(row["run"], row["config_hash"]) for row in copied}) == len(hashes)
-        copied = [row | {"config_hash": hashes[row["run"]]} for row in copied]
-    (table.directory / "results.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in copied)
-    )
-
-
 def leave_finished_runs(table, folder, cores):
     """Writes work directories of a table's runs, which are not committed, with the numbers of its
     CSV.
@@ -128,8 +110,11 @@ def leave_finished_runs(table, folder, cores):
 @pytest.mark.parametrize(("scale", "number"), TABLES)
 def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, monkeypatch):
     (rows, steps, cores), folder = TABLES[scale, number], RESULTS / f"tables-{scale}"
-    table = Reproduction(number, scale, tmp_path, overrides=f"train.steps={steps}" if steps else "")
-    copy_rows(table, folder / rows)
+    files = {split: f"{split}.txt" for split in SPLITS} if scale == "medium" else {}
+    overrides = f"train.steps={steps}" if steps else ""
+    table = Reproduction(number, scale, tmp_path, files=files, overrides=overrides)
+    table.directory.mkdir(parents=True)
+    shutil.copy(folder / rows, table.directory / "results.jsonl")
     leave_finished_runs(table, folder, cores)
     monkeypatch.setattr(results, "png", lambda spec: b"")
     results.write_table(table, {})
