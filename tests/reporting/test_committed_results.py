@@ -15,6 +15,7 @@ from alibi.reporting import report
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
 from alibi.reporting.tables import MEMORY, TRAINING_SPEED
+from alibi.runs import evaluation_hash
 from alibi.sweeps.definition import load_sweep
 from alibi.sweeps.state import run_directory
 from tests.hosts import ROOT
@@ -127,6 +128,21 @@ def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, mo
         if (number, suffix) == (1, ".csv"):
             made, kept = (re.sub(r"[+-]0[.]\d+", "", text) for text in (made, kept))
         assert made == kept, suffix
+
+
+def test_passkey_rows_of_fewer_updates_have_a_sweep_that_makes_them():
+    """Its runs have other names: here they are known by their configs, of which 8 were run."""
+    runs = load_sweep(ROOT / "configs" / "sweeps" / "passkey_late.py").runs
+    expected = {(evaluation_hash(run.config), run.config.train.steps) for run in runs}
+    found = {}
+    for steps in (2000, 4000):
+        for row in read_rows(RESULTS / "passkey" / f"results-{steps}-updates.jsonl"):
+            assert row.step == steps
+            found.setdefault((row.config_hash, row.step), []).append(row.eval_length)
+    assert found.keys() == expected
+    # perplexity at 4 lengths, and keys at 14 distances in them
+    assert {len(lengths) for lengths in found.values()} == {18}
+    assert {run.results for run in runs} == {8}, "4 lengths, with and without keys"
 
 
 def test_all_committed_reports_and_tables_are_among_them():
