@@ -4,6 +4,7 @@
     python scripts/reproduce.py --table=5 --scale=paper
     python scripts/reproduce.py --table=2 --scale=small --run
 
+--list shows all tables with the progress in --workdir, and the results that the repository holds.
 Without --run it prints the plan: every command, with tokens, parameters, FLOPs and an
 estimate of device-hours, and with --device_kind and --devices the plan of the training there.
 With --run, missing runs are trained and evaluated; after a stop, the same command continues.
@@ -30,7 +31,9 @@ _SCALE = flags.DEFINE_string(
     "scale", "small", "paper, or medium or small: the same protocol on two cores"
 )
 _RUN = flags.DEFINE_bool("run", False, "train and evaluate the missing runs, and write the table")
-_LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with their state")
+_LIST = flags.DEFINE_bool(
+    "list", False, "show all tables of --scale with their state and committed results"
+)
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     "workdirs/reproduce",
