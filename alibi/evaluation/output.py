@@ -215,6 +215,7 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
         dtype=config.eval.dtype,
         config_hash=evaluation_hash(config),
         seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0)),
+        trained_on=run.trained_on,
         override=run.override,
         **text,
         documents=Documents(positions) if positions else None,

@@ -1,6 +1,4 @@
-"""The plan of a table: its commands with their costs; and the list of all tables with the progress
-of each.
-"""
+"""The plan of a table: its commands with their costs."""
 
 import dataclasses
 import pathlib
@@ -12,11 +10,7 @@ from alibi.model.decoder import build_model, count_parameters
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
 from alibi.paper.definitions import parse_printed
 from alibi.paper.reproduction import Reproduction
-from alibi.reporting.recorded import ROWS_FILE, find_rows
-from alibi.reporting.rows import latest
 from alibi.reporting.tables import TRAINING_SPEED
-from alibi.reporting.writers import aligned
-from alibi.storage.files import listed
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.state import evaluation_command, survey, train_command
 
@@ -175,31 +169,6 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     return "\n".join(
         [*lines, f"device-hours assume {rate} (--device_flops, --utilisation){source}. {products}"]
     )
-
-
-def overview(reproductions: Sequence[Reproduction]) -> str:
-    """Returns a line for each table with its progress, and the results of other overrides and files
-    below.
-    """
-    lines = [("table", "setting", "runs", "results", "written", "what")]
-    for one in reproductions:
-        states = survey(one.sweep.runs, one.directory)
-        runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
-        results = (
-            f"{sum(state.results for state in states)}/{sum(state.run.results for state in states)}"
-        )
-        written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
-        lines.append(
-            (str(one.number), one.setting.name, runs, results, written, one.definition.title)
-        )
-    counted = {one.directory.name for one in reproductions}
-    others = [
-        f"  {folder}: {sum(row.is_measured for row in latest(find_rows(folder)))} results\n"
-        for folder in listed(reproductions[0].scale_directory)
-        if folder.name not in counted and (folder / ROWS_FILE).exists()
-    ]
-    heading = "\nOf other --overrides or files, and not counted here:\n" if others else ""
-    return aligned(lines, left=range(6)) + heading + "".join(others)
 
 
 def format_hours(hours: float) -> str:

@@ -129,6 +129,8 @@ class Row:
     seedless_hash: str | None = None  # the same with seed=0; None in rows of earlier versions
     tokens_sha256: str | None = None  # see `Scoring`
     text_hash: str | None = None  # of the text
+    # of the tokens of training on text files, whose content `config_hash` does not tell
+    trained_on: str | None = None
     override: Override | None = None  # None: evaluated as it was trained, with `position`
     context_use: ContextUse | None = None
     passkey: Passkey | None = None
@@ -152,9 +154,9 @@ class Row:
 
     @property
     def measurement(self) -> tuple:
-        """The cell, checkpoint, text and config: rows with equal ones repeat the same measurement."""
+        """The cell, checkpoint, texts and config: rows with equal ones repeat the same measurement."""
         use = self.context_use.tokens if self.context_use else None
-        return self.cell, self.scoring, use, self.passkey and self.passkey.prompts
+        return self.cell, self.scoring, use, self.passkey and self.passkey.prompts, self.trained_on
 
     @property
     def scoring(self) -> Scoring:
@@ -190,15 +192,13 @@ class Row:
 
     @property
     def but_seed(self) -> tuple:
-        """Config, step and override: equal if runs differ in their seed only.
+        """Config, train text, step and override: equal if runs differ in their seed only.
 
         Rows of earlier versions don't know the config without its seed: here they have the name
         without it, position, train length and parameters.
         """
-        return (
-            self.seedless_hash or (self.series, self.position, self.train_length, self.parameters),
-            *self.tested[1:],
-        )
+        named = (self.series, self.position, self.train_length, self.parameters)
+        return (self.seedless_hash or named, self.trained_on), *self.tested[1:]
 
     @property
     def speed_of_device(self) -> float | None:
@@ -287,15 +287,15 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     """Returns a row per cell, in order of first appearance: the last measured row, else the last
     error.
 
-    If runs of the same name have different configs, only the rows of the last config count, so they
-    never mix.
+    If runs of the same name have different configs or train texts, only the rows of the last of
+    them count, so they never mix.
     """
     rows = list(rows)
-    configs = {row.run: row.config_hash for row in rows}
+    trained = {row.run: (row.config_hash, row.trained_on) for row in rows}
     cells: dict[tuple, Row] = {}
     for row in rows:
         known = cells.get(row.cell)
-        if row.config_hash == configs[row.run] and (
+        if (row.config_hash, row.trained_on) == trained[row.run] and (
             known is None or row.is_measured or not known.is_measured
         ):
             cells[row.cell] = row

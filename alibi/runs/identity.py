@@ -9,6 +9,7 @@ from typing import Any
 
 from alibi.config import Config, flatten
 from alibi.data.corpus import SPLITS
+from alibi.data.textfiles import TextFiles
 from alibi.storage.files import is_address
 
 # Keys, and sections with a dot: they decide how a run is computed and watched, not its results.
@@ -66,8 +67,15 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def defining(config: Config) -> dict[str, Any]:
-    """Returns the values of all keys with an effect on a run's results, by dotted key."""
+    """Returns the values of all keys with an effect on a run's results, by dotted key.
+
+    Text files have their names alone: rows of one text must agree wherever it lies. Rows tell
+    another text of the same names by `Row.trained_on` and `Row.tokens_sha256`.
+    """
     leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
+    if config.data.corpus == "text":
+        text = TextFiles(config.data)
+        leaves |= {f"data.{split}": text.title(split) for split in SPLITS}
     # its place may change; `RunDirectory.claim` compares its content
     leaves["data.tokenizer_file"] = ""
     if leaves["init_from"] and not is_address(leaves["init_from"]):

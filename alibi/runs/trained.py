@@ -69,6 +69,15 @@ class TrainedRun:
         return self.name if self.override is None else f"{self.name} {self.override}"
 
     @functools.cached_property
+    def trained_on(self) -> str | None:
+        """The hash of the train tokens of text files, which the config only names; None of another
+        corpus, and of an imported run.
+        """
+        if self.config.data.corpus != "text":
+            return None
+        return self.directory.provenance()["corpus"].get("train", {}).get("sha256")
+
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         return self.directory.tokenizer()
 

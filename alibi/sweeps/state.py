@@ -244,7 +244,7 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
     )
     known = [row for row in rows if (row.run, row.step, row.config_hash) == key]
     missing = tuple(
-        left for evaluation in run.evaluations if (left := _still_missing(evaluation, known))
+        left for evaluation in run.evaluations if (left := still_missing(evaluation, known))
     )
     if state == "missing" and not missing:
         state = "finished"
@@ -275,7 +275,7 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
     )
 
 
-def _still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
+def still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
     """Returns `evaluation` with the lengths without rows in `rows`, all of the same run; None if
     all have rows.
     """

@@ -15,6 +15,7 @@ from alibi.runs.checkpoint import Checkpoints
 from alibi.training.step import initial_state
 
 TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut sho"
+TRAINED_ON = "7ra1n"  # stands for the hash of the train tokens
 
 
 def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
@@ -36,6 +37,7 @@ def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
     with Checkpoints(run.checkpoints) as checkpoints:
         for step in steps:
             checkpoints.save(state, step, {}, valid_nll=float(step))
+    run.write("provenance.json", {"corpus": {"train": {"sha256": TRAINED_ON}}})
     run.write_status("finished", step=steps[-1], steps=steps[-1])
     run.release()
     return run.path

@@ -19,7 +19,7 @@ from alibi.reporting.rows import Device, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from alibi.training.setup import make_validator
-from tests.evaluation.runs import TEXT, make_run, rows_by_cell
+from tests.evaluation.runs import TEXT, TRAINED_ON, make_run, rows_by_cell
 from tests.hosts import ROOT
 
 
@@ -34,6 +34,7 @@ def test_rows_say_what_was_measured(evaluated, alibi_run):
         "nonoverlapping",
     )
     assert (row.corpus, row.split, row.seed, row.step) == ("text.txt", "valid", 0, 5)
+    assert row.trained_on == TRAINED_ON, "the config tells the names of text files alone"
     assert row.parameters == count_parameters(build_model(config, 256))
     assert row.bytes == len(TEXT.encode())
     assert row.words == len(TEXT.split())

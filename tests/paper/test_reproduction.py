@@ -12,10 +12,10 @@ from alibi.paper.costs import (
     describe_costs,
     describe_text,
     evaluation_cost,
-    overview,
     training_cost,
 )
 from alibi.paper.definitions import TABLES
+from alibi.paper.overview import overview
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.results import (
     NOT_RUN_HERE,
@@ -153,26 +153,6 @@ def test_lengths_strides_and_splits(tables):
 def test_an_address_that_cannot_hold_runs_is_refused_before_any_plan():
     with pytest.raises(ValueError, match="s3://bucket"):
         Reproduction(2, "small", "s3://bucket")
-
-
-def test_the_list_names_directories_that_it_does_not_look_into(tmp_path):
-    """Else runs with --overrides look as if they had never been, unless the same overrides are
-    given again.
-    """
-    plain, short = (
-        Reproduction(2, "small", tmp_path, overrides=keys) for keys in ("", "train.steps=600")
-    )
-    assert len(overview([plain]).splitlines()) == 2
-    rows = [make_row(eval_length=length, perplexity=8.0) for length in (32, 33, 34)]
-    again, failed = (
-        make_row(eval_length=32, perplexity=9.0),
-        make_row(eval_length=35, perplexity=None, error="no"),
-    )
-    append_rows(short.directory / "results.jsonl", [*rows, again, failed])
-    (tmp_path / "small" / "cc100-empty").mkdir()
-    said = "Of other --overrides or files, and not counted here:"
-    assert overview([plain]).splitlines()[2:] == ["", said, f"  {short.directory}: 3 results"]
-    assert len(overview([short]).splitlines()) == 2
 
 
 def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
@@ -377,7 +357,7 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
         assert {row[0] for row in list(csv.reader(file))[1:]} == {"small"}
     assert (table.outputs / "table02.png").exists()
     assert str(table.outputs / "table02.md") in text
-    assert overview([table]).splitlines()[1].split()[:5] == [
+    assert overview([table], tmp_path / "missing").splitlines()[1].split()[:5] == [
         "2",
         "wikitext103",
         "1/4",

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from alibi.data.corpus import SPLITS
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.paper import results
 from alibi.paper.reproduction import Reproduction
@@ -79,24 +80,6 @@ def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatc
     assert (tmp_path / "report.md").read_bytes() == (RESULTS / name / "report.md").read_bytes()
 
 
-def copy_rows(table, rows):
-    """Copies the rows of `table` from a committed file, as rows of its runs here.
-
-    A config's hash depends on the names of the user's text files, as in the rows of the medium
-    scale; the hash of the run of the same name replaces it.
-    """
-    table.directory.mkdir(parents=True)
-    copied = [json.loads(line) for line in rows.read_text().splitlines()]
-    if table.setting.scale == "medium":
-        hashes = {run.name: evaluation_hash(run.config) for run in table.sweep.runs}
-        copied = [row for row in copied if row["run"] in hashes]
-        assert len({(row["run"], row["config_hash"]) for row in copied}) == len(hashes)
-        copied = [row | {"config_hash": hashes[row["run"]]} for row in copied]
-    (table.directory / "results.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in copied)
-    )
-
-
 def leave_finished_runs(table, folder, cores):
     """Writes work directories of a table's runs, which are not committed, with the numbers of its
     CSV.
@@ -128,8 +111,11 @@ def leave_finished_runs(table, folder, cores):
 @pytest.mark.parametrize(("scale", "number"), TABLES)
 def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, monkeypatch):
     (rows, steps, cores), folder = TABLES[scale, number], RESULTS / f"tables-{scale}"
-    table = Reproduction(number, scale, tmp_path, overrides=f"train.steps={steps}" if steps else "")
-    copy_rows(table, folder / rows)
+    files = {split: f"{split}.txt" for split in SPLITS} if scale == "medium" else {}
+    overrides = f"train.steps={steps}" if steps else ""
+    table = Reproduction(number, scale, tmp_path, files=files, overrides=overrides)
+    table.directory.mkdir(parents=True)
+    shutil.copy(folder / rows, table.directory / "results.jsonl")
     leave_finished_runs(table, folder, cores)
     monkeypatch.setattr(results, "png", lambda spec: b"")
     results.write_table(table, {})
@@ -142,6 +128,21 @@ def test_tables_are_made_of_their_rows_byte_for_byte(scale, number, tmp_path, mo
         if (number, suffix) == (1, ".csv"):
             made, kept = (re.sub(r"[+-]0[.]\d+", "", text) for text in (made, kept))
         assert made == kept, suffix
+
+
+def test_passkey_rows_of_fewer_updates_have_a_sweep_that_makes_them():
+    """Its runs have other names: here they are known by their configs, of which 8 were run."""
+    runs = load_sweep(ROOT / "configs" / "sweeps" / "passkey_late.py").runs
+    expected = {(evaluation_hash(run.config), run.config.train.steps) for run in runs}
+    found = {}
+    for steps in (2000, 4000):
+        for row in read_rows(RESULTS / "passkey" / f"results-{steps}-updates.jsonl"):
+            assert row.step == steps
+            found.setdefault((row.config_hash, row.step), []).append(row.eval_length)
+    assert found.keys() == expected
+    # perplexity at 4 lengths, and keys at 14 distances in them
+    assert {len(lengths) for lengths in found.values()} == {18}
+    assert {run.results for run in runs} == {8}, "4 lengths, with and without keys"
 
 
 def test_all_committed_reports_and_tables_are_among_them():

@@ -123,6 +123,14 @@ def test_rows_of_a_run_that_was_trained_anew_replace_those_of_its_name_in_every_
     assert old[0].measurement != new.measurement
 
 
+def test_runs_on_text_files_of_equal_names_and_other_content_do_not_mix():
+    """Their configs have the same hash, and their work directories may have the same name."""
+    one, other = (make_row(trained_on=text, seedless_hash="equal") for text in ("a", "b"))
+    assert one.measurement != other.measurement
+    assert one.but_seed != other.but_seed, "they are no two seeds of a sample"
+    assert latest([one, other]) == [other]
+
+
 def test_rows_of_a_run_under_another_method_are_cells_and_series_of_their_own():
     trained = make_row("rotary")
     tested = [

@@ -14,7 +14,7 @@ import pytest
 
 from alibi.config import replaced
 from alibi.runs import RunDirectory
-from alibi.runs.identity import differing
+from alibi.runs.identity import config_hash, differing
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop, record
 from tests.training.runs import assert_same, final_state, rows
@@ -51,6 +51,16 @@ def test_what_may_differ_as_a_run_goes_on(tiny_config) -> None:
     endless = replaced(config, restarts)
     assert differing(endless, replaced(endless, longer)) == {}
     assert differing(replaced(endless, longer), endless) == {"train.steps": (9, 6)}
+
+
+def test_the_hash_of_a_run_on_text_files_has_their_names_without_their_folders(tiny_config) -> None:
+    """Rows of one text must agree on every machine; rows tell another text by its tokens."""
+    config = tiny_config()
+    places = ("a/train.txt,b/*.gz", "/scratch/2/train.txt,/c/*.gz", "a/other.txt,b/*.gz")
+    here, there, other = (config_hash(replaced(config, {"data.train": one})) for one in places)
+    assert here == there != other
+    hub = replaced(config, {"data.corpus": "hub", "data.train": "a/train.txt"})
+    assert config_hash(hub) != config_hash(replaced(hub, {"data.train": "train.txt"}))
 
 
 @pytest.mark.usefixtures("one_device")

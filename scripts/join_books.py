@@ -1,0 +1,48 @@
+"""Joins the books of configs/long_books.json to the texts of their splits: train.txt, valid.txt and
+test.txt.
+
+    python scripts/join_books.py --books=FOLDER --output_dir=data/long-books
+
+FOLDER holds each listed book as a UTF-8 .txt file of any name, in the form that the list describes:
+books are known by their SHA-256. A line names each book that is missing or differs; texts are
+written only if all books are there. Without --books it checks the texts in --output_dir.
+"""
+
+import pathlib
+
+import clone  # noqa: F401
+from absl import flags
+
+from alibi.cli import command_line
+
+_BOOKS = flags.DEFINE_string("books", None, "folder with the books")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "folder of the texts")
+
+
+def main() -> None:
+    from alibi.data.booklist import BookList
+
+    project = pathlib.Path(__file__).resolve().parents[1]
+    books = BookList.read(project / "configs" / "long_books.json")
+    output = pathlib.Path(_OUTPUT_DIR.value)
+    if _BOOKS.value is not None:
+        folder = pathlib.Path(_BOOKS.value)
+        if not folder.is_dir():
+            raise ValueError(f"--books={folder} is no folder; give the folder with the books")
+        if problems := books.join(folder, output):
+            print(*problems, sep="\n")
+            raise ValueError(
+                f"{len(problems)} of {len(books.books)} books are not in {folder}; fetch them by author and title, "
+                "and remove Project Gutenberg's header, footer and licence"
+            )
+    if unmade := books.unmade(output):
+        raise ValueError(
+            f"{output} has no whole {', '.join(f'{split}.txt' for split in unmade)}; give the books by --books"
+        )
+    for split in books.sha256:
+        size = sum(book.bytes for book in books.of(split))
+        print(f"{output / f'{split}.txt'}: {len(books.of(split))} books, {size:,} bytes")
+
+
+if __name__ == "__main__":
+    command_line.run(main, required=("output_dir",))

@@ -1,0 +1,110 @@
+"""Books of a list: the list itself, and a user's files checked against it and joined."""
+
+import hashlib
+import json
+import lzma
+import pathlib
+
+import pytest
+
+from alibi.data.booklist import BookList
+from tests.hosts import ROOT
+
+LONG_BOOKS = ROOT / "configs" / "long_books.json"
+TEXTS = {"One": "of the first\n", "Two\rOr, Both": "a “second”\n", "Three": "the last\n"}
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """A list of three books, of which two are to train on, and the folder of the books."""
+    folder, books = tmp_path / "books", []
+    (folder / "more").mkdir(parents=True)
+    for number, (title, text) in enumerate(TEXTS.items()):
+        (folder / "more" / f"{number}.txt").write_text(text)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        split = "valid" if title == "Three" else "train"
+        size, words = len(text.encode()), len(text.split())
+        books.append(
+            {"split": split, "author": "A, B", "title": title, "bytes": size, "words": words}
+        )
+        books[-1]["sha256"] = sha256
+    whole = {"train": TEXTS["One"] + TEXTS["Two\rOr, Both"], "valid": TEXTS["Three"]}
+    texts = {
+        split: {"bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        for split, text in whole.items()
+    }
+    file = tmp_path / "list.json"
+    file.write_text(json.dumps({"about": [], "texts": texts, "books": books}))
+    return BookList.read(file), folder
+
+
+def test_books_are_found_by_content_and_joined_in_the_order_of_the_list(listed, tmp_path):
+    books, folder = listed
+    (folder / "another.txt").write_text("not listed")
+    assert books.unmade(tmp_path / "out") == ["train", "valid"]
+    assert books.join(folder, tmp_path / "out") == []
+    assert (tmp_path / "out" / "train.txt").read_text() == "of the first\na “second”\n"
+    assert (tmp_path / "out" / "valid.txt").read_text() == "the last\n"
+    assert books.unmade(tmp_path / "out") == []
+    (tmp_path / "out" / "train.txt").write_text("of the first\na “third”\n")
+    (tmp_path / "out" / "valid.txt").chmod(0o444)
+    assert books.unmade(tmp_path / "out") == ["train"]
+    (folder / "more" / "2.txt").unlink()
+    assert books.join(folder, tmp_path / "out") == [], (
+        "the book of a whole text is not needed again"
+    )
+    assert books.unmade(tmp_path / "out") == []
+
+
+def test_a_line_names_each_book_that_is_missing_or_differs_and_nothing_is_written(listed, tmp_path):
+    books, folder = listed
+    (folder / "more" / "1.txt").unlink()
+    (folder / "more" / "2.txt").rename(folder / "Three.txt")
+    (folder / "Three.txt").write_text("the last, corrected\n")
+    missing, differs = books.join(folder, tmp_path / "out")
+    sha256 = hashlib.sha256(TEXTS["Two\rOr, Both"].encode()).hexdigest()
+    assert missing == f"missing: A, B, Two Or, Both (train; 15 bytes, SHA-256 {sha256})"
+    assert differs.startswith(f"differs: {folder / 'Three.txt'} has 20 bytes, SHA-256 ")
+    assert "; needed: 9 bytes, SHA-256 " in differs
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_long_books_are_those_of_the_folder_with_corpora(shared_dir):
+    """The list alone must tell every byte of the texts: it is all that a user has."""
+    books, texts = BookList.read(LONG_BOOKS), {}
+    for split in ("train", "valid"):
+        with lzma.open(shared_dir / "data" / "gutenberg-long" / f"{split}.txt.xz") as stream:
+            texts[split] = stream.read()
+    for split, source in (("train", "train"), ("valid", "valid"), ("test", "valid")):
+        whole = hashlib.sha256()
+        for book in books.of(split):
+            text, texts[source] = texts[source][: book.bytes], texts[source][book.bytes :]
+            assert hashlib.sha256(text).hexdigest() == book.sha256, book.title
+            assert len(text.split()) == pytest.approx(book.words, rel=1e-3)
+            whole.update(text)
+        assert whole.hexdigest() == books.sha256[split]
+    assert texts == {"train": b"", "valid": b""}
+
+
+def test_the_long_books_of_each_split_are_told_with_their_sizes():
+    books, content = BookList.read(LONG_BOOKS), json.loads(LONG_BOOKS.read_text())
+    for split, count, size in (
+        ("train", 100, 68_617_746), ("valid", 18, 11_700_474), ("test", 2, 870_571),
+    ):  # fmt: skip
+        of_split = books.of(split)
+        assert (len(of_split), sum(book.bytes for book in of_split)) == (count, size)
+        assert content["texts"][split]["bytes"] == size
+    assert len({book.sha256 for book in books.books}) == 120, "no book is in two splits"
+
+
+def test_the_script_checks_joins_and_says_in_a_line_what_is_missing(run_script, tmp_path):
+    script = ROOT / "scripts" / "join_books.py"
+    done = run_script(script, f"--output_dir={tmp_path}")
+    assert done.returncode == 1
+    assert "has no whole train.txt, valid.txt, test.txt; give the books by --books" in done.stderr
+    done = run_script(script, f"--output_dir={tmp_path}", f"--books={tmp_path}")
+    assert done.returncode == 1
+    assert done.stdout.count("missing: ") == len(done.stdout.splitlines()) == 120
+    assert f"error: 120 of 120 books are not in {tmp_path}; fetch them by author" in done.stderr
+    done = run_script(script, f"--output_dir={tmp_path}", f"--books={pathlib.Path(__file__)}")
+    assert "is no folder; give the folder with the books" in done.stderr

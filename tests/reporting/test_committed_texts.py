@@ -1,0 +1,109 @@
+"""The list of texts has each text that committed rows were scored on and trained on, and their hashes
+are those of the texts that a user can make.
+"""
+
+import dataclasses
+import hashlib
+import json
+import lzma
+
+import pytest
+
+from alibi.data.booklist import BookList
+from alibi.data.books import Books, make_prompts
+from alibi.data.cache import content_key
+from alibi.data.tokens import prepare
+from alibi.sweeps.definition import load_config
+from tests.hosts import ROOT
+
+RESULTS = ROOT / "results"
+LIST = json.loads((RESULTS / "texts.json").read_text())
+TEXTS, PROMPTS = LIST["texts"], LIST["prompts"]
+ROWS = [
+    (file.relative_to(RESULTS).parts[0], json.loads(line))
+    for file in sorted(RESULTS.rglob("*.jsonl"))
+    for line in file.read_text().splitlines()
+]
+
+
+def test_each_scored_text_is_listed_with_the_folders_of_its_rows():
+    """Rows of prompts with passkeys have the hash of the prompts alone, and lines of an analysis that
+    of the tokens.
+    """
+    known = {
+        (text["corpus"], text["split"], text["text_hash"], text["tokens_sha256"]): text
+        for text in TEXTS
+        if text["split"] != "train"
+    }
+    prompts = {(one["length"], one["distance"], one["tokens_sha256"]) for one in PROMPTS}
+    found, found_prompts = {}, set()
+    for folder, row in ROWS:
+        if key := row.get("passkey"):
+            found_prompts.add((row["eval_length"], key["distance"], row["tokens_sha256"]))
+        elif "analysis" in row:
+            assert row["tokens_sha256"] in {text["tokens_sha256"] for text in known.values()}
+        else:
+            text = (row["corpus"], row["split"], row["text_hash"], row["tokens_sha256"])
+            found.setdefault(text, set()).add(folder)
+    assert found == {key: set(text["rows"]) for key, text in known.items()}
+    assert found_prompts == prompts
+
+
+def test_each_folder_of_rows_has_the_text_of_its_training():
+    folders = [folder for text in TEXTS if text["split"] == "train" for folder in text["rows"]]
+    assert sorted(folders) == sorted({folder for folder, _ in ROWS})
+    known = {(folder, text["tokens_sha256"]) for text in TEXTS for folder in text["rows"]}
+    assert known >= {(folder, row["trained_on"]) for folder, row in ROWS if "trained_on" in row}
+
+
+def told(manifest):
+    """Returns what the list tells of a text, from its manifest."""
+    text = {"text": manifest.description, "max_bytes": manifest.max_bytes}
+    names = ("tokenizer", "bytes", "documents", "tokens")
+    return {
+        **{name: getattr(manifest, name) for name in names},
+        "text_hash": content_key(text)[:12],
+        "tokens_sha256": manifest.sha256,
+    }
+
+
+@pytest.mark.parametrize("listed", TEXTS, ids=lambda text: f"{text['config']}-{text['split']}")
+def test_listed_texts_are_made_anew(listed, tmp_path, request):
+    data = dataclasses.replace(load_config(listed["config"], {}).data, cache_dir=str(tmp_path))
+    if data.corpus == "text":
+        folder = long_books(request.getfixturevalue("shared_dir"), tmp_path)
+        places = {split: str(folder / data[split]) for split in ("train", "valid", "test")}
+        data = dataclasses.replace(data, **places)
+    made = told(prepare(data, listed["split"], progress=False).manifest)
+    assert made == {key: listed[key] for key in made}
+
+
+def long_books(shared, folder):
+    """Writes the texts of the long books from the two files beside the project, of which the second
+    holds the books of two splits.
+    """
+    books = BookList.read(ROOT / "configs" / "long_books.json")
+    for source, splits in {"train": ["train"], "valid": ["valid", "test"]}.items():
+        with lzma.open(shared / "data" / "gutenberg-long" / f"{source}.txt.xz") as stream:
+            for split in splits:
+                size = sum(book.bytes for book in books.of(split))
+                (folder / f"{split}.txt").write_bytes(stream.read(size))
+    return folder
+
+
+def test_hashes_of_the_long_books_follow_from_their_list():
+    """So they are right also where the books are not."""
+    content = json.loads((ROOT / "configs" / "long_books.json").read_text())["texts"]
+    for text in TEXTS:
+        if "long_books" in text["config"]:
+            identity = content[text["split"]] | {"packed": ""}
+            limit = 100_000_000 if text["split"] == "train" else 65_536
+            about = {"text": {"corpus": "text", "files": [identity]}, "max_bytes": limit}
+            assert content_key(about)[:12] == text["text_hash"]
+
+
+def test_listed_prompts_are_made_anew():
+    text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
+    for one in PROMPTS:
+        prompts = make_prompts(text, one["length"], one["distance"], one["count"])
+        assert hashlib.sha256(prompts.tobytes()).hexdigest() == one["tokens_sha256"]
