@@ -78,6 +78,8 @@ class Printed:
             return self.text == str(len(facts.seeds))
         if re.search(r"\bseed $", self.before):
             return self.text in map(str, facts.seeds)
+        if re.search(r"\bstride $", self.before):
+            return self.text in map(str, facts.strides)
         if re.match(r" parameters\b", self.after):
             return any(self.like(number) == self.text for number in facts.parameters)
         return self.text in {f"{number:,}" for number in facts.integers}
@@ -115,7 +117,7 @@ def _line(line: str, figures: Figures, facts: Facts) -> tuple[str, int, list[str
         here = [number for number in numbers if start <= number.match.start() < comment.start()]
         start = comment.end()
         try:
-            for number, expression, value in _pairs(here, comment[1], figures):
+            for number, expression, value in [*_pairs(here, comment[1], figures)]:
                 new[number] = number.like(value)
                 if new[number] != number.text:
                     wrong.append(f"{expression}: {number.text} is printed, not {new[number]}")
@@ -137,8 +139,7 @@ def _pairs(
     for expression, value in _values(source, figures):
         if value is False:
             raise LookupError(f"{expression}: the rows don't show it")
-        several = value if isinstance(value, tuple | list) else [value]
-        values += [(expression, one) for one in several if one is not True]
+        values += [(expression, one) for one in _flat(value) if one is not True]
     last = None
     for number in numbers:
         if number.before.endswith("± ") and isinstance(last, PerSeed):
@@ -152,6 +153,13 @@ def _pairs(
         raise LookupError(f"{values[0][0]}: no number is printed for it")
 
 
+def _flat(value: Any) -> list[Any]:
+    """Returns the values of nested tuples and lists."""
+    if isinstance(value, tuple | list):
+        return [one for several in value for one in _flat(several)]
+    return [value]
+
+
 def _values(source: str, figures: Figures) -> Iterator[tuple[str, Any]]:
     """Yields the expressions of a comment with their values."""
     try:
@@ -162,7 +170,7 @@ def _values(source: str, figures: Figures) -> Iterator[tuple[str, Any]]:
         expression = ast.get_source_segment(f"({source},)", node)
         try:
             yield expression, eval(expression, figures.namespace())  # of our own pages
-        except (LookupError, TypeError, ValueError, NameError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, NameError, AttributeError, SyntaxError) as error:
             raise LookupError(f"{expression}: {error.args[0]}") from None
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 from alibi.paper.definitions import TABLES, load_table, parse_printed
 from alibi.reporting.rows import Row, latest, read_rows
 
-BUILTINS = (abs, all, any, len, max, min, round, set, sorted, sum)
+BUILTINS = (abs, all, any, len, max, min, round, set, sorted, str, sum)
 PAPER = "paper"  # among the files of a page: its lengths are facts, too
 
 
@@ -88,7 +88,7 @@ class Figures:
     def namespace(self) -> dict[str, Any]:
         """Returns what an expression can name."""
         public = (self.rows, self.ppl, self.nats, self.bits, self.ratio, self.gain, self.found)
-        more = (self.series, self.gain_interval, self.wilson, self.curse, self.paper, self.ours)
+        more = (self.series, self.gain_interval, self.wilson, self.curse, self.paper, self.ours, self.paper_ratio)
         return {"__builtins__": {}} | {one.__name__: one for one in (*BUILTINS, *public, *more)}
 
     def rows(
@@ -97,15 +97,15 @@ class Figures:
         """Returns the rows with these values; `length` is that of the window."""
         where |= {"series": series} if series is not None else {}
         where |= {"eval_length": length} if length is not None else {}
+        file = file or self.files[0]
         found = [
             row
-            for row in _read(self.folder / (file or self.files[0]))
+            for row in _read(self.folder / file)
             if all(getattr(row, key) == value for key, value in where.items())
         ]
         if not found:
-            more = "".join(f", {key}={value}" for key, value in where.items() if key not in _NAMED)
             at = f" at {length}" if length is not None else ""
-            raise LookupError(f"no row of {series or 'any series'}{at}{more}")
+            raise LookupError(f"no row of {series or 'any series'}{at} in {file}")
         return found
 
     def series(self, **where: Any) -> list[str]:
@@ -182,7 +182,16 @@ class Figures:
     def paper(self, number: int, *cell: str | int) -> float:
         """Returns a number of the paper's table: the row's labels, then the column."""
         table = load_table(number)
-        return parse_printed(_cell(table.columns, table.rows, cell))
+        printed = _cell(table.columns, table.rows, cell)
+        value = parse_printed(printed)
+        if value is None:
+            raise LookupError(f"the paper prints {printed or 'nothing'} in {', '.join(map(str, cell))}")
+        return value
+
+    def paper_ratio(self, number: int, *cell: str | int) -> float:
+        """Returns a number of the paper's table divided by the first of its column."""
+        labels = load_table(number).rows[0][: len(cell) - 1]
+        return self.paper(number, *cell) / self.paper(number, *labels, cell[-1])
 
     def ours(self, number: int, *cell: str | int) -> float:
         """Returns our number in the committed table, named as in `paper`."""
@@ -191,9 +200,6 @@ class Figures:
         columns = [column.removesuffix(": ours") for column in columns[1:]]
         rows = [[cell.partition(" (")[0] for cell in row[1:]] for row in rows]
         return float(_cell(columns, rows, cell))
-
-
-_NAMED = ("series", "eval_length")
 
 
 def _cell(columns: Sequence[str], rows: Sequence[Sequence[str]], cell: Sequence[str | int]) -> str:
@@ -206,10 +212,7 @@ def _cell(columns: Sequence[str], rows: Sequence[Sequence[str]], cell: Sequence[
 
 @functools.cache
 def _read(path: pathlib.Path) -> list[Row]:
-    rows = latest(read_rows(path))
-    if not rows:
-        raise LookupError(f"no rows in {path}")
-    return rows
+    return latest(read_rows(path))
 
 
 class Facts:
@@ -223,12 +226,13 @@ class Facts:
         asked = [row.passkey for row in rows if row.passkey]
         sizes = {size for row in rows for size in (row.tokens, row.words, row.bytes, row.step)}
         self.parameters = {row.parameters for row in rows}
-        self.integers = lengths | sizes | self.parameters | {row.stride for row in rows}
+        self.integers = lengths | sizes | self.parameters 
         self.integers |= {one.distance for one in asked} | {one.prompts for one in asked}
         self.integers |= _paper_lengths() if PAPER in files else set()
-        self.integers -= {None, 1}  # the stride of a window for each token
+        self.integers -= {None}
         self.multiples = {row.eval_length / row.train_length for row in rows}
         self.seeds = {row.seed for row in rows}
+        self.strides = {row.stride for row in rows}
 
 
 @functools.cache
