@@ -11,9 +11,11 @@ Python expression for each; page_figures.py says what it can name:
 The expressions say the figures that stand between the comment before and this one, in order and to
 the digits printed; after "±" stands the half-width of the figure before. A comparison is a claim: it
 says no figure, and has to hold. `<!-- rows: FILE, MORE -->` names the files of the expressions that
-follow, results.jsonl at first; `<!-- rows: none -->` ends the check. Without expressions pass code,
-links, dates, names, references to tables and sections, and the facts of the rows of the named files:
-lengths, sizes of texts, parameters, updates, and seeds where the text calls them so.
+follow, results.jsonl at first (in README.md and docs/ none); `<!-- rows: none -->` ends the check.
+
+Without expressions pass code, links, dates, names, references to tables and sections, and the facts
+of the rows of the named files: lengths, distances, sizes of texts, parameters, updates and prompts;
+seeds, strides and multiples of L where the text calls them so.
 """
 
 import ast
@@ -39,7 +41,7 @@ EXEMPT = re.compile(
     r"|\]\([^)]*\)|\[\d+\](?=\()|https?://\S+"  # targets of links, and texts such as [2](table02.md)
     r"|arXiv \d{4}\.\d{4,5}|\d{4}-\d{2}-\d{2}"
     r"|(?:[Tt]able|[Ss]ection|[Ff]ootnote|[Ff]igure|[Aa]ppendix)s? [\d.]+(?:, \d+)*(?: (?:and|to) \d+)?"
-    r"|95%(?= [\w ]*interval)"
+    r"|95%(?= (?:t |Wilson )?intervals?)"
     r"|\b(?!x\d)[A-Za-z][\w-]*\d\w*"  # names: T5, GPT-2
 )
 NUMBER = re.compile(
@@ -85,25 +87,29 @@ class Printed:
         return self.text in {f"{number:,}" for number in facts.integers}
 
 
-def checked(page: pathlib.Path) -> tuple[str, int, list[str]]:
-    """Returns the page with its figures renewed, the number of figures, and the mismatches."""
-    folder, files = page.parent, ["results.jsonl"] if page.parent != clone.ROOT else []
+def checked(page: pathlib.Path, text: str | None = None) -> tuple[str, int, list[str]]:
+    """Returns the page with its figures renewed, the number of figures, and the mismatches.
+
+    Args:
+      text: of the page; None: as it is in the file.
+    """
     name = page.relative_to(clone.ROOT) if page.is_relative_to(clone.ROOT) else page
+    files = [] if page.parent in (clone.ROOT, clone.ROOT / "docs") else ["results.jsonl"]
     lines, count, wrong, fenced = [], 0, [], False
-    for number, line in enumerate(page.read_text().splitlines(), start=1):
+    for number, line in enumerate((text or page.read_text()).splitlines(), start=1):
         fenced ^= line.startswith("```")
         named = re.fullmatch(r"<!-- rows: (.*) -->", line)
         if named:
             files = [] if named[1] == "none" else named[1].split(", ")
         elif files and not fenced and not line.startswith("    "):
-            line, figures, found = _line(line, Figures(folder, files), Facts(folder, files))
+            line, figures, found = _line(line, Figures(page.parent, files))
             count += figures
             wrong += [f"{name}:{number}: {one}" for one in found]
         lines.append(line)
     return "\n".join(lines) + "\n", count, wrong
 
 
-def _line(line: str, figures: Figures, facts: Facts) -> tuple[str, int, list[str]]:
+def _line(line: str, figures: Figures) -> tuple[str, int, list[str]]:
     """Returns the line with its figures renewed, their number, and the mismatches."""
     hidden = COMMENT.sub(lambda found: " " * len(found[0]), line)
     hidden = EXEMPT.sub(lambda found: " " * len(found[0]), hidden)
@@ -111,7 +117,7 @@ def _line(line: str, figures: Figures, facts: Facts) -> tuple[str, int, list[str
         Printed(found, hidden[: found.start()], hidden[found.end() :])
         for found in NUMBER.finditer(hidden)
     ]
-    numbers = [number for number in numbers if not number.is_fact(facts)]
+    numbers = [number for number in numbers if not number.is_fact(figures.facts)]
     wrong, new, start = [], {}, 0
     for comment in COMMENT.finditer(line):
         here = [number for number in numbers if start <= number.match.start() < comment.start()]
@@ -170,13 +176,21 @@ def _values(source: str, figures: Figures) -> Iterator[tuple[str, Any]]:
         expression = ast.get_source_segment(f"({source},)", node)
         try:
             yield expression, eval(expression, figures.namespace())  # of our own pages
-        except (LookupError, TypeError, ValueError, NameError, AttributeError, SyntaxError) as error:
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            NameError,
+            AttributeError,
+            SyntaxError,
+        ) as error:
             raise LookupError(f"{expression}: {error.args[0]}") from None
 
 
 def pages() -> list[pathlib.Path]:
-    """Returns the pages of results, and the README."""
-    return [clone.ROOT / "README.md", *sorted((clone.ROOT / "results").glob("**/README.md"))]
+    """Returns the pages of results, and others that name files of rows."""
+    named = [clone.ROOT / "README.md", clone.ROOT / "docs" / "evaluation.md"]
+    return [*named, *sorted((clone.ROOT / "results").glob("**/README.md"))]
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """The figures that the expressions of a results page can name: see check_pages.py."""
 
 import csv
+import dataclasses
 import functools
 import json
 import math
@@ -84,11 +85,20 @@ class Figures:
 
     def __init__(self, folder: pathlib.Path, files: Sequence[str]):
         self.folder, self.files = folder, files
+        self.facts = facts_of(folder, tuple(files))
 
     def namespace(self) -> dict[str, Any]:
         """Returns what an expression can name."""
         public = (self.rows, self.ppl, self.nats, self.bits, self.ratio, self.gain, self.found)
-        more = (self.series, self.gain_interval, self.wilson, self.curse, self.paper, self.ours, self.paper_ratio)
+        more = (
+            self.series,
+            self.gain_interval,
+            self.wilson,
+            self.curse,
+            self.paper,
+            self.ours,
+            self.paper_ratio,
+        )
         return {"__builtins__": {}} | {one.__name__: one for one in (*BUILTINS, *public, *more)}
 
     def rows(
@@ -161,7 +171,9 @@ class Figures:
     def wilson(self, series: str, length: int, distance: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% Wilson interval of one run's share of passkeys."""
         (row,) = self._asked(series, length, distance, where)
-        found = stats.binomtest(round(row.passkey.accuracy * row.passkey.prompts), row.passkey.prompts)
+        found = stats.binomtest(
+            round(row.passkey.accuracy * row.passkey.prompts), row.passkey.prompts
+        )
         return tuple(found.proportion_ci(method="wilson"))
 
     def _asked(self, series: str, length: int, distance: int, where: Mapping) -> list[Row]:
@@ -185,7 +197,9 @@ class Figures:
         printed = _cell(table.columns, table.rows, cell)
         value = parse_printed(printed)
         if value is None:
-            raise LookupError(f"the paper prints {printed or 'nothing'} in {', '.join(map(str, cell))}")
+            raise LookupError(
+                f"the paper prints {printed or 'nothing'} in {', '.join(map(str, cell))}"
+            )
         return value
 
     def paper_ratio(self, number: int, *cell: str | int) -> float:
@@ -215,27 +229,38 @@ def _read(path: pathlib.Path) -> list[Row]:
     return latest(read_rows(path))
 
 
+@dataclasses.dataclass(frozen=True)
 class Facts:
-    """Integers that describe the measurements, and need no expression: those of the rows, and if
-    `PAPER` is among the files the lengths of the paper's tables.
-    """
+    """Numbers that describe the measurements, and need no expression."""
 
-    def __init__(self, folder: pathlib.Path, files: Sequence[str]):
-        rows = [row for file in files if file != PAPER for row in _read(folder / file)]
-        lengths = {row.train_length for row in rows} | {row.eval_length for row in rows}
-        asked = [row.passkey for row in rows if row.passkey]
-        sizes = {size for row in rows for size in (row.tokens, row.words, row.bytes, row.step)}
-        self.parameters = {row.parameters for row in rows}
-        self.integers = lengths | sizes | self.parameters 
-        self.integers |= {one.distance for one in asked} | {one.prompts for one in asked}
-        self.integers |= _paper_lengths() if PAPER in files else set()
-        self.integers -= {None}
-        self.multiples = {row.eval_length / row.train_length for row in rows}
-        self.seeds = {row.seed for row in rows}
-        self.strides = {row.stride for row in rows}
+    integers: frozenset[int]  # lengths, sizes of texts, parameters, updates, prompts, distances
+    multiples: frozenset[float]  # of the training length
+    parameters: frozenset[int]
+    seeds: frozenset[int]
+    strides: frozenset[int]
 
 
 @functools.cache
+def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
+    """Returns the facts of the rows of files; of the paper's tables, if `PAPER` is among them, the
+    lengths.
+    """
+    rows = [row for file in files if file != PAPER for row in _read(folder / file)]
+    asked = [row.passkey for row in rows if row.passkey]
+    integers = _paper_lengths() if PAPER in files else set()
+    integers |= {number for one in asked for number in (one.distance, one.prompts)}
+    for row in rows:
+        integers |= {row.train_length, row.eval_length, row.step, row.parameters}
+        integers |= {row.tokens, row.words, row.bytes}
+    return Facts(
+        frozenset(integers - {None}),
+        frozenset(row.eval_length / row.train_length for row in rows),
+        frozenset(row.parameters for row in rows),
+        frozenset(row.seed for row in rows),
+        frozenset(row.stride for row in rows),
+    )
+
+
 def _paper_lengths() -> set[int]:
     found = set()
     for number, table in TABLES.items():
