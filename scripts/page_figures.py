@@ -89,17 +89,10 @@ class Figures:
 
     def namespace(self) -> dict[str, Any]:
         """Returns what an expression can name."""
-        public = (self.rows, self.ppl, self.nats, self.bits, self.ratio, self.gain, self.found)
-        more = (
-            self.series,
-            self.gain_interval,
-            self.wilson,
-            self.curse,
-            self.paper,
-            self.ours,
-            self.paper_ratio,
-        )
-        return {"__builtins__": {}} | {one.__name__: one for one in (*BUILTINS, *public, *more)}
+        of_rows = (self.rows, self.series, self.ppl, self.nats, self.bits, self.ratio)
+        of_use = (self.gain, self.gain_interval, self.found, self.wilson, self.curse)
+        named = (*BUILTINS, *of_rows, *of_use, self.paper, self.paper_ratio, self.ours)
+        return {"__builtins__": {}} | {one.__name__: one for one in named}
 
     def rows(
         self, series: str | None = None, length: int | None = None, file: str = "", **where: Any
@@ -130,7 +123,7 @@ class Figures:
         found = [row for row in self.rows(series, length, **where) if row.is_measured]
         if not found:
             raise LookupError(f"no result of {series} at {length}")
-        return PerSeed({row.seed: value(row) for row in found})
+        return _per_seed(found, value)
 
     def ppl(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the perplexity of the text."""
@@ -155,7 +148,7 @@ class Figures:
         nats a token.
         """
         found = self.rows(series, length, mode="same tokens", **where)
-        return PerSeed({row.seed: row.context_use.gain_nats for row in found})
+        return _per_seed(found, lambda row: row.context_use.gain_nats)
 
     def gain_interval(self, series: str, length: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% interval of one run's gain, over the text's windows."""
@@ -164,9 +157,8 @@ class Figures:
 
     def found(self, series: str, length: int, distance: int, **where: Any) -> PerSeed:
         """Returns the share of passkeys found `distance` tokens back, in windows of `length`."""
-        return PerSeed(
-            {row.seed: row.passkey.accuracy for row in self._asked(series, length, distance, where)}
-        )
+        asked = self._asked(series, length, distance, where)
+        return _per_seed(asked, lambda row: row.passkey.accuracy)
 
     def wilson(self, series: str, length: int, distance: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% Wilson interval of one run's share of passkeys."""
@@ -214,6 +206,15 @@ class Figures:
         columns = [column.removesuffix(": ours") for column in columns[1:]]
         rows = [[cell.partition(" (")[0] for cell in row[1:]] for row in rows]
         return float(_cell(columns, rows, cell))
+
+
+def _per_seed(rows: list[Row], value: Callable[[Row], float]) -> PerSeed:
+    seeds = {row.seed: value(row) for row in rows}
+    if len(seeds) < len(rows):
+        raise LookupError(
+            f"{len(rows)} rows of {len(seeds)} seeds; name more, such as split or step"
+        )
+    return PerSeed(seeds)
 
 
 def _cell(columns: Sequence[str], rows: Sequence[Sequence[str]], cell: Sequence[str | int]) -> str:

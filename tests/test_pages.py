@@ -84,10 +84,19 @@ def test_an_expression_whose_row_is_gone_is_named(page):
     assert "no row of fire at 128 in gone.jsonl" in wrong[0]
 
 
+def test_rows_that_differ_in_more_than_the_seed_are_not_averaged(page, tmp_path):
+    other = make_row("alibi", 128, run="alibi-seed0", corpus="news")
+    append_rows(tmp_path / "results.jsonl", [other])
+    _, _, (wrong,) = page('4.27<!-- ppl("alibi", 128) -->')
+    assert "4 rows of 3 seeds; name more" in wrong
+    assert page('4.27<!-- ppl("alibi", 128, corpus="books") -->')[2] == []
+
+
 def test_other_expressions_that_say_no_figure_are_named(page):
     for expression, message in {
         'ppl("alibi", 128), ppl("alibi", 256)': "no number is printed for it",
         'ppl("alibi", 256) < ppl("alibi", 128)': "the rows don't show it",
+        'nats("alibi", 128, corpus="books")': "4.27 is printed, not 1.45",
         "ppl(": "no Python expression",
         "perplexity(3)": "name 'perplexity' is not defined",
         'open("/etc/hostname")': "name 'open' is not defined",
