@@ -121,7 +121,7 @@ MEASURED = """\
 The quickstart's model, trained at L = {length}:
 
 - bits per byte of held-out books at L and at 16 L, after {steps:,} updates, means over {seeds} seeds
-  ([deviations and figures](../results/methods/README.md));
+  ([intervals and figures](../results/methods/README.md));
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts;
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
   were trained on books with passkeys, {key_seeds}, {of_keys:,} updates ({late})

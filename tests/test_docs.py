@@ -9,7 +9,7 @@ from tests.hosts import ROOT
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "results").glob("*/*.md")),
+    *sorted((ROOT / "results").glob("**/*.md")),
 ]
 
 

@@ -1,0 +1,274 @@
+"""The figures that the expressions of a results page can name: see check_pages.py."""
+
+import csv
+import dataclasses
+import functools
+import json
+import math
+import operator
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from scipy import stats
+
+from alibi.paper.definitions import TABLES, load_table, parse_printed
+from alibi.reporting.rows import Row, latest, read_rows
+
+BUILTINS = (abs, all, any, len, max, min, round, set, sorted, str, sum)
+PAPER = "paper"  # among the files of a page: its lengths are facts, too
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Returns the half-width of the 95% t interval of a mean."""
+    scale = statistics.stdev(values) / math.sqrt(len(values))
+    return float(stats.t.ppf(0.975, len(values) - 1)) * scale
+
+
+class PerSeed:
+    """A figure of each seed; arithmetic and comparisons pair the seeds.
+
+    Printed is the mean, and after "±" the half-width of its 95% t interval. So the difference of
+    two figures has the interval of the paired differences. A comparison holds if it does in every
+    seed.
+    """
+
+    def __init__(self, seeds: Mapping[int, float]):
+        self.seeds = dict(seeds)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.seeds.values())
+
+    @property
+    def half(self) -> float:
+        if len(self.seeds) < 2:
+            raise LookupError("one seed has no interval; print it without ±")
+        return half_width([*self.seeds.values()])
+
+    def _paired(self, other: "PerSeed | float", of: Callable) -> dict[int, Any]:
+        if not isinstance(other, PerSeed):
+            return {seed: of(value, other) for seed, value in self.seeds.items()}
+        if self.seeds.keys() != other.seeds.keys():
+            raise LookupError(f"seeds {sorted(self.seeds)} and {sorted(other.seeds)} are no pairs")
+        return {seed: of(value, other.seeds[seed]) for seed, value in self.seeds.items()}
+
+    def __add__(self, other: "PerSeed | float") -> "PerSeed":
+        return PerSeed(self._paired(other, operator.add))
+
+    def __sub__(self, other: "PerSeed | float") -> "PerSeed":
+        return PerSeed(self._paired(other, operator.sub))
+
+    def __rsub__(self, other: float) -> "PerSeed":
+        return self * -1 + other
+
+    def __mul__(self, other: "PerSeed | float") -> "PerSeed":
+        return PerSeed(self._paired(other, operator.mul))
+
+    def __truediv__(self, other: "PerSeed | float") -> "PerSeed":
+        return PerSeed(self._paired(other, operator.truediv))
+
+    def __lt__(self, other: "PerSeed | float") -> bool:
+        return all(self._paired(other, operator.lt).values())
+
+    def __gt__(self, other: "PerSeed | float") -> bool:
+        return all(self._paired(other, operator.gt).values())
+
+
+class Figures:
+    """Figures of the rows in a page's folder; `files[0]` holds those that name no `file`.
+
+    Every figure raises LookupError if its row is missing. `series` is that of `Row.series`, and
+    `where` names fields of rows and their values: file, seed, split, step, stride.
+    """
+
+    def __init__(self, folder: pathlib.Path, files: Sequence[str]):
+        self.folder, self.files = folder, files
+        self.facts = facts_of(folder, tuple(files))
+
+    def namespace(self) -> dict[str, Any]:
+        """Returns what an expression can name."""
+        of_rows = (self.rows, self.series, self.ppl, self.nats, self.bits, self.ratio)
+        of_use = (self.gain, self.gain_interval, self.found, self.wilson, self.curse)
+        named = (*BUILTINS, *of_rows, *of_use, self.paper, self.paper_ratio, self.ours)
+        return {"__builtins__": {}} | {one.__name__: one for one in named}
+
+    def rows(
+        self, series: str | None = None, length: int | None = None, file: str = "", **where: Any
+    ) -> list[Row]:
+        """Returns the rows with these values; `length` is that of the window."""
+        where |= {"series": series} if series is not None else {}
+        where |= {"eval_length": length} if length is not None else {}
+        file = file or self.files[0]
+        found = [
+            row
+            for row in _read(self.folder / file)
+            if all(getattr(row, key) == value for key, value in where.items())
+        ]
+        if not found:
+            at = f" at {length}" if length is not None else ""
+            raise LookupError(f"no row of {series or 'any series'}{at} in {file}")
+        return found
+
+    def series(self, **where: Any) -> list[str]:
+        """Returns the names of the series that have such rows with results."""
+        return [*dict.fromkeys(row.series for row in self.rows(**where) if row.is_measured)]
+
+    def _text(
+        self, value: Callable[[Row], float], series: str, length: int, **where: Any
+    ) -> PerSeed:
+        """Returns a figure of the whole text; windows don't overlap if `where` has no stride."""
+        where = {"split": "valid", "stride": length, "context_use": None, "passkey": None} | where
+        found = [row for row in self.rows(series, length, **where) if row.is_measured]
+        if not found:
+            raise LookupError(f"no result of {series} at {length}")
+        return _per_seed(found, value)
+
+    def ppl(self, series: str, length: int, **where: Any) -> PerSeed:
+        """Returns the perplexity of the text."""
+        return self._text(operator.attrgetter("perplexity"), series, length, **where)
+
+    def nats(self, series: str, length: int, **where: Any) -> PerSeed:
+        """Returns the NLL in nats a token."""
+        return self._text(lambda row: row.nll_nats / row.tokens, series, length, **where)
+
+    def bits(self, series: str, length: int, **where: Any) -> PerSeed:
+        """Returns the bits per byte."""
+        return self._text(operator.attrgetter("bits_per_byte"), series, length, **where)
+
+    def ratio(self, series: str, length: int, **where: Any) -> PerSeed:
+        """Returns the perplexity divided by that of the same run at its training length."""
+        of_file = {"file": where["file"]} if "file" in where else {}
+        own = self.rows(series, **of_file)[0].train_length
+        return self.ppl(series, length, **where) / self.ppl(series, own, **where)
+
+    def gain(self, series: str, length: int, **where: Any) -> PerSeed:
+        """Returns the gain of windows of `length` over the shortest ones on the same tokens, in
+        nats a token.
+        """
+        found = self.rows(series, length, mode="same tokens", **where)
+        return _per_seed(found, lambda row: row.context_use.gain_nats)
+
+    def gain_interval(self, series: str, length: int, **where: Any) -> tuple[float, float]:
+        """Returns the 95% interval of one run's gain, over the text's windows."""
+        (row,) = self.rows(series, length, mode="same tokens", **where)
+        return row.context_use.interval
+
+    def found(self, series: str, length: int, distance: int, **where: Any) -> PerSeed:
+        """Returns the share of passkeys found `distance` tokens back, in windows of `length`."""
+        asked = self._asked(series, length, distance, where)
+        return _per_seed(asked, lambda row: row.passkey.accuracy)
+
+    def wilson(self, series: str, length: int, distance: int, **where: Any) -> tuple[float, float]:
+        """Returns the 95% Wilson interval of one run's share of passkeys."""
+        (row,) = self._asked(series, length, distance, where)
+        found = stats.binomtest(
+            round(row.passkey.accuracy * row.passkey.prompts), row.passkey.prompts
+        )
+        return tuple(found.proportion_ci(method="wilson"))
+
+    def _asked(self, series: str, length: int, distance: int, where: Mapping) -> list[Row]:
+        asked = self.rows(series, length, mode="passkey", **where)
+        found = [row for row in asked if row.passkey.distance == distance]
+        if not found:
+            raise LookupError(f"no row of {series} at {length} with passkeys {distance} back")
+        return found
+
+    def curse(self, length: int, longer: int) -> dict[str, Any]:
+        """Returns the analysis of the gain from blocks of `length` to blocks of `longer` tokens."""
+        for line in (self.folder / "early-token-curse/by_context.jsonl").open():
+            one = json.loads(line)
+            if (one["eval_length"], one.get("longer_length")) == (length, longer):
+                return one
+        raise LookupError(f"no line of early_token_curse from {length} to {longer}")
+
+    def paper(self, number: int, *cell: str | int) -> float:
+        """Returns a number of the paper's table: the row's labels, then the column."""
+        table = load_table(number)
+        printed = _cell(table.columns, table.rows, cell)
+        value = parse_printed(printed)
+        if value is None:
+            raise LookupError(
+                f"the paper prints {printed or 'nothing'} in {', '.join(map(str, cell))}"
+            )
+        return value
+
+    def paper_ratio(self, number: int, *cell: str | int) -> float:
+        """Returns a number of the paper's table divided by the first of its column."""
+        labels = load_table(number).rows[0][: len(cell) - 1]
+        return self.paper(number, *cell) / self.paper(number, *labels, cell[-1])
+
+    def ours(self, number: int, *cell: str | int) -> float:
+        """Returns our number in the committed table, named as in `paper`."""
+        with (self.folder / f"table{number:02d}.csv").open() as file:
+            columns, *rows = csv.reader(file)
+        columns = [column.removesuffix(": ours") for column in columns[1:]]
+        rows = [[cell.partition(" (")[0] for cell in row[1:]] for row in rows]
+        return float(_cell(columns, rows, cell))
+
+
+def _per_seed(rows: list[Row], value: Callable[[Row], float]) -> PerSeed:
+    seeds = {row.seed: value(row) for row in rows}
+    if len(seeds) < len(rows):
+        raise LookupError(
+            f"{len(rows)} rows of {len(seeds)} seeds; name more, such as split or step"
+        )
+    return PerSeed(seeds)
+
+
+def _cell(columns: Sequence[str], rows: Sequence[Sequence[str]], cell: Sequence[str | int]) -> str:
+    *labels, column = map(str, cell)
+    for row in rows:
+        if [*row[: len(labels)]] == labels and column in columns:
+            return row[columns.index(column)]
+    raise LookupError(f"no cell {', '.join(map(str, cell))}")
+
+
+@functools.cache
+def _read(path: pathlib.Path) -> list[Row]:
+    return latest(read_rows(path))
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Numbers that describe the measurements, and need no expression."""
+
+    integers: frozenset[int]  # lengths, sizes of texts, parameters, updates, prompts, distances
+    multiples: frozenset[float]  # of the training length
+    parameters: frozenset[int]
+    seeds: frozenset[int]
+    strides: frozenset[int]
+
+
+@functools.cache
+def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
+    """Returns the facts of the rows of files; of the paper's tables, if `PAPER` is among them, the
+    lengths.
+    """
+    rows = [row for file in files if file != PAPER for row in _read(folder / file)]
+    asked = [row.passkey for row in rows if row.passkey]
+    integers = _paper_lengths() if PAPER in files else set()
+    integers |= {number for one in asked for number in (one.distance, one.prompts)}
+    for row in rows:
+        integers |= {row.train_length, row.eval_length, row.step, row.parameters}
+        integers |= {row.tokens, row.words, row.bytes}
+    return Facts(
+        frozenset(integers - {None}),
+        frozenset(row.eval_length / row.train_length for row in rows),
+        frozenset(row.parameters for row in rows),
+        frozenset(row.seed for row in rows),
+        frozenset(row.stride for row in rows),
+    )
+
+
+def _paper_lengths() -> set[int]:
+    found = set()
+    for number, table in TABLES.items():
+        for row in load_table(number).rows:
+            named = dict(zip(load_table(number).columns, row, strict=True))
+            for column in load_table(number).columns[table.labels :]:
+                quantity = table.cell(named, column)
+                if quantity is not None:
+                    found |= {quantity.model.train_length, quantity.eval_length, quantity.stride}
+    return found

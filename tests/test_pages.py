@@ -1,0 +1,164 @@
+"""Every figure on the pages of results is that of its rows; one without rows is found."""
+
+import importlib
+import re
+
+import pytest
+from scipy import stats
+
+from tests.hosts import ROOT
+from tests.reporting.rowmaker import append_rows, make_row
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "evaluation.md",
+    *sorted((ROOT / "results").glob("**/README.md")),
+]
+SEEDS = (4.0, 4.5, 4.3)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("check_pages")
+
+
+@pytest.fixture
+def page(script, tmp_path):
+    """Returns a function that checks a page of one line, in a folder with rows of ALiBi at 128 and
+    256 of three seeds, and passkeys.
+    """
+    for seed, perplexity in enumerate(SEEDS):
+        at = {"run": f"alibi-seed{seed}", "seed": seed}
+        append_rows(tmp_path / "results.jsonl", [make_row("alibi", 128, perplexity, **at)])
+        append_rows(tmp_path / "results.jsonl", [make_row("alibi", 256, 2 * perplexity, **at)])
+    key = {"distance": 64, "prompts": 200, "accuracy": 0.08}
+    asked = make_row("alibi", 256, run="alibi-seed0", mode="passkey", passkey=key)
+    append_rows(tmp_path / "results.jsonl", [asked])
+
+    def check(line):
+        (tmp_path / "README.md").write_text(line + "\n")
+        text, count, wrong = script.checked(tmp_path / "README.md")
+        return text.removesuffix("\n"), count, [one.removeprefix(str(tmp_path)) for one in wrong]
+
+    return check
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_figure_is_that_of_its_rows(path, script):
+    text, count, wrong = script.checked(path)
+    assert not wrong, "after new rows: python scripts/check_pages.py --write"
+    assert text == path.read_text()
+    assert count >= 5
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_figure_passes_without_its_expression(path, script, tmp_path):
+    """Facts of the rows alone do: as many figures are found as are checked."""
+    _, count, _ = script.checked(path)
+    bare = re.sub(r"<!-- (?!rows:).*? -->", "", path.read_text())
+    assert len(script.checked(path, bare)[2]) == count
+
+
+def test_a_wrong_figure_is_named_with_its_line(page):
+    line = 'ALiBi is at 4.37 at 128<!-- ppl("alibi", 128) -->.'
+    text, count, wrong = page(line)
+    assert wrong == ['/README.md:1: ppl("alibi", 128): 4.37 is printed, not 4.27']
+    assert (text, count) == (line.replace("4.37", "4.27"), 1)  # the mean of 4.0, 4.5 and 4.3
+
+
+def test_a_figure_without_expression_is_named(page):
+    assert page("ALiBi is at 4.27.")[2] == [
+        "/README.md:1: 4.27: no expression says where it comes from"
+    ]
+    after = page('4.27<!-- ppl("alibi", 128) --> and 8.53')[2]
+    assert after == ["/README.md:1: 8.53: no expression says where it comes from"]
+    among = page('4.27 and 8.53<!-- ppl("alibi", 128) -->')[2]
+    assert among == ["/README.md:1: 8.53: no expression says where it comes from"]
+
+
+def test_an_expression_whose_row_is_gone_is_named(page):
+    _, _, wrong = page('4.27<!-- ppl("alibi", 4096) -->')
+    assert wrong == ['/README.md:1: ppl("alibi", 4096): no row of alibi at 4096 in results.jsonl']
+    _, _, wrong = page('4.27<!-- ppl("fire", 128, file="gone.jsonl") -->')
+    assert "no row of fire at 128 in gone.jsonl" in wrong[0]
+
+
+def test_rows_that_differ_in_more_than_the_seed_are_not_averaged(page, tmp_path):
+    other = make_row("alibi", 128, run="alibi-seed0", corpus="news")
+    append_rows(tmp_path / "results.jsonl", [other])
+    _, _, (wrong,) = page('4.27<!-- ppl("alibi", 128) -->')
+    assert "4 rows of 3 seeds; name more" in wrong
+    assert page('4.27<!-- ppl("alibi", 128, corpus="books") -->')[2] == []
+
+
+def test_other_expressions_that_say_no_figure_are_named(page):
+    for expression, message in {
+        'ppl("alibi", 128), ppl("alibi", 256)': "no number is printed for it",
+        'ppl("alibi", 256) < ppl("alibi", 128)': "the rows don't show it",
+        'nats("alibi", 128, corpus="books")': "4.27 is printed, not 1.45",
+        "ppl(": "no Python expression",
+        "perplexity(3)": "name 'perplexity' is not defined",
+        'open("/etc/hostname")': "name 'open' is not defined",
+        'paper(2, 15512, "T5 Bias PPL")': "the paper prints OOM",
+        'ppl("alibi", 128) + ppl("alibi", 256, seed=0)': "are no pairs",
+    }.items():
+        _, _, (wrong,) = page(f"4.27<!-- {expression} -->")
+        assert message in wrong
+
+
+def test_figures_are_written_in_the_format_they_have(page):
+    one = 'ppl("alibi", 128)'
+    for printed, expression, written in (
+        ("0.0", one, "4.3"),
+        ("+0.00", one, "+4.27"),
+        ("0.00", f"{one} * -1", "-4.27"),
+        ("x0.00", 'ratio("alibi", 256)', "x2.00"),
+        ("×0.0", 'ratio("alibi", 256)', "×2.0"),
+        ("0.0%", 'found("alibi", 256, 64)', "8.0%"),
+        ("0", f"{one} * 1000", "4,267"),
+        ("0.0M", "1234567", "1.2M"),
+    ):
+        assert page(f"at {printed}<!-- {expression} -->.")[0].startswith(f"at {written}<"), printed
+    # a line whose figures and expressions differ in number stays as it is
+    assert page(f"1.5 and 2.5<!-- {one} -->")[0] == f"1.5 and 2.5<!-- {one} -->"
+
+
+def test_after_plus_minus_stands_the_t_interval_of_the_seeds(page):
+    low, high = stats.ttest_1samp(SEEDS, 0).confidence_interval(0.95)
+    text, count, _ = page('0.000 ± 0.000<!-- ppl("alibi", 128) -->')
+    assert text.startswith(f"{(low + high) / 2:.3f} ± {(high - low) / 2:.3f}<")
+    assert count == 2
+    # of a difference the seeds are pairs: here 4.0, 4.5 and 4.3 again
+    paired, _, _ = page('0.000 ± 0.000<!-- ppl("alibi", 256) - ppl("alibi", 128) -->')
+    assert paired.partition("<")[0] == text.partition("<")[0]
+    _, _, (wrong,) = page('4.0 ± 0.1<!-- ppl("alibi", 128, seed=0) -->')
+    assert "one seed has no interval" in wrong
+
+
+def test_shares_of_passkeys_have_wilson_intervals(page):
+    # 16 of 200 by Wilson's formula, with z = 1.95996
+    z, share, prompts = stats.norm.ppf(0.975), 0.08, 200
+    middle = (share + z**2 / (2 * prompts)) / (1 + z**2 / prompts)
+    spread = (share * (1 - share) / prompts + z**2 / (4 * prompts**2)) ** 0.5
+    spread *= z / (1 + z**2 / prompts)
+    text, _, _ = page('[0.00%, 0.00%]<!-- wilson("alibi", 256, 64) -->')
+    assert text.startswith(f"[{middle - spread:.2%}, {middle + spread:.2%}]")
+
+
+def test_facts_need_no_expression_and_near_ones_do(page):
+    facts = "128 and 256, at 2 L, 3 seeds, seed 2, 0.83M parameters, 826,112, 600 updates, 200 keys"
+    assert page(facts)[1:] == (0, [])
+    names = "GPT-2, T5, `4.5`, [2](table02.md), tables 13 and 14, 2026-11-21, arXiv 2108.12409, 95% interval"
+    assert page(names)[1:] == (0, [])
+    for figure in ("2", "129", "128%", "x128", "+128", "3 L", "4 seeds", "seed 3", "0.84M", "95%"):
+        assert page(f"at {figure} there")[2], figure
+
+
+def test_files_are_named_in_the_page_and_end_the_check(page):
+    assert page("<!-- rows: none -->\nALiBi is at 4.37")[2] == []
+    assert page("<!-- rows: gone.jsonl -->\nat 128")[2] == [
+        "/README.md:2: 128: no expression says where it comes from"
+    ]
+    code = "    at 4.37\n```\n4.38\n```\n4.39"
+    assert page(code)[2] == ["/README.md:5: 4.39: no expression says where it comes from"]
