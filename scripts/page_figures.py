@@ -255,7 +255,7 @@ def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
         integers |= {row.tokens, row.words, row.bytes}
     return Facts(
         frozenset(integers - {None}),
-        frozenset(row.eval_length / row.train_length for row in rows),
+        frozenset(row.eval_length / row.train_length for row in rows if row.is_trained),
         frozenset(row.parameters for row in rows),
         frozenset(row.seed for row in rows),
         frozenset(row.stride for row in rows),
