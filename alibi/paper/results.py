@@ -8,7 +8,7 @@ from alibi.paper.definitions import POSITIONS, REFERENCES, Quantity, published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
 from alibi.reporting.charts import COLOURS, Spec, apart, named_lines, png
-from alibi.reporting.panels import VALUES, Panel, Series, fact, make_cell
+from alibi.reporting.panels import VALUES, Panel, Series, fact, make_cell, origin
 from alibi.reporting.recorded import find_rows, merge_rows
 from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest
@@ -178,8 +178,7 @@ def _caption(
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
         f"updates of {' and '.join(updates)}",
-        fact("commit {}", (row.short_commit for row in rows if row.commit)),
-        fact("on {}", (row.device.text for row in rows if row.device)),
+        *origin(rows),
         fact("trained with {} CPU cores", cores, " or ") if kinds & SPEEDS else "",
         definition.note,
     ]

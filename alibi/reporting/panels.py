@@ -268,10 +268,12 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
         lambda row: (names[row.tested], row.eval_length, row.passkey and row.passkey.distance),
     )
     facts = [
+        f"{tables.ACCURACY.title}, by tokens from the key to its answer",
         fact("{} prompts in each cell", (passkey.prompts for _, passkey in found), " or "),
         fact("trained at {}", (row.train_length for row, _ in found)),
         fact("seed {}", (row.seed for row, _ in found)),
         fact("step {}", (f"{row.step:,}" for row, _ in found)),
+        *origin([row for row, _ in found if row.is_measured]),
     ]
     labels = [(order[number], length) for number, length in lines]
     grid = [
@@ -282,10 +284,7 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
         for label in labels
     ]
     return Table(
-        caption="; ".join(
-            [f"{tables.ACCURACY.title}, by tokens from the key to its answer", *facts]
-        )
-        + ".",
+        caption="; ".join(filter(None, facts)) + ".",
         label_header=("run", "window"),
         labels=tuple(labels),
         header=tuple(columns),
@@ -295,8 +294,8 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
 
 
 def caption(panel: Panel) -> str:
-    """Returns the facts about the numbers: kind, corpus, split, windows, tokens, seeds, steps,
-    commit and device.
+    """Returns the facts about the numbers: kind, corpus, split, windows, tokens, seeds, steps and
+    `origin`.
     """
     windows = "non-overlapping windows (stride = length)"
     if panel.stride is not None:
@@ -323,10 +322,27 @@ def caption(panel: Panel) -> str:
         fact("mean context {}", (f"{mean:,.1f}" for mean in contexts), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
-        fact("commit {}", (row.short_commit for row in rows if row.commit)),
-        fact("on {}", (row.device.text for row in rows if row.device)),
+        *origin(rows),
     ]
     return "; ".join(filter(None, facts)) + "."
+
+
+def origin(rows: Sequence[Row]) -> list[str]:
+    """Returns the facts where and when rows were made, as far as they are known: commit, devices
+    with the host's processor, version of JAX, days.
+    """
+    devices = (
+        row.device.text + (f" ({row.processor})" if row.processor else "")
+        for row in rows
+        if row.device
+    )
+    days = sorted({row.date.partition("T")[0] for row in rows if row.date})
+    return [
+        fact("commit {}", (row.short_commit for row in rows if row.commit)),
+        fact("on {}", devices),
+        fact("jax {}", (row.jax for row in rows if row.jax)),
+        fact("{}", [days[0], days[-1]] if days else [], " to "),
+    ]
 
 
 def fact(template: str, values: Iterable, separator: str = ", ") -> str:

@@ -123,6 +123,10 @@ class Row:
     tokens_per_second: float | None = None  # scored; of masked rows, all tokens of the text
     seconds: float | None = None  # of scoring, without compilation
     device: Device | None = None
+    # UTC, such as 2026-11-27T09:30:00Z, before scoring; None here and below in earlier versions
+    date: str | None = None
+    processor: str | None = None  # the model name of the host's CPU
+    jax: str | None = None  # the version
     commit: str | None = None
     dtype: str | None = None  # of the evaluation
     config_hash: str | None = None  # see `Scoring`

@@ -4,7 +4,7 @@ numbers.
 
 import pytest
 
-from alibi.reporting.panels import build_table, explanation, panels, series_names
+from alibi.reporting.panels import build_table, caption, explanation, panels, series_names
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
     PERPLEXITY,
@@ -106,6 +106,20 @@ def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation(
     assert body(table) == ["| alibi | 128 | 9.00 ± 1.00 (×1.00) |"]
     assert "seed 0, 1, 2;" in table.caption
     assert "standard deviation over seeds" in explanation(panel)
+
+
+def test_a_caption_says_where_and_when_the_rows_were_made():
+    """Days become a range; rows of earlier versions know neither processor, version nor date."""
+    made = {"processor": "AMD EPYC 7B13", "jax": "0.10.2"}
+    days = ("2026-11-29T08:00:00Z", "2026-11-27T09:30:00Z", "2026-11-27T10:00:00Z")
+    rows = [make_row(seed=seed, **made, date=day) for seed, day in enumerate(days)]
+    known = "commit 0123456789ab; on cpu x1 (AMD EPYC 7B13); jax 0.10.2"
+    (panel,) = panels(rows)
+    assert caption(panel).endswith(f"{known}; 2026-11-27 to 2026-11-29.")
+    (panel,) = panels(rows[1:])
+    assert caption(panel).endswith(f"{known}; 2026-11-27.")
+    (panel,) = panels([*rows[1:], make_row("t5")])
+    assert caption(panel).endswith("on cpu x1 (AMD EPYC 7B13), cpu x1; jax 0.10.2; 2026-11-27.")
 
 
 def test_one_failed_seed_does_not_hide_the_others():
