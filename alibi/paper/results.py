@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from alibi.paper.definitions import POSITIONS, REFERENCES, Quantity, published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
+from alibi.reporting.cells import VALUES, make_cell
 from alibi.reporting.charts import COLOURS, Spec, apart, named_lines, png
-from alibi.reporting.panels import VALUES, Panel, Series, fact, make_cell, origin
+from alibi.reporting.panels import Panel, Series, fact, origin
 from alibi.reporting.recorded import find_rows, merge_rows
 from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest

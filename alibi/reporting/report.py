@@ -31,13 +31,13 @@ from alibi.reporting.charts import (
     training_chart,
 )
 from alibi.reporting.figures import passkey_figure
+from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
     Panel,
     build_table,
     explanation,
     panel_groups,
     passkey_table,
-    series_names,
 )
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import Row, latest

@@ -4,7 +4,8 @@ numbers.
 
 import pytest
 
-from alibi.reporting.panels import build_table, caption, explanation, panels, series_names
+from alibi.reporting.names import series_names
+from alibi.reporting.panels import build_table, caption, explanation, panels
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
     PERPLEXITY,
