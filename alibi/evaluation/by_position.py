@@ -15,14 +15,8 @@ from jaxtyping import Bool
 
 from alibi.evaluation.context_use import interval
 from alibi.evaluation.dumps import Dump
-from alibi.reporting.rows import (
-    Analysis,
-    ByContext,
-    ByPosition,
-    EarlyTokenCurse,
-    GainShare,
-    Scoring,
-)
+from alibi.reporting.analyses import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare
+from alibi.reporting.rows import Scoring
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Analysis]:

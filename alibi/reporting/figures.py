@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from alibi.reporting.analyses import Analysis, ByContext
 from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart
-from alibi.reporting.rows import Analysis, ByContext, Scoring
+from alibi.reporting.rows import Scoring
 from alibi.reporting.tables import Number, Table
 from alibi.reporting.writers import heading_text
 

@@ -8,6 +8,7 @@ import pytest
 
 from alibi.positions import METHODS
 from alibi.reporting import tables
+from alibi.reporting.analyses import ByContext
 from alibi.reporting.charts import (
     COLOURS,
     KNOWN_METHODS,
@@ -19,7 +20,7 @@ from alibi.reporting.charts import (
 )
 from alibi.reporting.figures import bias_figure, context_figure, passkey_figure
 from alibi.reporting.panels import panels, passkey_table
-from alibi.reporting.rows import ByContext, ContextUse, Scoring
+from alibi.reporting.rows import ContextUse, Scoring
 from tests.reporting.rowmaker import make_row
 
 CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
