@@ -40,7 +40,7 @@ class ByContext(Analysis):
     context_to: int
     tokens: int
     nll_nats: float  # summed over the tokens
-    # 95% of the mean, by resampling pieces of a window's length; None: one piece
+    # 95% of the mean, by blocks of pieces of a window's length; None: one piece
     interval: tuple[float, float] | None
 
 
@@ -80,7 +80,7 @@ class EarlyTokenCurse(Analysis):
     longer_length: int
     tokens: int
     gain_nats: float
-    # 95%, by resampling the longer blocks; None with a single block
+    # 95%, by blocks of neighbouring windows of the longer length; None: one window
     gain_interval: tuple[float, float] | None
     composition_share: float | None
     sliding_share: float | None

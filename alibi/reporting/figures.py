@@ -27,7 +27,7 @@ def passkey_figure(table: Table) -> Spec:
             "window": length,
             "distance": distance,
             "share": part.mean,
-            "text": part.text,
+            "text": part.kind.write(part.mean),
         }
         for (name, length), cells in zip(table.labels, table.cells, strict=True)
         for distance, (part,) in zip(table.header, cells, strict=True)

@@ -58,18 +58,19 @@ class Panel:
         cells = (cell for series in self.series for cell in series.cells.values())
         return (cell for cell in cells if isinstance(cell, Number))
 
-    @property
-    def has_seeds(self) -> bool:
-        """Whether some number is a mean over seeds."""
-        return any(number.deviation is not None for number in self.numbers)
+
+BEST = (
+    "The best of a column is marked only if the 95% interval of its difference from each other excludes zero: "
+    "over common seeds, and over the parts of the text where these are known."
+)
 
 
 def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """Groups `rows` into panels, in order of first appearance; a later row of a cell replaces
     earlier rows.
 
-    Each number has its ratio to the number of its series at the train length; the lowest of a
-    column is marked, unless numbers per token are of several tokenizers.
+    Each number has its ratio to the number of its series at the train length; the best of a column
+    is marked (`alibi.reporting.tables.is_best`), unless numbers per token are of several tokenizers.
     """
     found = []
     rows = latest(rows)
@@ -264,13 +265,11 @@ def explanation(panel: Panel) -> str:
             "Nats per token that longer windows save on the same tokens: above zero if the model uses the longer "
             "context, zero if it only survives it."
         )
-        if any(number.interval for number in panel.numbers):
-            text += " In brackets: the 95% interval of a single run, by resampling windows."
     else:
         text = "In brackets: the value divided by the run's own at its train length. " + (
-            "The best of each column is marked."
+            BEST
             if _are_comparable(panel.rows, panel.kind)
             else "No best is marked: the runs have several tokenizers, and the numbers are per token. "
             "Compare bits per byte."
         )
-    return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")
+    return f"{text} {tables.spread_note(panel.numbers)}".rstrip()

@@ -48,13 +48,16 @@ class ContextUse:
     windows: int  # number of windows; their last tokens are scored, the same tokens at each length
     from_length: int  # the shortest length, to which the gain is relative
     gain_nats: float | None = None
-    interval: tuple[float, float] | None = None  # 95% interval of the gain, by resampling windows
+    # 95% interval of the gain over the text; of earlier versions, without `parts`, too narrow
+    interval: tuple[float, float] | None = None
     longest: int | None = None  # the longest length, which decides where the scored tokens lie
+    # the gains summed over consecutive windows, see `alibi.reporting.intervals.part_sums`
+    parts: tuple[float, ...] | None = None
 
     @property
     def tokens(self) -> "ContextUse":
         """The identity of the scored tokens: gains can be compared only on the same tokens."""
-        return dataclasses.replace(self, gain_nats=None, interval=None)
+        return dataclasses.replace(self, gain_nats=None, interval=None, parts=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +117,9 @@ class Row:
     step: int  # updates of the checkpoint
     parameters: int
     nll_nats: float | None = None  # summed over the tokens, so that rows can be pooled without loss
+    # summed over consecutive parts of the scored tokens, of equal numbers of tokens, with six digits
+    # (`alibi.reporting.intervals.part_sums`); None: with `context_use`, or of an earlier version
+    parts: tuple[float, ...] | None = None
     tokens: int | None = None  # scored: of the text, or those masked or at the ends of windows
     words: int | None = None  # of the scored text
     bytes: int | None = None  # of the scored text
@@ -200,6 +206,10 @@ class Row:
         )
 
     @property
+    def nats_per_token(self) -> float | None:
+        return None if self.nll_nats is None or not self.tokens else self.nll_nats / self.tokens
+
+    @property
     def speed_of_device(self) -> float | None:
         """Tokens per second of a single device."""
         return self.tokens_per_second and self.tokens_per_second / (
@@ -221,16 +231,19 @@ class Row:
         bytes: int | None,
         seconds: float,
         read: int | None = None,
+        parts: tuple[float, ...] | None = None,
     ) -> "Row":
         """Returns the row with the result of scoring a text; a perplexity beyond float64 is None.
 
         Args:
           tokens: scored.
           read: tokens that count in the speed; None: `tokens`.
+          parts: `nll_nats` of consecutive parts of the text.
         """
         return dataclasses.replace(
             self,
             nll_nats=nll_nats,
+            parts=parts,
             tokens=tokens,
             words=words,
             bytes=bytes,
@@ -258,6 +271,8 @@ class Row:
         line = dataclasses.asdict(self)
         if self.override is not None:
             line["override"] = self.override.to_json()
+        if self.context_use is not None and self.context_use.parts is None:
+            del line["context_use"]["parts"]
         return {
             key: value for key, value in line.items() if value is not None and value is not False
         }

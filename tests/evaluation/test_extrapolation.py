@@ -43,6 +43,8 @@ def test_rows_say_what_was_measured(evaluated, alibi_run):
     assert row.word_perplexity == pytest.approx(math.exp(row.nll_nats / row.words))
     assert row.bits_per_byte == pytest.approx(row.nll_nats / math.log(2) / row.bytes)
     assert row.tokens_per_second == pytest.approx(row.tokens / row.seconds)
+    assert len(row.parts) == 64
+    assert sum(row.parts) == pytest.approx(row.nll_nats, rel=1e-5)
     assert (row.processor, row.jax) == (processor(), jax.__version__)
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(row.date)
     assert datetime.timedelta() < age < datetime.timedelta(days=1), "seconds of UTC"
