@@ -67,6 +67,22 @@ def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked():
     assert marks["data"]["values"] == [{"length": 128, "text": "trained at L = 128"}]
 
 
+def test_an_endless_band_leaves_the_lines_readable():
+    """Of 8 and 800 by two seeds the interval is exp(4.4 +- 29.3), and of 8 and 9 it is 4 to 18."""
+    rows = [make_row(seed=seed, perplexity=value) for seed, value in ((0, 8.0), (1, 9.0))]
+    rows += [make_row("t5", seed=seed, perplexity=value) for seed, value in ((0, 8.0), (1, 800.0))]
+
+    def domain(rows):
+        *_, lines, _ = figure_of(rows)["layer"]
+        assert lines["layer"][1]["mark"]["clip"]
+        return lines["layer"][0]["encoding"]["y"]["scale"]["domain"]
+
+    low, high = domain(rows)
+    assert 0.5 < low < 0.85 < 4040 < high < 7000, "a tenth of 8.5, and ten times 404"
+    low, high = domain(rows[:2])
+    assert 3 < low < 4.01 < 17.9 < high < 20
+
+
 @pytest.mark.parametrize(
     ("lengths", "written"),
     [
