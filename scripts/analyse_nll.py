@@ -27,9 +27,9 @@ def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.evaluation.by_position import analyse
     from alibi.evaluation.dumps import find_dumps
+    from alibi.reporting.analyses import EarlyTokenCurse
     from alibi.reporting.charts import png
     from alibi.reporting.figures import context_figure
-    from alibi.reporting.rows import EarlyTokenCurse
     from alibi.storage.files import check_writable, resolve, write_whole
 
     output = resolve(_OUTPUT_DIR.value)

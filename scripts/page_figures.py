@@ -4,26 +4,20 @@ import csv
 import dataclasses
 import functools
 import json
-import math
 import operator
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scipy import stats
+import numpy as np
 
 from alibi.paper.definitions import TABLES, load_table, parse_printed
+from alibi.reporting.intervals import interval, share_interval
 from alibi.reporting.rows import Row, latest, read_rows
 
 BUILTINS = (abs, all, any, len, max, min, round, set, sorted, str, sum)
 PAPER = "paper"  # among the files of a page: its lengths are facts, too
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Returns the half-width of the 95% t interval of a mean."""
-    scale = statistics.stdev(values) / math.sqrt(len(values))
-    return float(stats.t.ppf(0.975, len(values) - 1)) * scale
 
 
 class PerSeed:
@@ -45,7 +39,8 @@ class PerSeed:
     def half(self) -> float:
         if len(self.seeds) < 2:
             raise LookupError("one seed has no interval; print it without ±")
-        return half_width([*self.seeds.values()])
+        found = interval(np.array([[*self.seeds.values()]]).T, np.ones(1, int))
+        return (found.high - found.low) / 2
 
     def _paired(self, other: "PerSeed | float", of: Callable) -> dict[int, Any]:
         if not isinstance(other, PerSeed):
@@ -163,10 +158,7 @@ class Figures:
     def wilson(self, series: str, length: int, distance: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% Wilson interval of one run's share of passkeys."""
         (row,) = self._asked(series, length, distance, where)
-        found = stats.binomtest(
-            round(row.passkey.accuracy * row.passkey.prompts), row.passkey.prompts
-        )
-        return tuple(found.proportion_ci(method="wilson"))
+        return share_interval([row.passkey.accuracy], row.passkey.prompts).bounds
 
     def _asked(self, series: str, length: int, distance: int, where: Mapping) -> list[Row]:
         asked = self.rows(series, length, mode="passkey", **where)

@@ -11,18 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 
-from alibi.evaluation.context_use import interval
 from alibi.evaluation.dumps import Dump
-from alibi.reporting.rows import (
-    Analysis,
-    ByContext,
-    ByPosition,
-    EarlyTokenCurse,
-    GainShare,
-    Scoring,
-)
+from alibi.reporting.analyses import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare
+from alibi.reporting.intervals import interval
+from alibi.reporting.rows import Scoring
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
@@ -64,12 +58,19 @@ def by_context(dump: Dump) -> list[ByContext]:
     blocks, nll, rows = np.arange(dump.nll.size) // dump.of.length, dump.nll, []
     for low, high, inside in _context_ranges(dump):
         if inside.any():
-            sums, counts = (np.bincount(blocks[inside], weights) for weights in (nll[inside], None))
-            between = interval(sums, counts.astype(int))
-            rows.append(
-                ByContext(dump.of, low, high, int(inside.sum()), float(sums.sum()), between)
-            )
+            between = _interval(nll[inside], blocks[inside])
+            total = float(nll[inside].sum())
+            rows.append(ByContext(dump.of, low, high, int(inside.sum()), total, between))
     return rows
+
+
+def _interval(
+    values: Float[np.ndarray, " tokens"], blocks: Int[np.ndarray, " tokens"]
+) -> tuple[float, float] | None:
+    """Returns the 95% interval of a mean over tokens, of which each lies in a block of the text."""
+    sums, tokens = (np.bincount(blocks, weights) for weights in (values, None))
+    found = interval(sums[None], tokens)
+    return found.bounds if found else None
 
 
 def by_position(dump: Dump) -> list[ByPosition]:
@@ -115,7 +116,7 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
     """
     saved = short.nll - long.nll
     gain, blocks = saved.mean(), np.arange(saved.size) // long.of.length
-    between = interval(*(np.bincount(blocks, weights) for weights in (saved, None)))
+    between = _interval(saved, blocks)
     is_known = between is not None and between[0] > abs(gain) / 2
     sliding, sliding_long = (
         {

@@ -33,6 +33,7 @@ from alibi.evaluation.windows import (
 )
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
+from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import MASKED, SEPARATELY, ContextUse, Row
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
@@ -341,7 +342,9 @@ class RunEvaluation:
             error = f"the NLL is {total}; the parameters or the method overflow at this length"
             self.output.add_error(row, self._title(score.windows), error)
             return
-        words = size = None
+        words = size = parts = None
+        if row.context_use is None:
+            parts = six_digits(part_sums(score.nll_nats))
         # else only some tokens are scored, and the counts are of the whole text
         if row.context_use is None and row.mode != MASKED:
             words, size = manifest.words, manifest.bytes
@@ -356,6 +359,7 @@ class RunEvaluation:
             bytes=size,
             seconds=score.seconds,
             read=score.windows.num_tokens,
+            parts=parts,
         )
         shown = (
             "too large to write" if measured.perplexity is None else f"{measured.perplexity:.3f}"

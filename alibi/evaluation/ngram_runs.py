@@ -17,12 +17,13 @@ from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare
 from alibi.evaluation.extrapolation import LengthOptions, evaluate_each
 from alibi.evaluation.ngram import ngram_scores
-from alibi.evaluation.output import Output
+from alibi.evaluation.output import Output, made_here
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import Windows, windows_of
+from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Documents, Row
 from alibi.reporting.writers import aligned
-from alibi.runs import RunDirectory, git_commit
+from alibi.runs import RunDirectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class NGram:
     smoothing: str
     grams: int  # distinct n-grams of this and the lower orders
     nll_nats: float
+    parts: tuple[float, ...]  # the NLL of consecutive parts of the text, as in a row
     seconds: float  # of counting and scoring, all orders and smoothings together
 
 
@@ -143,7 +145,10 @@ def _score(texts: Texts) -> list[NGram]:
     vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
         for smoothing, nats in scores.nats.items():
-            found.append(NGram(scores.order, smoothing, scores.grams, float(nats.sum()), 0.0))
+            parts = six_digits(part_sums(nats))
+            found.append(
+                NGram(scores.order, smoothing, scores.grams, float(nats.sum()), parts, 0.0)
+            )
     seconds = time.perf_counter() - started
     return [dataclasses.replace(each, seconds=seconds) for each in found]
 
@@ -203,7 +208,7 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
         seed=0,
         step=0,
         parameters=found.grams,
-        commit=git_commit(),
+        **made_here(),
         dtype="float64",
         config_hash=key,
         tokens_sha256=own.sha256,
@@ -217,4 +222,6 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
         words=own.words,
         bytes=own.bytes,
         seconds=found.seconds,
+        # of the run's tokens, with which the parts of its rows are paired
+        parts=found.parts if texts.scored.manifest.sha256 == own.sha256 else None,
     )

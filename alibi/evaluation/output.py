@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from alibi.parallel.hosts import broadcast, gather, is_primary
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import SEPARATELY, Device, Documents, Row, Scoring, latest
-from alibi.runs import RunDirectory, evaluation_hash, git_commit
+from alibi.runs import RunDirectory, evaluation_hash, git_commit, processor
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import check_writable, resolve, write_whole
 
@@ -194,6 +195,12 @@ def print_once(message: str) -> None:
         progress.print_line(message)
 
 
+def made_here() -> dict[str, Any]:
+    """Returns the fields of a row that tell when, where and by which code it is made."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"date": date, "processor": processor(), "commit": git_commit()}
+
+
 def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
     """Returns the row of `run` in these windows, without results; `text` are the fields of the
     text.
@@ -211,7 +218,8 @@ def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
         step=run.step,
         parameters=run.num_parameters,
         device=Device(jax.devices()[0].device_kind, jax.device_count()),
-        commit=git_commit(),
+        jax=jax.__version__,
+        **made_here(),
         dtype=config.eval.dtype,
         config_hash=evaluation_hash(config),
         seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0)),

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from alibi.paper.definitions import POSITIONS, REFERENCES, Quantity, published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
+from alibi.reporting.cells import VALUES, make_cell
 from alibi.reporting.charts import COLOURS, Spec, apart, named_lines, png
-from alibi.reporting.panels import VALUES, Panel, Series, fact, make_cell
+from alibi.reporting.panels import Panel, Series, fact, origin
 from alibi.reporting.recorded import find_rows, merge_rows
 from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest
-from alibi.reporting.tables import Kind, Missing, Number, Part, Table, compare
+from alibi.reporting.tables import Kind, Missing, Number, Part, Table, compare, spread_note
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from alibi.runs import evaluation_hash
 from alibi.storage.files import write_whole
@@ -26,6 +27,10 @@ SPEEDS = {
     tables.DEVICE_HOURS,
 }
 CORES = Kind("CPU cores of the hosts that trained", "{:.0f}".format)
+MARKED = (
+    "The paper's best perplexity of each column is marked, and ours if the 95% interval of its "
+    "difference from each other excludes zero."
+)
 NOT_RUN_YET = Missing("not run yet")
 NOT_RUN_HERE = Missing("not run here")  # a system outside this project
 
@@ -56,12 +61,16 @@ def compare_with_paper(one: Reproduction) -> Table:
     grid = [[sides(row, column) for column in columns] for row in range(len(paper.rows))]
     ratios = one.setting.divisor > 1
     references = {place: _reference(one, *place) for place in quantities}
+    cells = compare(grid, references, ratios=ratios)
+    ours = [cell[1] for line in cells for cell in line if isinstance(cell[1], Number)]
+    has_losses = tables.PERPLEXITY in {quantity.kind for quantity in quantities.values()}
+    caption = _caption(one, [row for row in rows.values() if row.is_measured], trainings)
     return Table(
-        caption=_caption(one, [row for row in rows.values() if row.is_measured], trainings),
+        caption=" ".join(filter(None, [caption, MARKED * has_losses, spread_note(ours)])),
         label_header=paper.columns[:first],
         labels=tuple(tuple(map(one.setting.label, cells[:first])) for cells in paper.rows),
         header=tuple(map(one.setting.label, paper.columns[first:])),
-        cells=compare(grid, references, ratios=ratios),
+        cells=cells,
         parts=("paper", "ours", "difference of ratios" if ratios else "difference"),
         ratios=ratios,
         scale=one.setting.scale,
@@ -178,13 +187,11 @@ def _caption(
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
         f"updates of {' and '.join(updates)}",
-        fact("commit {}", (row.short_commit for row in rows if row.commit)),
-        fact("on {}", (row.device.text for row in rows if row.device)),
+        *origin(rows),
         fact("trained with {} CPU cores", cores, " or ") if kinds & SPEEDS else "",
         definition.note,
     ]
-    marked = " The best perplexity of each column is marked." if tables.PERPLEXITY in kinds else ""
-    return "; ".join(filter(None, facts)) + "." + marked
+    return "; ".join(filter(None, facts)) + "."
 
 
 def write_table(one: Reproduction, failures: Mapping[str, str]) -> str:

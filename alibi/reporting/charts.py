@@ -37,6 +37,7 @@ LINES_OF_PART = 8  # in each of several charts
 MAX_TICKS = 16  # lengths on the axis
 MARK_WIDTH = 0.3  # of the axis: room for the text of a train length
 LABEL_HEIGHT = 0.06  # of the axis: room for the name of a line
+WIDEST = 10  # a log axis reaches from a tenth of the least mean to ten times the greatest
 LINEAR = 0.01  # nats: up to here a scale of very different gains is linear, and logarithmic beyond
 # nats at the ends of lines, and their ratio, beyond which gains are very different
 LARGE_GAIN, MOST_RATIO = 0.05, 20
@@ -162,9 +163,8 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
     """
     gain, lengths = panel.kind is tables.CONTEXT_GAIN, panel.lengths or [1]
     values = [value for series in panel.series for value in _length_values(series)]
-    spread_is = "" if not panel.has_seeds else f"{'bars' if gain else 'bands'}: {tables.SPREAD}"
-    if gain and not panel.has_seeds:
-        spread_is = "bars: 95% interval of a single run"
+    spread_is = tables.spread_of(panel.numbers)
+    spread_is = spread_is and f"{'bars' if gain else 'bands'}: {spread_is}"
     windows = "" if panel.stride is None or panel.use is not None else f", stride {panel.stride:,}"
     least, ticks = (lengths[-1] / lengths[0]) ** (1 / MAX_TICKS), lengths[:1]
     for length in lengths:
@@ -221,7 +221,9 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
         "encoding": {"y": y},
     }
     looks = _looks([series.label for series in panel.series], styles)
-    spread: Spec = {"mark": {"type": "rule"} if gain else {"type": "area", "opacity": 0.2}}
+    spread: Spec = {
+        "mark": {"type": "rule"} if gain else {"type": "area", "opacity": 0.2, "clip": True}
+    }
     lines: Spec = {
         "transform": SHOWN,
         "encoding": {"x": x, "color": looks["color"]},
@@ -260,8 +262,13 @@ def _length_values(series: Series) -> Iterable[dict[str, Any]]:
 
 
 def _domain(values: Sequence[Mapping[str, Any]], linear: float | None) -> list[float]:
-    """Returns the ends of an axis for all spreads, with a margin on both sides."""
-    heights = [_height(value[end], linear) for value in values for end in ("low", "high")]
+    """Returns the ends of an axis for all spreads, with a margin on both sides; a log axis ends at
+    most at WIDEST times the means, since two seeds may have a band without any end in sight.
+    """
+    means = [value["value"] for value in values]
+    least, most = (min(means) / WIDEST, max(means) * WIDEST) if means else (0.0, 0.0)
+    ends = [value[end] for value in values for end in ("low", "high")]
+    heights = [_height(end if linear else min(most, max(least, end)), linear) for end in ends]
     heights += [0.0] if linear or not heights else []
     margin = 0.06 * (max(heights) - min(heights)) or 0.1
     return [_value(min(heights) - margin, linear), _value(max(heights) + margin, linear)]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from alibi.reporting.analyses import Analysis, ByContext
 from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart
-from alibi.reporting.rows import Analysis, ByContext, Scoring
+from alibi.reporting.rows import Scoring
 from alibi.reporting.tables import Number, Table
 from alibi.reporting.writers import heading_text
 
@@ -26,7 +27,7 @@ def passkey_figure(table: Table) -> Spec:
             "window": length,
             "distance": distance,
             "share": part.mean,
-            "text": part.text,
+            "text": part.kind.write(part.mean),
         }
         for (name, length), cells in zip(table.labels, table.cells, strict=True)
         for distance, (part,) in zip(table.header, cells, strict=True)

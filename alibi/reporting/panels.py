@@ -1,29 +1,13 @@
 """Panels of comparable results, grouped from rows, and their tables."""
 
 import dataclasses
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from alibi.reporting import tables
+from alibi.reporting.cells import make_cell
+from alibi.reporting.names import grouped, series_names
 from alibi.reporting.rows import MASKED, SEPARATELY, ContextUse, Row, latest
-from alibi.reporting.tables import PERPLEXITY, Kind, Missing, Number, Part, Table, related
-
-Item = TypeVar("Item")
-Key = TypeVar("Key")
-
-_KEYS = re.compile(r"-(?=L\d+(?:-|$)|[A-Za-z_]\w*=)")  # before each key of a run's name
-
-# The value of each kind in a row.
-VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
-    PERPLEXITY: lambda row: row.perplexity,
-    tables.PSEUDO_PERPLEXITY: lambda row: row.perplexity,
-    tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
-    tables.EVALUATION_SPEED: lambda row: row.speed_of_device,
-    tables.WORDS_PER_SECOND: lambda row: row.speed_of_device,
-    tables.ACCURACY: lambda row: row.passkey.accuracy if row.passkey else None,
-    tables.CONTEXT_GAIN: lambda row: row.context_use.gain_nats if row.context_use else None,
-}
+from alibi.reporting.tables import PERPLEXITY, Kind, Number, Part, Table, related
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +58,19 @@ class Panel:
         cells = (cell for series in self.series for cell in series.cells.values())
         return (cell for cell in cells if isinstance(cell, Number))
 
-    @property
-    def has_seeds(self) -> bool:
-        """Whether some number is a mean over seeds."""
-        return any(number.deviation is not None for number in self.numbers)
+
+BEST = (
+    "The best of a column is marked only if the 95% interval of its difference from each other excludes zero: "
+    "over common seeds, and over the parts of the text where these are known."
+)
 
 
 def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
     """Groups `rows` into panels, in order of first appearance; a later row of a cell replaces
     earlier rows.
 
-    Each number has its ratio to the number of its series at the train length; the lowest of a
-    column is marked, unless numbers per token are of several tokenizers.
+    Each number has its ratio to the number of its series at the train length; the best of a column
+    is marked (`alibi.reporting.tables.is_best`), unless numbers per token are of several tokenizers.
     """
     found = []
     rows = latest(rows)
@@ -95,9 +80,9 @@ def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
         for row in rows
         if row.passkey is None and (row.context_use is not None) == (kind is tables.CONTEXT_GAIN)
     ]
-    for (corpus, split, stride, use, masked, *_), group in _grouped(rows, _panel_key).items():
+    for (corpus, split, stride, use, masked, *_), group in grouped(rows, _panel_key).items():
         of_group = tables.PSEUDO_PERPLEXITY if masked and kind is PERPLEXITY else kind
-        by_series = _grouped(group, lambda row: (names[row.tested], row.position, row.train_length))
+        by_series = grouped(group, lambda row: (names[row.tested], row.position, row.train_length))
         in_order = (
             row
             for runs in by_series.values()
@@ -119,63 +104,6 @@ def panel_groups(rows: Sequence[Row]) -> list[tuple[Panel, ...]]:
     return groups + [(panel,) for panel in panels(rows, tables.CONTEXT_GAIN)]
 
 
-def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
-    """Returns the name of each `Row.tested` in tables and charts; of one name are runs that differ
-    in their seed only.
-
-    Runs of the same seed are no sample: they share a name neither with each other nor, if their own
-    names differ, with runs of other seeds. Where a name would stand for several series, each also
-    shows its step, or the names of its runs.
-    """
-    tested = {row.tested: row for row in rows}
-    groups = [*_grouped(tested.values(), lambda row: row.but_seed).values()]
-    for key in (lambda row: row.series), (lambda row: row.run):
-        groups = [
-            part
-            for group in groups
-            for part in (
-                [group]
-                if len({row.seed for row in group}) == len(group)
-                else _grouped(group, key).values()
-            )
-        ]
-    short = _short_names(tested.values())
-    called = [dict.fromkeys(short[row.series] for row in group) for group in groups]
-    names: dict[tuple[str, int, str], str] = {}
-    for group, own in zip(groups, called, strict=True):
-        alike = [one for one, of in zip(groups, called, strict=True) if own.keys() & of.keys()]
-        steps = {one[0].step for one in alike}
-        only_steps = len(steps) == len(alike) and len({one[0].but_seed[0] for one in alike}) == 1
-        _, step, override = group[0].tested
-        runs = ", ".join(row.run for row in group) + f" {override}".rstrip()
-        label = ", ".join(own) if only_steps else runs
-        label += f" (step {step:,})" if len(steps) > 1 else ""
-        names |= {row.tested: label for row in group}
-    return names
-
-
-def _short_names(rows: Collection[Row]) -> dict[str, str]:
-    """Returns each `Row.series` without the keys shared by all runs.
-
-    Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if all have the same, and
-    each key with the same value in all runs. Other names stay whole, and so do all names if the
-    short ones would not be distinct. N-grams are no runs of the sweep.
-    """
-    names = {row.series: _KEYS.split(row.series.partition(" ")[0]) for row in rows}
-    trained = [row for row in rows if row.is_trained]
-    parts = [set(names[series]) for series in {row.series for row in trained}]
-    shared = set.intersection(*parts) if len(parts) > 1 else set()
-    if len({row.train_length for row in trained}) == 1:
-        shared |= {f"L{row.train_length}" for row in trained}
-    short = {}
-    for series, (method, *keys) in names.items():
-        _, space, override = series.partition(" ")
-        short[series] = (
-            "-".join([method, *(key for key in keys if key not in shared)]) + space + override
-        )
-    return short if len({*short.values()}) == len(short) else {series: series for series in short}
-
-
 def _are_comparable(rows: Sequence[Row], kind: Kind) -> bool:
     """Returns whether the lowest number is the best: per byte, or per token of one tokenizer."""
     return (
@@ -190,7 +118,7 @@ def _make_series(
     """Returns the series of a panel, with the relations of their numbers, and with `mark` the best
     of each length.
     """
-    by_length = [_grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
+    by_length = [grouped(rows, lambda row: row.eval_length) for rows in by_series.values()]
     lengths = sorted(set().union(*by_length))
     grid = [
         [make_cell(seeds[length], kind) if length in seeds else None for length in lengths]
@@ -211,29 +139,6 @@ def _panel_key(
     stride = None if row.mode in ("nonoverlapping", MASKED, SEPARATELY) else row.stride
     documents = row.documents.positions if row.documents else ""
     return row.corpus, row.split, stride, use, row.mode == MASKED, row.masks, documents
-
-
-def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
-
-
-def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
-    """Returns the number of `rows`, with a value for each seed, or the reason for its absence."""
-    measured = [row for row in rows if row.is_measured]
-    values = tuple(value for row in measured if (value := VALUES[kind](row)) is not None)
-    if values:
-        use = measured[0].context_use
-        return Number(
-            values, kind, interval=use.interval if use is not None and len(values) == 1 else None
-        )
-    if measured:
-        perplexities = PERPLEXITY, tables.PSEUDO_PERPLEXITY
-        why = "too large to write" if kind in perplexities else "is not known"
-        return Missing(f"{kind.title.lower()} {why}", is_reason=True)
-    return Missing(rows[0].error or "no result", is_reason=True)
 
 
 def build_table(panel: Panel) -> Table:
@@ -265,15 +170,17 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
     order = list(dict.fromkeys(names[row.tested] for row, _ in found))
     lines = sorted({(order.index(names[row.tested]), row.eval_length) for row, _ in found})
     columns = sorted({passkey.distance for _, passkey in found})
-    cells = _grouped(
+    cells = grouped(
         (row for row, _ in found),
         lambda row: (names[row.tested], row.eval_length, row.passkey and row.passkey.distance),
     )
     facts = [
+        f"{tables.ACCURACY.title}, by tokens from the key to its answer",
         fact("{} prompts in each cell", (passkey.prompts for _, passkey in found), " or "),
         fact("trained at {}", (row.train_length for row, _ in found)),
         fact("seed {}", (row.seed for row, _ in found)),
         fact("step {}", (f"{row.step:,}" for row, _ in found)),
+        *origin([row for row, _ in found if row.is_measured]),
     ]
     labels = [(order[number], length) for number, length in lines]
     grid = [
@@ -284,10 +191,7 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
         for label in labels
     ]
     return Table(
-        caption="; ".join(
-            [f"{tables.ACCURACY.title}, by tokens from the key to its answer", *facts]
-        )
-        + ".",
+        caption="; ".join(filter(None, facts)) + ".",
         label_header=("run", "window"),
         labels=tuple(labels),
         header=tuple(columns),
@@ -297,8 +201,8 @@ def passkey_table(rows: Iterable[Row]) -> Table | None:
 
 
 def caption(panel: Panel) -> str:
-    """Returns the facts about the numbers: kind, corpus, split, windows, tokens, seeds, steps,
-    commit and device.
+    """Returns the facts about the numbers: kind, corpus, split, windows, tokens, seeds, steps and
+    `origin`.
     """
     windows = "non-overlapping windows (stride = length)"
     if panel.stride is not None:
@@ -326,10 +230,27 @@ def caption(panel: Panel) -> str:
         fact("mean context {}", (f"{mean:,.1f}" for mean in contexts), " or "),
         fact("seed {}", (row.seed for row in trained)),
         fact("step {}", (f"{row.step:,}" for row in trained)),
-        fact("commit {}", (row.short_commit for row in rows if row.commit)),
-        fact("on {}", (row.device.text for row in rows if row.device)),
+        *origin(rows),
     ]
     return "; ".join(filter(None, facts)) + "."
+
+
+def origin(rows: Sequence[Row]) -> list[str]:
+    """Returns the facts where and when rows were made, as far as they are known: commit, devices
+    with the host's processor, version of JAX, days.
+    """
+    devices = (
+        row.device.text + (f" ({row.processor})" if row.processor else "")
+        for row in rows
+        if row.device
+    )
+    days = sorted({row.date.partition("T")[0] for row in rows if row.date})
+    return [
+        fact("commit {}", (row.short_commit for row in rows if row.commit)),
+        fact("on {}", devices),
+        fact("jax {}", (row.jax for row in rows if row.jax)),
+        fact("{}", [days[0], days[-1]] if days else [], " to "),
+    ]
 
 
 def fact(template: str, values: Iterable, separator: str = ", ") -> str:
@@ -345,13 +266,11 @@ def explanation(panel: Panel) -> str:
             "Nats per token that longer windows save on the same tokens: above zero if the model uses the longer "
             "context, zero if it only survives it."
         )
-        if any(number.interval for number in panel.numbers):
-            text += " In brackets: the 95% interval of a single run, by resampling windows."
     else:
         text = "In brackets: the value divided by the run's own at its train length. " + (
-            "The best of each column is marked."
+            BEST
             if _are_comparable(panel.rows, panel.kind)
             else "No best is marked: the runs have several tokenizers, and the numbers are per token. "
             "Compare bits per byte."
         )
-    return text + (f" ±: {tables.SPREAD}." if panel.has_seeds else "")
+    return f"{text} {tables.spread_note(panel.numbers)}".rstrip()

@@ -31,17 +31,17 @@ from alibi.reporting.charts import (
     training_chart,
 )
 from alibi.reporting.figures import passkey_figure
+from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
     Panel,
     build_table,
     explanation,
     panel_groups,
     passkey_table,
-    series_names,
 )
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import Row, latest
-from alibi.reporting.tables import PSEUDO_PERPLEXITY, Table
+from alibi.reporting.tables import PSEUDO_PERPLEXITY, Table, spread_note
 from alibi.reporting.writers import to_html, to_markdown, to_text
 from alibi.storage.files import read_rows, resolve, write_whole
 
@@ -115,7 +115,9 @@ def write_report(
             explanation(group[0]) + "\n",
         )
     if passkeys:
-        add([passkeys], passkey_figure(passkeys), "passkey.png", "keys found again, by distance")
+        notes = spread_note(passkeys.numbers) + "\n"
+        figure, about = passkey_figure(passkeys), "keys found again, by distance"
+        add([passkeys], figure, "passkey.png", about, notes)
     if failures:
         markdown.append(failed_runs(failures))
     write_whole(folder / REPORT_FILE, "\n".join(markdown))
@@ -203,7 +205,8 @@ def _page(
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
     sections = [_group_section(group, number, styles, specs) for number, group in enumerate(groups)]
     if passkeys:
-        sections.append(_section("Keys found again", to_html(passkeys)))
+        note = f"<p>{html.escape(spread_note(passkeys.numbers))}</p>"
+        sections.append(_section("Keys found again", to_html(passkeys), note))
     if curves:
         note = "Lines: training, the mean since the point before. Markers: validation."
         if missing := [run.name for run in runs if run.name not in curves]:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from etils import epath
 
@@ -48,13 +48,16 @@ class ContextUse:
     windows: int  # number of windows; their last tokens are scored, the same tokens at each length
     from_length: int  # the shortest length, to which the gain is relative
     gain_nats: float | None = None
-    interval: tuple[float, float] | None = None  # 95% interval of the gain, by resampling windows
+    # 95% interval of the gain over the text; of earlier versions, without `parts`, too narrow
+    interval: tuple[float, float] | None = None
     longest: int | None = None  # the longest length, which decides where the scored tokens lie
+    # the gains summed over consecutive windows, see `alibi.reporting.intervals.part_sums`
+    parts: tuple[float, ...] | None = None
 
     @property
     def tokens(self) -> "ContextUse":
         """The identity of the scored tokens: gains can be compared only on the same tokens."""
-        return dataclasses.replace(self, gain_nats=None, interval=None)
+        return dataclasses.replace(self, gain_nats=None, interval=None, parts=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +117,9 @@ class Row:
     step: int  # updates of the checkpoint
     parameters: int
     nll_nats: float | None = None  # summed over the tokens, so that rows can be pooled without loss
+    # summed over consecutive parts of the scored tokens, of equal numbers of tokens, with six digits
+    # (`alibi.reporting.intervals.part_sums`); None: with `context_use`, or of an earlier version
+    parts: tuple[float, ...] | None = None
     tokens: int | None = None  # scored: of the text, or those masked or at the ends of windows
     words: int | None = None  # of the scored text
     bytes: int | None = None  # of the scored text
@@ -123,6 +129,10 @@ class Row:
     tokens_per_second: float | None = None  # scored; of masked rows, all tokens of the text
     seconds: float | None = None  # of scoring, without compilation
     device: Device | None = None
+    # UTC, such as 2026-11-27T09:30:00Z, before scoring; None here and below in earlier versions
+    date: str | None = None
+    processor: str | None = None  # the model name of the host's CPU
+    jax: str | None = None  # the version
     commit: str | None = None
     dtype: str | None = None  # of the evaluation
     config_hash: str | None = None  # see `Scoring`
@@ -201,6 +211,10 @@ class Row:
         return (self.seedless_hash or named, self.trained_on), *self.tested[1:]
 
     @property
+    def nats_per_token(self) -> float | None:
+        return None if self.nll_nats is None or not self.tokens else self.nll_nats / self.tokens
+
+    @property
     def speed_of_device(self) -> float | None:
         """Tokens per second of a single device."""
         return self.tokens_per_second and self.tokens_per_second / (
@@ -222,16 +236,19 @@ class Row:
         bytes: int | None,
         seconds: float,
         read: int | None = None,
+        parts: tuple[float, ...] | None = None,
     ) -> "Row":
         """Returns the row with the result of scoring a text; a perplexity beyond float64 is None.
 
         Args:
           tokens: scored.
           read: tokens that count in the speed; None: `tokens`.
+          parts: `nll_nats` of consecutive parts of the text.
         """
         return dataclasses.replace(
             self,
             nll_nats=nll_nats,
+            parts=parts,
             tokens=tokens,
             words=words,
             bytes=bytes,
@@ -259,6 +276,8 @@ class Row:
         line = dataclasses.asdict(self)
         if self.override is not None:
             line["override"] = self.override.to_json()
+        if self.context_use is not None and self.context_use.parts is None:
+            del line["context_use"]["parts"]
         return {
             key: value for key, value in line.items() if value is not None and value is not False
         }
@@ -304,85 +323,3 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 def _exp(nats: float) -> float | None:
     return math.exp(nats) if nats < 709 else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Analysis:
-    """A result of the analysis of an NLL dump; `analysis` names the kind of its line."""
-
-    analysis: ClassVar[str]
-
-    of: Scoring
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the content of its line."""
-        found = dataclasses.asdict(self)
-        of = found.pop("of")
-        if not of["override"]:
-            del of["override"]
-        windows = {
-            "eval_length": of.pop("length"),
-            "mode": self.of.mode,
-            "stride": of.pop("stride"),
-        }
-        if isinstance(self, EarlyTokenCurse):
-            del windows["mode"], windows["stride"]
-        return {"analysis": self.analysis} | of | windows | found
-
-
-@dataclasses.dataclass(frozen=True)
-class ByContext(Analysis):
-    """NLL of the tokens with `context_from` to `context_to` inputs of context."""
-
-    analysis = "by_context"
-
-    context_from: int
-    context_to: int
-    tokens: int
-    nll_nats: float  # summed over the tokens
-    # 95% of the mean, by resampling pieces of a window's length; None: one piece
-    interval: tuple[float, float] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ByPosition(Analysis):
-    """NLL of the tokens at a position in their windows, from 1: the window's inputs up to the
-    token's own.
-    """
-
-    analysis = "by_position"
-
-    position: int
-    tokens: int
-    nll_nats: float
-
-
-@dataclasses.dataclass(frozen=True)
-class GainShare:
-    """The share of a gain on tokens of a range of contexts; None if the gain is uncertain."""
-
-    context_from: int
-    context_to: int
-    share: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlyTokenCurse(Analysis):
-    """The gain from blocks to blocks of `longer_length`, and the share explained by fewer early
-    tokens.
-
-    Shares are None if the gain may be half of its measured value, or chance: they could be any
-    number.
-    """
-
-    analysis = "early_token_curse"
-
-    longer_length: int
-    tokens: int
-    gain_nats: float
-    # 95%, by resampling the longer blocks; None with a single block
-    gain_interval: tuple[float, float] | None
-    composition_share: float | None
-    sliding_share: float | None
-    sliding_stride: int | None
-    gain_by_context: tuple[GainShare, ...]

@@ -6,12 +6,13 @@ number.
 
 import dataclasses
 import functools
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from alibi.reporting.intervals import Interval, Sample, difference
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-# The numbers around ± in tables, and the extent of bands and bars of several seeds.
-SPREAD = "mean and standard deviation over seeds"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Kind:
     write: Callable[[float], str]
     is_loss: bool = False  # the lowest is best, and differences are numbers, not shares
     write_plain: Callable[[float], str] = "{:.6g}".format  # for programs
+    # of a mean over tokens, whose interval is known: perplexity of nats
+    of_mean: Callable[[float], float] = float
 
 
 def write_perplexity(value: float) -> str:
@@ -55,8 +58,15 @@ def write_difference(value: float) -> str:
     return f"{value:+.2f}" if abs(value) < 99.995 else f"{value:+,.0f}"
 
 
-PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True)
-PSEUDO_PERPLEXITY = Kind("Pseudo-perplexity of masked tokens", write_perplexity, is_loss=True)
+def perplexity(nats: float) -> float:
+    """Returns exp(nats), within float64."""
+    return math.exp(min(nats, 709.0))
+
+
+PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True, of_mean=perplexity)
+PSEUDO_PERPLEXITY = Kind(
+    "Pseudo-perplexity of masked tokens", write_perplexity, is_loss=True, of_mean=perplexity
+)
 BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
 CONTEXT_GAIN = Kind("Nats gained by context", "{:+.4f}".format)
 ACCURACY = Kind("Keys found again", "{:.0%}".format)
@@ -82,34 +92,40 @@ class Number:
     ratio: float | None = None  # to the reference number; None without a reference
     best: bool = False  # whether it is the best number of its column
     printed: str = ""  # the published text of a number of the paper
-    interval: tuple[float, float] | None = None  # the 95% interval of a single value
+    interval: Interval | None = None  # of the mean
+    # of which `interval` is, in units of which means are taken; pairs differences to other numbers
+    sample: Sample | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def mean(self) -> float:
         return statistics.fmean(self.values)
 
     @property
-    def deviation(self) -> float | None:
-        """Sample standard deviation over the seeds; None for a single seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
     def span(self) -> tuple[float, float]:
-        """The extent of a chart's bar: the interval, or the mean with its deviation on both sides."""
-        deviation = self.deviation or 0.0
-        return self.interval or (self.mean - deviation, self.mean + deviation)
+        """The extent of a chart's bar."""
+        return self.interval.bounds if self.interval else (self.mean, self.mean)
 
     @property
     def text(self) -> str:
-        """The number without its ratio, with its deviation or interval."""
-        spread = (
-            ""
-            if self.deviation is None
-            else f" ± {self.kind.write(self.deviation).removeprefix('+')}"
-        )
-        if self.interval is not None:
-            spread = " [{}, {}]".format(*map(self.kind.write, self.interval))
-        return (self.printed or self.kind.write(self.mean)) + spread
+        """The number without its ratio, ± the larger side of its interval."""
+        text = self.printed or self.kind.write(self.mean)
+        if self.interval is None:
+            return text
+        half = max(self.interval.high - self.mean, self.mean - self.interval.low)
+        return f"{text} ± {self.kind.write(half).removeprefix('+')}"
+
+
+def spread_of(numbers: Iterable[Number]) -> str:
+    """Returns in words which intervals `numbers` have; "" if they have none."""
+    covered = dict.fromkeys(number.interval.covers for number in numbers if number.interval)
+    over = ("over " + " and ".join(sources) + " alone" * (len(sources) == 1) for sources in covered)
+    return "95% interval " + " or ".join(over) if covered else ""
+
+
+def spread_note(numbers: Iterable[Number]) -> str:
+    """Returns a sentence on what ± covers in a table; "" if it stands nowhere."""
+    about = spread_of(numbers)
+    return about and f"±: the larger side of the {about}; another book or corpus is not covered."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +146,10 @@ def related(
     grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]], *, mark: bool = True
 ) -> list[list[Part]]:
     """Returns the grid, each number with its ratio to its reference (row, column), and with `mark`
-    the best of a column marked.
-
-    Best is the lowest loss, in a column with several losses.
+    the best of a column marked, see `is_best`.
     """
-    losses = [
-        [part.mean for part in column if isinstance(part, Number) and part.kind.is_loss]
+    columns = [
+        [part for part in column if isinstance(part, Number) and part.kind.is_loss]
         for column in zip(*grid, strict=True)
     ]
 
@@ -144,20 +158,34 @@ def related(
             return part
         at = references.get((row, column))
         reference = grid[at[0]][at[1]] if at else None
-        best = (
-            mark
-            and part.kind.is_loss
-            and len(losses[column]) > 1
-            and part.mean == min(losses[column])
-        )
         ratio = (
             part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
         )
+        best = mark and part.kind.is_loss and is_best(part, columns[column])
         return dataclasses.replace(part, ratio=ratio, best=best)
 
     return [
         [with_relations(part, i, j) for j, part in enumerate(row)] for i, row in enumerate(grid)
     ]
+
+
+def is_best(number: Number, column: Sequence[Number]) -> bool:
+    """Returns whether a loss is the lowest of several in its column, beyond chance unless they are
+    the paper's: the 95% interval of its difference from each other lies below zero.
+
+    Equal numbers, such as a result that a table shows twice, are the best together.
+    """
+    others = [other for other in column if other.values != number.values]
+    if not others or number.mean > min(other.mean for other in others):
+        return False
+    return bool(number.printed) or all(_is_surely_lower(number, other) for other in others)
+
+
+def _is_surely_lower(one: Number, other: Number) -> bool:
+    if one.sample is None or other.sample is None:
+        return False
+    found = difference(one.sample, other.sample)
+    return found is not None and found.high < 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +201,11 @@ class Table:
     ratios: bool = True  # whether numbers are written with their ratios
     scale: str = ""  # of the paper's experiments; "" for other tables
     name: str = "extrapolation"  # the label in LaTeX
+
+    @property
+    def numbers(self) -> Iterator[Number]:
+        parts = (part for row in self.cells for cell in row for part in cell)
+        return (part for part in parts if isinstance(part, Number))
 
     @functools.cached_property
     def notes(self) -> dict[str, str]:

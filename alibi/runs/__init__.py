@@ -8,6 +8,7 @@ from alibi.runs.provenance import (
     jax_settings,
     make_provenance,
     method_files,
+    processor,
     usable_cores,
     versions,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "make_provenance",
     "may_differ",
     "method_files",
+    "processor",
     "usable_cores",
     "versions",
 ]

@@ -1,6 +1,7 @@
-"""Provenance of a run: command, commit, versions and processor cores."""
+"""Provenance of a run: command, commit, versions and processor."""
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -8,6 +9,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 import types
@@ -141,7 +143,9 @@ def read_about(checkpoint: epath.Path) -> dict[str, Any]:
 
 
 def make_provenance(**more: Any) -> dict[str, Any]:
-    """Returns command, commit, versions and CPU cores; `more` adds devices, corpus, parameters."""
+    """Returns command, commit, versions, processor and its cores; `more` adds devices, corpus,
+    parameters.
+    """
     made_by = {
         "command": sys.argv,
         "commit": git_commit(),
@@ -149,9 +153,20 @@ def make_provenance(**more: Any) -> dict[str, Any]:
         "versions": versions(),
         "jax": jax_settings(),
     }
-    return {**made_by, "cores": usable_cores(), **more}
+    return {**made_by, "processor": processor(), "cores": usable_cores(), **more}
 
 
 def usable_cores() -> int:
     """Returns the number of processor cores of this process; all cores on macOS."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def processor() -> str:
+    """Returns the model name of this host's CPU, or its architecture where the system tells no name."""
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        if names:  # none on most ARM CPUs
+            return names[0]
+    return platform.processor() or platform.machine()

@@ -137,7 +137,7 @@ def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
         ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"
     )
     assert done.returncode == 0, done.stderr
-    assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2826, 0.2853] |" in done.stdout
+    assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2820, 0.2849] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
     rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
     committed = keys(ROOT / "results/tables-small/early-token-curse/by_context.jsonl")
@@ -195,7 +195,7 @@ def test_the_same_dump_twice_is_refused():
         analyse([once, later, once])
 
 
-@pytest.mark.parametrize(("seed", "means"), [(0, (5.0, 5.0)), (4, (5.15, 5.0))])
+@pytest.mark.parametrize(("seed", "means"), [(0, (5.0, 5.0)), (4, (5.2, 5.0))])
 def test_no_share_of_a_gain_that_is_chance_or_hardly_known(seed, means):
     """A share is the inverse of a gain: 885%, for example, of the 0.001 nats of two lengths of
     equal cost.

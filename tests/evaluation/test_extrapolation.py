@@ -1,5 +1,6 @@
 """Work directories to rows: each text is scored once, and a failure does not lose the rest."""
 
+import datetime
 import json
 import math
 import subprocess
@@ -16,7 +17,7 @@ from alibi.evaluation.output import Output
 from alibi.evaluation.perplexity import Scorer
 from alibi.model.decoder import build_model, count_parameters
 from alibi.reporting.rows import Device, read_rows
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, processor
 from alibi.runs.trained import TrainedRun
 from alibi.training.setup import make_validator
 from tests.evaluation.runs import TEXT, TRAINED_ON, make_run, rows_by_cell
@@ -43,6 +44,11 @@ def test_rows_say_what_was_measured(evaluated, alibi_run):
     assert row.word_perplexity == pytest.approx(math.exp(row.nll_nats / row.words))
     assert row.bits_per_byte == pytest.approx(row.nll_nats / math.log(2) / row.bytes)
     assert row.tokens_per_second == pytest.approx(row.tokens / row.seconds)
+    assert len(row.parts) == 64
+    assert sum(row.parts) == pytest.approx(row.nll_nats, rel=1e-5)
+    assert (row.processor, row.jax) == (processor(), jax.__version__)
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(row.date)
+    assert datetime.timedelta() < age < datetime.timedelta(days=1), "seconds of UTC"
 
 
 def test_dumps_hold_every_token_in_stream_order(evaluated, alibi_run):

@@ -1,6 +1,7 @@
 """The 15 tables as plans: every cell is measured, or marked as not run; commands, costs, results."""
 
 import csv
+import math
 import pathlib
 
 import pytest
@@ -308,7 +309,7 @@ def test_a_small_table_says_what_its_lengths_are(tmp_path):
         assert text in found.caption
     # 960 is the most that whole sequences of 192 leave of 1,024.
     assert "updates of 960 tokens at L = 192 and 1,024 tokens at L = 32" in found.caption
-    assert found.caption.endswith("The best perplexity of each column is marked.")
+    assert "The paper's best perplexity of each column is marked, and ours if" in found.caption
     assert (
         "the paper's 35 lengths round to 30 here"
         in compare_with_paper(Reproduction(2, "small", tmp_path)).caption
@@ -340,7 +341,12 @@ def test_a_run_of_another_config_does_not_count(tmp_path):
 
 def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     table = Reproduction(2, "small", tmp_path)
-    rows = [(32, 200.0, {}), (44, 190.0, {})]
+    # Each second of four parts costs a hundredth more: Student's t of three degrees, and 1% / sqrt(12).
+    rows = [
+        (length, value, {"parts": [250 * math.log(value) * share for share in (0.995, 1.005) * 2]})
+        for length, value in ((32, 200.0), (44, 190.0))
+    ]
+    half = 190 * math.expm1(3.18245 * 0.01 / 12**0.5 * math.log(190))
     finish(table, "alibi-L32-seed0", rows)
     text = write_table(table, {"t5-L32-seed0": "no\n memory"})
     markdown = (table.outputs / "table02.md").read_text()
@@ -348,9 +354,10 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     # 712 of the paper's tokens are 44.5 here, and round to the even 44.
     line = next(line for line in markdown.splitlines() if line.startswith("| 712 (44) |"))
     assert (
-        "19.14 (\N{MULTIPLICATION SIGN}0.97) / **190.00 (\N{MULTIPLICATION SIGN}0.95)** / -0.02"
+        f"19.14 (\N{MULTIPLICATION SIGN}0.97) / **190.00 ± {half:.2f} (\N{MULTIPLICATION SIGN}0.95)** / -0.02"
         in line
     )
+    assert "95% interval over the text alone; another book" in markdown
     assert "- t5-L32-seed0: no memory" in markdown
     assert "SMALL SCALE" in (table.outputs / "table02.tex").read_text()
     with (table.outputs / "table02.csv").open() as file:

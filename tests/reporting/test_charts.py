@@ -8,6 +8,7 @@ import pytest
 
 from alibi.positions import METHODS
 from alibi.reporting import tables
+from alibi.reporting.analyses import ByContext
 from alibi.reporting.charts import (
     COLOURS,
     KNOWN_METHODS,
@@ -19,7 +20,7 @@ from alibi.reporting.charts import (
 )
 from alibi.reporting.figures import bias_figure, context_figure, passkey_figure
 from alibi.reporting.panels import panels, passkey_table
-from alibi.reporting.rows import ByContext, ContextUse, Scoring
+from alibi.reporting.rows import ContextUse, Scoring
 from tests.reporting.rowmaker import make_row
 
 CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
@@ -64,6 +65,22 @@ def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked():
     assert (x["scale"]["type"], y["scale"]["type"]) == ("log", "log")
     assert x["axis"]["values"] == [128, 256, 512]
     assert marks["data"]["values"] == [{"length": 128, "text": "trained at L = 128"}]
+
+
+def test_an_endless_band_leaves_the_lines_readable():
+    """Of 8 and 800 by two seeds the interval is exp(4.4 +- 29.3), and of 8 and 9 it is 4 to 18."""
+    rows = [make_row(seed=seed, perplexity=value) for seed, value in ((0, 8.0), (1, 9.0))]
+    rows += [make_row("t5", seed=seed, perplexity=value) for seed, value in ((0, 8.0), (1, 800.0))]
+
+    def domain(rows):
+        *_, lines, _ = figure_of(rows)["layer"]
+        assert lines["layer"][1]["mark"]["clip"]
+        return lines["layer"][0]["encoding"]["y"]["scale"]["domain"]
+
+    low, high = domain(rows)
+    assert 0.5 < low < 0.85 < 4040 < high < 7000, "a tenth of 8.5, and ten times 404"
+    low, high = domain(rows[:2])
+    assert 3 < low < 4.01 < 17.9 < high < 20
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,9 @@ def test_axes_are_logarithmic_and_markers_tell_their_numbers(shown):
     tip.wait_for()
     assert {"sinusoidal", "512", "900.00", "×100"} <= {*tip.locator("td").all_text_contents()}
     assert any(
-        "Perplexity: 9.00 ± 1.41; of its own at L: ×1.00; seeds: 2" in label for label in labels
+        "Perplexity: 9.00 ± 27.92; of its own at L: ×1.00; seeds: 2" in label for label in labels
     )
-    assert "bands: mean and standard deviation over seeds" in shown.chart().inner_text()
+    assert "bands: 95% interval over seeds alone" in shown.chart().inner_text()
 
 
 def test_tables_are_sorted_by_a_click_on_a_heading(shown):
@@ -248,10 +248,13 @@ def test_the_chart_has_the_numbers_of_the_rows():
     spec = length_chart(panel, {series.label: number for number, series in enumerate(panel.series)})
     values = {(value["run"], value["length"]): value for value in spec["data"]["values"]}
     assert values["alibi", 512]["value"] == 7.8
-    # 8 and 10: the sample deviation is the root of 2.
+    # 8 and 10: Student's t of one degree of freedom, of their logarithms.
     one = values["sinusoidal", 128]
     assert (one["value"], one["seeds"]) == (9.0, 2)
-    assert (one["low"], one["high"]) == pytest.approx((9 - 2**0.5, 9 + 2**0.5))
+    middle, half = math.log(80) / 2, 12.7062 * math.log(10 / 8) / 2
+    assert (one["low"], one["high"]) == pytest.approx(
+        (math.exp(middle - half), math.exp(middle + half)), rel=1e-5
+    )
     assert len(values) == len(ROWS) - 1
 
 

@@ -2,9 +2,15 @@
 numbers.
 """
 
-import pytest
+import dataclasses
+import math
 
-from alibi.reporting.panels import build_table, explanation, panels, series_names
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp
+
+from alibi.reporting.names import series_names
+from alibi.reporting.panels import build_table, caption, explanation, panels
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
     PERPLEXITY,
@@ -30,9 +36,9 @@ MARKDOWN = """\
 
 | run | trained at L | 128 | 256 |
 | --- | ---: | ---: | ---: |
-| sinusoidal | 128 | **8.00** (×1.00) | 1,234 (×154) |
-| alibi | 128 | 9.00 (×1.00) | **8.10** (×0.90) |
-| learned | 128 | 10.00 (×1.00) | no result [1] |
+| sinusoidal | 128 | **8.00 ± 0.31** (×1.00) | 1,234 ± 172.42 (×154) |
+| alibi | 128 | 9.00 ± 0.37 (×1.00) | **8.10 ± 0.32** (×0.90) |
+| learned | 128 | 10.00 ± 0.43 (×1.00) | no result [1] |
 
 [1] learned has 128 positions\x20\x20
 """
@@ -41,11 +47,11 @@ TEXT = """\
 Perplexity by evaluation length: books, split valid, non-overlapping windows (stride = length);
 1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu x1.
 
-run         trained at L            128            256
-----------  ------------  -------------  -------------
-sinusoidal           128  8.00 (×1.00)*   1,234 (×154)
-alibi                128   9.00 (×1.00)  8.10 (×0.90)*
-learned              128  10.00 (×1.00)  no result [1]
+run         trained at L                   128                    256
+----------  ------------  --------------------  ---------------------
+sinusoidal           128  8.00 ± 0.31 (×1.00)*  1,234 ± 172.42 (×154)
+alibi                128   9.00 ± 0.37 (×1.00)   8.10 ± 0.32 (×0.90)*
+learned              128  10.00 ± 0.43 (×1.00)          no result [1]
 [1] learned has 128 positions
 """
 
@@ -61,12 +67,19 @@ def test_cells_are_numbers_of_a_kind_or_say_why_there_is_none():
     )
     cells = build_table(panel).cells
     assert cells[0][1] == (Number((1234.0,), PERPLEXITY, ratio=1234.0 / 8.0),)
-    assert cells[1][1] == (Number((8.1,), PERPLEXITY, ratio=8.1 / 9.0, best=True),)
+    assert cells[1][1] == (Number((8.1,), PERPLEXITY, ratio=8.1 / 9.0),)
     assert cells[2][1] == (Missing("learned has 128 positions", is_reason=True),)
 
 
+def with_parts(row, spread=0.01):
+    """The row as of a text of four parts, of which the second costs more than the first by `spread`."""
+    shares = 0.25 * (1 + spread * np.array([-1, 1, -1, 1]))
+    return dataclasses.replace(row, parts=tuple(row.nll_nats * shares))
+
+
 def test_each_format_of_a_table_of_ours():
-    (panel,) = panels(ROWS)
+    """Columns are 0.1 nats apart, and the same parts of the text are hard for all: the best is sure."""
+    (panel,) = panels([row if row.error else with_parts(row) for row in ROWS])
     table = build_table(panel)
     assert to_markdown(table) == MARKDOWN
     assert to_text(table) == TEXT
@@ -76,7 +89,10 @@ def test_each_format_of_a_table_of_ours():
         "alibi,128,9,8.1",
         "learned,128,10,learned has 128 positions",
     ]
-    assert r"alibi & 128 & 9.00 ($\times$1.00) & \textbf{8.10 ($\times$0.90)} \\" in to_latex(table)
+    assert (
+        r"alibi & 128 & 9.00 ± 0.37 ($\times$1.00) & \textbf{8.10 ± 0.32 ($\times$0.90)} \\"
+        in to_latex(table)
+    )
     assert r"\begin{tabular}{llrr}" in to_latex(table)
 
 
@@ -92,7 +108,7 @@ def test_bits_per_byte_and_a_cell_that_was_not_evaluated():
     assert table.caption.startswith("Bits per byte by evaluation length: books")
 
 
-def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation():
+def test_runs_that_differ_only_in_their_seed_become_a_mean_with_its_interval():
     (panel,) = panels(
         [
             make_row(perplexity=8.0),
@@ -102,10 +118,76 @@ def test_runs_that_differ_only_in_their_seed_become_mean_and_standard_deviation(
     )
     table = build_table(panel)
     ((number,),) = table.cells[0]
-    assert (number.mean, number.deviation, len(number.values)) == (9.0, 1.0, 3)
-    assert body(table) == ["| alibi | 128 | 9.00 ± 1.00 (×1.00) |"]
+    assert (number.mean, len(number.values)) == (9.0, 3)
+    # In nats, by Student's t with two degrees of freedom; its ends are no mirror images.
+    nats = np.log([8, 9, 10])
+    low, high = ttest_1samp(nats, 0).confidence_interval()
+    assert number.interval.bounds == pytest.approx((math.exp(low), math.exp(high)))
+    assert body(table) == [f"| alibi | 128 | 9.00 ± {math.exp(high) - 9:.2f} (×1.00) |"]
     assert "seed 0, 1, 2;" in table.caption
-    assert "standard deviation over seeds" in explanation(panel)
+    assert explanation(panel).endswith(
+        "±: the larger side of the 95% interval over seeds alone; another book or corpus is not covered."
+    )
+
+
+def test_a_caption_says_where_and_when_the_rows_were_made():
+    """Days become a range; rows of earlier versions know neither processor, version nor date."""
+    made = {"processor": "AMD EPYC 7B13", "jax": "0.10.2"}
+    days = ("2026-11-29T08:00:00Z", "2026-11-27T09:30:00Z", "2026-11-27T10:00:00Z")
+    rows = [make_row(seed=seed, **made, date=day) for seed, day in enumerate(days)]
+    known = "commit 0123456789ab; on cpu x1 (AMD EPYC 7B13); jax 0.10.2"
+    (panel,) = panels(rows)
+    assert caption(panel).endswith(f"{known}; 2026-11-27 to 2026-11-29.")
+    (panel,) = panels(rows[1:])
+    assert caption(panel).endswith(f"{known}; 2026-11-27.")
+    (panel,) = panels([*rows[1:], make_row("t5")])
+    assert caption(panel).endswith("on cpu x1 (AMD EPYC 7B13), cpu x1; jax 0.10.2; 2026-11-27.")
+
+
+def best(*rows):
+    """The series that is marked at 128."""
+    (panel,) = panels(rows)
+    return [series.label for series in panel.series if series.cells[128].best]
+
+
+def test_the_best_is_marked_only_beyond_chance():
+    """8 and 8.1 are 0.0124 nats apart; parts vary by 0.02 nats for all, or for one of the two."""
+    alibi, t5 = make_row(), make_row("t5", perplexity=8.1)
+    assert best(alibi, t5) == [], "single runs of which nothing else is known"
+    assert best(with_parts(alibi), t5) == []
+    assert best(with_parts(alibi), with_parts(t5)) == ["alibi"], "hard parts are hard for both"
+    assert best(with_parts(alibi), with_parts(t5, -0.01)) == []
+    assert best(with_parts(alibi), with_parts(make_row("t5", perplexity=8.1, seed=1))) == []
+    seeds = [make_row(seed=1, perplexity=8.2), make_row("t5", seed=1, perplexity=8.31)]
+    assert best(alibi, t5, *seeds) == ["alibi"], "each seed by 0.1"
+    assert best(alibi, t5, seeds[0], make_row("t5", seed=1, perplexity=8.25)) == []
+    # Beyond chance better than the worst is not enough, and equal results are the best together.
+    last = make_row("none", perplexity=99.0)
+    rows = [with_parts(row) for row in (alibi, t5, last)]
+    assert best(*rows) == ["alibi"]
+    assert best(rows[0], with_parts(t5, -0.01), rows[2]) == []
+    assert best(*rows, with_parts(make_row("rotary"))) == ["alibi", "rotary"]
+
+
+def test_the_interval_covers_what_is_known():
+    """The text of a single run, seeds without parts, or both; the explanation names each."""
+    found = {
+        "over the text alone": [with_parts(make_row())],
+        "over seeds alone": [make_row(), with_parts(make_row(perplexity=8.1, seed=1))],
+        "over seeds and the text": [with_parts(make_row(perplexity=8 + s, seed=s)) for s in (0, 1)],
+    }
+    halves = {}
+    for covered, rows in found.items():
+        for kind in (PERPLEXITY, BITS_PER_BYTE):
+            (panel,) = panels(rows, kind)
+            assert f"the 95% interval {covered};" in explanation(panel)
+            (number,) = panel.numbers
+            halves[covered, kind] = number.interval.high - number.mean
+    # Bits per byte of a token a byte are nats by log 2: perplexity's interval follows from theirs.
+    half = halves["over the text alone", BITS_PER_BYTE] * math.log(2)
+    assert halves["over the text alone", PERPLEXITY] == pytest.approx(8 * math.expm1(half))
+    (panel,) = panels([make_row(), make_row("t5")])
+    assert "±" not in explanation(panel)
 
 
 def test_one_failed_seed_does_not_hide_the_others():
@@ -192,8 +274,16 @@ def test_nothing_is_best_among_tokens_of_several_tokenizers():
     (panel,), (by_byte,) = panels(rows), panels(rows, BITS_PER_BYTE)
     assert not any(number.best for number in panel.numbers)
     assert "Compare bits per byte." in explanation(panel)
-    assert [number.best for number in by_byte.numbers] == [False, True]
-    assert "The best of each column is marked." in explanation(by_byte)
+    assert not any(number.best for number in by_byte.numbers), "their tokens are no common parts"
+    # A second seed pairs them: 1 and 1.1 bits are a sure difference, 1 and 1.5 are none.
+    for bits, best in ((3.1, True), (3.5, False)):
+        again = [
+            make_row("alibi", seed=1, tokens_sha256="bytes", bits_per_byte=bits),
+            make_row("t5", seed=1, tokens_sha256="words", bits_per_byte=2.0),
+        ]
+        (by_byte,) = panels([*rows, *again], BITS_PER_BYTE)
+        assert [number.best for number in by_byte.numbers] == [False, best]
+    assert "The best of a column is marked only if" in explanation(by_byte)
 
 
 def test_other_masks_are_never_compared_in_one_table():

@@ -1,13 +1,15 @@
-"""Damaged files of work directories, and the commit in the provenance."""
+"""Damaged files of work directories, and commit and processor in the provenance."""
 
 import importlib
+import pathlib
+import platform
 import re
 import sys
 
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
-from alibi.runs import RunDirectory, git_commit
+from alibi.runs import RunDirectory, git_commit, processor
 from alibi.runs.provenance import own_files
 
 
@@ -79,6 +81,27 @@ def test_the_commit_of_an_image_comes_from_the_environment(tmp_path, monkeypatch
     git.write_text("#!/bin/sh\n[ $1 = status ] || echo 5678\n")
     git.chmod(0o700)
     assert commit() == "5678"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC 7B13\n" * 2, "AMD EPYC 7B13"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", "aarch64"),
+        (None, "aarch64"),
+    ],
+    ids=["x86", "ARM tells numbers only", "no Linux"],
+)
+def test_the_processor_has_its_model_name_or_its_architecture(cpuinfo, name, monkeypatch):
+    def read_text(path):
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+
+    monkeypatch.setattr(pathlib.Path, "read_text", read_text)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert processor.__wrapped__() == name
 
 
 def test_own_files_are_hashed_and_no_others(tmp_path, monkeypatch):

@@ -1,0 +1,178 @@
+"""Intervals hold the truth of simulated seeds and texts, whose dependence is known, as often as they
+say.
+"""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest, t, ttest_1samp
+
+from alibi.reporting.intervals import (
+    PARTS,
+    PROMPTS,
+    SEEDS,
+    TEXT,
+    Sample,
+    block_length,
+    difference,
+    interval,
+    part_sizes,
+    part_sums,
+    share_interval,
+)
+
+ONES = np.ones(PARTS, int)
+TIMES = 1000  # simulations: a share of 0.95 is known to 0.014 (95%)
+
+
+def texts(correlation, seed=0):
+    """Mean 0 by part of TIMES texts: an autoregression of first order, [times, parts]."""
+    noise = np.random.default_rng(seed).normal(size=(TIMES, PARTS + 50))
+    for part in range(1, PARTS + 50):
+        noise[:, part] += correlation * noise[:, part - 1]
+    return noise[:, 50:]
+
+
+def coverage(samples):
+    """The share of intervals that hold 0, the truth; `samples` have a row for each seed."""
+    found = [interval(sums, ONES) for sums in samples]
+    return np.mean([one.low <= 0 <= one.high for one in found])
+
+
+@pytest.mark.parametrize(
+    ("correlation", "least", "independent"),
+    [(0.0, 0.93, 0.95), (0.3, 0.92, 0.85), (0.6, 0.88, 0.67)],
+)
+def test_the_interval_of_a_text_allows_for_dependent_neighbours(correlation, least, independent):
+    """The variance of the mean is (1 + rho) / (1 - rho) times that of independent parts, so their
+    interval holds the mean only as often as a normal number is within 1.96 sqrt((1 - rho) / (1 + rho)).
+    """
+    found = texts(correlation)
+    as_if = [abs(ttest_1samp(text, 0).statistic) < t.ppf(0.975, PARTS - 1) for text in found]
+    assert np.mean(as_if) == pytest.approx(independent, abs=0.03)
+    assert least <= coverage(found[:, None]) <= 0.98
+
+
+def test_blocks_grow_with_the_number_of_parts_and_with_their_dependence():
+    """cbrt(64) = 4; 1.1447 (4 * 64 * 0.36 / 0.64^2)^(1/3) = 6.96 of Andrews' rule at 0.6."""
+    assert {block_length(np.zeros(parts)) for parts in (2, 7)} == {1}
+    assert block_length(np.random.default_rng(0).normal(size=64)) == 4
+    lengths = [block_length(text - text.mean()) for text in texts(0.6)]
+    assert 5 <= np.mean(lengths) <= 8
+    assert max(block_length(text) for text in texts(0.99)) <= PARTS // 4
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("of_seeds", [0.0, 0.02, 0.5])
+def test_the_interval_of_several_seeds_covers_them_and_the_text(seeds, of_seeds):
+    """Parts vary by 1, so the mean of a text by 1/8; seeds by less, by as much, or by more."""
+    random = np.random.default_rng(1)
+    own = random.normal(0, of_seeds, (TIMES, seeds, 1))
+    rest = random.normal(0, 0.3, (TIMES, seeds, PARTS))
+    samples = texts(0.2)[:, None] + own + rest
+    assert 0.92 <= coverage(samples) <= 0.995
+    if of_seeds == 0.5:
+        assert coverage(samples.mean(axis=1)[:, None]) < 0.75, "the text alone"
+    if of_seeds == 0.0:
+        seeds_alone = [ttest_1samp(one.mean(axis=1), 0).pvalue > 0.05 for one in samples]
+        assert np.mean(seeds_alone) < 0.8
+
+
+def test_without_parts_it_is_students_interval_over_the_seeds():
+    values = np.array([8.0, 9.0, 10.0])
+    found = interval(values[:, None], np.ones(1, int))
+    assert found.bounds == pytest.approx(ttest_1samp(values, 0).confidence_interval())
+    assert found.covers == (SEEDS,)
+
+
+def test_of_independent_parts_it_is_students_interval_of_blocks():
+    """Two parts are two blocks; of several seeds and parts the squares of half-widths add."""
+    parts = np.array([1.0, 4.0])
+    found = interval(parts[None], np.ones(2, int))
+    assert found.bounds == pytest.approx(ttest_1samp(parts, 0).confidence_interval())
+    assert found.covers == (TEXT,)
+    both = np.array([[1.0, 4.0], [3.0, 6.0]])
+    found = interval(both, np.ones(2, int))
+    half = np.hypot(t.ppf(0.975, 1) * 1.0, t.ppf(0.975, 1) * 1.5)
+    assert found.bounds == pytest.approx((3.5 - half, 3.5 + half))
+    assert found.covers == (SEEDS, TEXT)
+
+
+def test_a_single_value_has_no_interval():
+    """Drawn again and again it is always the same, which is no certainty."""
+    assert interval(np.ones((1, 1)), np.ones(1, int)) is None
+    assert interval(np.array([[5.0, 0.0]]), np.array([10, 0])) is None, "one part has tokens"
+
+
+def test_parts_count_by_their_tokens():
+    """Of 3 and 1 tokens at 1 and 5 nats the mean is 2, and parts at equal cost have no spread."""
+    found = interval(np.array([[3.0, 5.0]]), np.array([3, 1]))
+    assert sum(found.bounds) / 2 == pytest.approx(2.0)
+    assert interval(np.array([[6.0, 2.0]]), np.array([3, 1])).bounds == pytest.approx((2.0, 2.0))
+
+
+def test_many_parts_are_merged():
+    """The interval of 50,000 windows is that of 64 parts, with Student's t of their 16 blocks."""
+    sums = np.random.default_rng(4).normal(1.0, 2.0, 50_000)
+    found = interval(sums[None], np.ones(50_000, int))
+    merged = interval(part_sums(sums)[None], part_sizes(50_000))
+    assert found == merged
+    error = 2.0 / np.sqrt(50_000)
+    assert found.high - sums.mean() == pytest.approx(t.ppf(0.975, 15) * error, rel=0.4)
+
+
+@pytest.mark.parametrize("count", [1, 5, 63, 64, 65, 1000])
+def test_parts_hold_each_value_once_and_are_as_equal_as_can_be(count):
+    values = np.arange(count, dtype=np.float32)
+    sizes = part_sizes(count)
+    assert sizes.sum() == count
+    assert sizes.max() - sizes.min() <= 1
+    assert sizes.size == min(count, PARTS)
+    assert part_sums(values).sum() == values.sum(dtype=np.float64)
+    assert part_sums(values)[-1] == values[count - sizes[-1] :].sum()
+
+
+def sample(sums, seeds, text=("a text",)):
+    sums = np.asarray(sums, float)
+    return Sample(tuple(seeds), sums, np.ones(sums.shape[1], int), text)
+
+
+def test_differences_are_paired_by_seed_and_by_part():
+    """Hard parts and bad seeds are common to both, and cancel."""
+    hard = np.random.default_rng(0).normal(5, 3, (1, PARTS)) + np.array([[0.0], [2.0], [4.0]])
+    saved = np.random.default_rng(1).normal(0.1, 0.01, (3, PARTS))
+    one, other = sample(hard, (0, 1, 2)), sample(hard + saved, (0, 1, 2))
+    assert interval(one.sums, one.tokens).high > 6
+    found = difference(one, other)
+    assert -0.12 < found.low < -0.1 < found.high + 0.01 < -0.07
+    assert found.covers == (SEEDS, TEXT)
+    # The order of seeds does not matter, and seeds of one side alone are left out.
+    again = sample(np.roll(hard + saved, 1, axis=0), (2, 0, 1))
+    assert difference(one, again).bounds == pytest.approx(found.bounds)
+    assert difference(sample(hard[:1], [1]), other).covers == (TEXT,)
+    # Other tokens have other parts, so there only seeds are paired.
+    apart = difference(one, sample(hard + saved, (0, 1, 2), ("another text",)))
+    means = -saved.mean(axis=1)
+    assert apart.bounds == pytest.approx(ttest_1samp(means, 0).confidence_interval())
+    assert difference(one, sample(hard, (3, 4, 5))) is None
+    assert difference(sample(hard[:1], [0], None), sample(hard[:1], [0], None)) is None
+
+
+def test_a_share_has_wilsons_interval():
+    for found in (0, 1, 30, 199, 200):
+        low, high = binomtest(found, 200).proportion_ci(method="wilson")
+        assert share_interval([found / 200], 200).bounds == pytest.approx((low, high), abs=1e-12)
+    assert share_interval([1.0], 200).covers == (PROMPTS,)
+
+
+def test_seeds_of_equal_shares_are_no_certainty():
+    """Each seed answers the same prompts, so the prompts' part stays however many seeds there are."""
+    low, high = binomtest(200, 200).proportion_ci(method="wilson")
+    assert share_interval([1.0] * 3, 200).bounds == pytest.approx((low, high))
+    found = share_interval([0.4, 0.5, 0.6], 200)
+    low, high = binomtest(100, 200).proportion_ci(method="wilson")
+    over_seeds = t.ppf(0.975, 2) * 0.1 / 3**0.5
+    assert found.bounds == pytest.approx(
+        (0.5 - np.hypot(0.5 - low, over_seeds), 0.5 + np.hypot(high - 0.5, over_seeds))
+    )
+    assert found.covers == (SEEDS, PROMPTS)
+    assert share_interval([0.0, 1.0], 200).bounds == (0.0, 1.0)
