@@ -252,20 +252,22 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
         assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("rule", ["log_n", "ssmax", "llama4"])
+@pytest.mark.parametrize("rule", ["log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4"])
 def test_logits_grow_with_the_logarithm_of_the_keys_seen(rule: str) -> None:
-    """Query i sees i + 1 = n keys and is multiplied by max(1, ln n / ln L), by s ln n of its head,
-    or by 1 + 0.1 ln(floor(n / L) + 1).
+    """Query i sees i + 1 = n keys and is multiplied by ln n / ln L, at least 1 with log_n_beyond, by
+    s ln n of its head, or by 1 + 0.1 ln(floor(n / L) + 1). Biases: see test_scaled.py.
     """
     query, s, log_n = inputs()[0], np.asarray([0.3, 0.7]), np.log(np.arange(1, LENGTH + 1))
     params = {"ssmax": jnp.asarray(s, jnp.float32)}
     factor = {
-        "log_n": np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None],
+        "log_n": (log_n / np.log(TRAIN_LENGTH))[:, None],
+        "log_n_beyond": np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None],
         "ssmax": s * log_n[:, None],
+        "ssmax_queries": s * log_n[:, None],
         "llama4": 1 + 0.1 * np.log(np.arange(1, LENGTH + 1) // TRAIN_LENGTH + 1)[:, None],
     }[rule]
     scaled = jax.jit(scaled_queries, static_argnums=(0, 1))(
-        rule, TRAIN_LENGTH, params, query, np.arange(LENGTH)
+        rule, make("rotary"), params, query, np.arange(LENGTH)
     )
     np.testing.assert_allclose(scaled, query * factor[None, :, :, None], rtol=1e-5, atol=1e-6)
 
@@ -273,7 +275,11 @@ def test_logits_grow_with_the_logarithm_of_the_keys_seen(rule: str) -> None:
 def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
     """For the 1,024 tokens of the paper s = 0.168; a method's own parameters stay."""
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1024}
-    start = init_layer(make_position("fox", **sizes), "ssmax", jax.random.key(0))
+    start, of_queries = (
+        init_layer(make_position("fox", **sizes), rule, jax.random.key(0))
+        for rule in ("ssmax", "ssmax_queries")
+    )
+    np.testing.assert_array_equal(start["ssmax"], of_queries["ssmax"])
     assert set(start) == {"kernel", "bias", "ssmax"}
     np.testing.assert_allclose(
         start["ssmax"], np.full(2, 1 / np.log(np.arange(1, 1025)).mean()), rtol=1e-6
