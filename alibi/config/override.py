@@ -55,8 +55,8 @@ class Override:
         if content.get("version", 1) < VERSION:
             model["logit_scale"] = present_scale(model["logit_scale"])
             for name in (position or "").split(","):
-                options = DEFAULTS.get(name, {}) | options
-        return cls(position, tuple(sorted(options.items())), **model)
+                options = dict(sorted({**DEFAULTS.get(name, {}), **options}.items()))
+        return cls(position, tuple(options.items()), **model)
 
     def to_json(self) -> dict[str, Any]:
         return {

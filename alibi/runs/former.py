@@ -62,10 +62,14 @@ def changed_defaults(position: str, *, former: bool) -> dict[str, Any]:
             derived = [issubclass(kind, method_class(name)) for kind in kinds]
             for option, before in options.items():
                 default = before if former else BY_LENGTH
-                values = tuple(
-                    default if is_derived and of[option] == BY_LENGTH else of.get(option, default)
+                takes = [
+                    is_derived and of[option] == BY_LENGTH
                     for is_derived, of in zip(derived, own, strict=True)
+                ]
+                values = tuple(
+                    default if takes_it else of.get(option, default)
+                    for takes_it, of in zip(takes, own, strict=True)
                 )
-                if any(derived):
+                if any(takes):
                     found[option] = values if len(set(values)) > 1 else values[0]
     return found

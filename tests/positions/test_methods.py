@@ -21,6 +21,7 @@ from alibi.positions import (
     method_class,
     per_head,
 )
+from alibi.positions.t5 import causal_buckets
 
 
 def make(name: str, **options: object) -> PositionMethod:
@@ -100,7 +101,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
             {"max_distance": [128, 64]},
             "option max_distance=(128, 64) of position method 't5' must be of type int",
         ),
-        ("t5", {"max_distance": 128.0}, "must be of type int, such as 128"),
+        ("t5", {"max_distance": 128.0}, "must be of type int, such as 0"),
         ("shaw", {"max_distance": True}, "must be of type int, such as 16"),
         ("shaw", {"values": 1}, "must be of type bool, such as False"),
         (
@@ -164,7 +165,7 @@ WHOLE = [
     if kind is int and option in method_class(name).options()
 ]
 # others: 2^24
-LARGEST = {"num_buckets": 254, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}
+LARGEST = {"num_buckets": 2**20, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}
 LARGEST |= {"taps": 64, "rank": 2**20}
 
 
@@ -318,7 +319,8 @@ def test_lengths_are_a_share_of_the_training_length_as_in_their_source(
     name, length, options, value, expected
 ):
     sizes = {"num_heads": 2, "head_dim": 8, "width": 16, "train_length": length}
-    causal = options.pop("causal", True)
+    causal = options.get("causal", True)
+    options = {option: given for option, given in options.items() if option != "causal"}
     method = make_position(name, **sizes, causal=causal, options=options)
     assert getattr(method, value) == expected
     assert getattr(method.at_length(4 * length), value) == expected

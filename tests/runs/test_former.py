@@ -106,7 +106,7 @@ def test_classes_of_ones_own_take_over_the_default_of_theirs() -> None:
     here = f"{__name__}:"
     assert changed_defaults(f"{here}Mine", former=True) == {"max_distance": 128}
     assert changed_defaults(f"{here}Mine,{here}Farther", former=True) == {"max_distance": (128, 64)}
-    assert changed_defaults(f"{here}Farther,none", former=True) == {"max_distance": (64, 64)[0]}
+    assert changed_defaults(f"{here}Farther,none", former=True) == {}
     assert changed_defaults("no.such:Class", former=True) == {}
 
 
