@@ -119,8 +119,8 @@ class Bias(flax.struct.PyTreeNode):
     """
 
     # Without annotations, which would make them dataclass fields.
-    bounded = False
-    adds_values = False
+    bounded = cast(Any, False)
+    adds_values = cast(Any, False)
     slopes = cast(Any, None)
     symmetric = False
     key_term = cast(Any, None)
