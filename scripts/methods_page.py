@@ -8,14 +8,17 @@ methods/speed.json of scripts/benchmark.py positions, and passkey/results.jsonl 
 configs/sweeps/passkey.py.
 """
 
+import functools
 import json
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import clone
 import jax
 
 from alibi.cli import command_line
+from alibi.config.former import BY_LENGTH, DEFAULTS
 from alibi.config.override import Override
 from alibi.positions import METHODS, PositionMethod, make_position, method_class
 from alibi.reporting.rows import Row, latest, read_rows
@@ -41,14 +44,26 @@ COSTS = {
 OPTIONS = (
     (
         "model.logit_scale=log_n",
-        "queries times max(1, ln n / ln L), n the number of keys that they see",
+        "logits with their bias times ln n / ln L, n the number of keys that the query sees",
         "Chiang and Cholak 2022, [arXiv 2202.12172](https://arxiv.org/abs/2202.12172)",
+        (("rotary", "rotary-log-n-trained"), ("none", "none-log-n-trained")),
+    ),
+    (
+        "model.logit_scale=log_n_beyond",
+        "queries times max(1, ln n / ln L), so nothing changes within the training length",
+        "Qwen 2023, [arXiv 2309.16609](https://arxiv.org/abs/2309.16609), LogN-Scaling",
         (("rotary", "rotary-log-n"), ("none", "none-log-n")),
     ),
     (
         "model.logit_scale=ssmax",
-        "queries times s_h ln n, s_h learned by each head of each layer",
+        "logits with their bias times s_h ln n, s_h learned by each head of each layer",
         "Nakanishi 2025, [arXiv 2501.19399](https://arxiv.org/abs/2501.19399)",
+        (("alibi", "alibi-ssmax-logits"),),
+    ),
+    (
+        "model.logit_scale=ssmax_queries",
+        "queries times s_h ln n; the bias stays as it is",
+        "Nakanishi 2025, [arXiv 2501.19399](https://arxiv.org/abs/2501.19399), for the products alone",
         (("alibi", "alibi-ssmax"),),
     ),
     (
@@ -89,6 +104,12 @@ OPTIONS = (
         (("rotary", "randomised-rotary"),),
     ),
     (
+        "model.max_position=8192",
+        "the same below 8192, four times the longest test, as in the source",
+        "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
+        (("rotary", "randomised-rotary-8192"),),
+    ),
+    (
         "model.window=128",
         "a query sees the keys less than 128 behind it, itself among them",
         "Beltagy, Peters and Cohan 2020, [arXiv 2004.05150](https://arxiv.org/abs/2004.05150)",
@@ -126,7 +147,8 @@ The quickstart's model, trained at L = {length}:
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
   were trained on books with passkeys, {key_seeds}, {of_keys:,} updates ({late})
   ([all distances](../results/passkey/README.md));
-- speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options (`shaw`: `max_distance=16`),
+- speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options and with
+  `max_distance` 128 of `t5` and 16 of `shaw`, `threshold=512` of `fire` and `scale_base=512` of `xpos`,
   as a multiple of that of `none`, in which differences below 0.05 can be noise ([more](speed.md#position-methods));
   the interpolated and NTK forms cost what `alibi` and `rotary` do.
 
@@ -195,26 +217,20 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
     """
     lines = []
     for name in METHODS:
-        series = name.replace("_", "-")
-        trained = all_methods.METHODS.get(series, {})
-        options = [
-            f"{key.split('.')[1]}={one!r}"
-            for key, one in trained.items()
-            if key.startswith("position_options")
-        ]
-        of_method = []
-        for known in (rows, keys):
-            found = [row for row in known if row.override is None and row.series == series]
-            of_method.append(found or [row for row in known if row.override == Override(name)])
-        cells = [*_extrapolation(of_method[0]), *_passkeys(of_method[1]), *_speed(name, speeds)]
-        lines.append(
-            f"| [`{name}`](#{name}){''.join(f', `{one}`' for one in options)} | {' | '.join(cells)} |"
-        )
+        for number, (options, is_of) in enumerate(_variants(name)):
+            of_method, asked = (list(filter(is_of, known)) for known in (rows, keys))
+            if number and not (of_method or asked):
+                continue
+            cells = [*_extrapolation(of_method), *_passkeys(asked), *_speed(name, speeds)]
+            named = "".join(f", `{option}={value!r}`" for option, value in options.items())
+            lines.append(f"| [`{name}`](#{name}){named} | {' | '.join(cells)} |")
     for option, _, _, measurements in OPTIONS:
         for plain, series in measurements:
             of_run, asked = (
                 [row for row in known if row.series == series] for known in (rows, keys)
             )
+            if not (of_run or asked):
+                continue
             cells = [*_extrapolation(of_run), *_passkeys(asked), *_speed(series, speeds)]
             lines.append(
                 f"| [`{plain}`](#{plain}), `{option.partition('.')[2]}` | {' | '.join(cells)} |"
@@ -229,6 +245,32 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
         late=", ".join(f"{mark}: {steps:,}" for steps, mark in MARKS.items()),
     )
     return head + "\n".join(lines) + "\n"
+
+
+def _variants(name: str) -> list[tuple[dict[str, Any], Callable[[Row], bool]]]:
+    """Returns the options under which a method was measured, in training or in tests of another
+    method's runs, each with the condition for their rows.
+    """
+    found: list[tuple[dict[str, Any], Callable[[Row], bool]]] = []
+    for series in (name.replace("_", "-"), f"{name.replace('_', '-')}-relative"):
+        if (keys := all_methods.METHODS.get(series)) is not None:
+            options = {
+                key.partition(".")[2]: value
+                for key, value in keys.items()
+                if key.startswith("position_options")
+            }
+            found.append((options, functools.partial(_is_of, series, None)))
+    for tested in (each for several in all_methods.TESTED_AS.values() for each in several):
+        if tested.get("position") == name:
+            options = tested.get("options", {})
+            whole = dict.fromkeys(DEFAULTS.get(name, {}), BY_LENGTH) | options
+            override = Override(name, tuple(sorted(whole.items())))
+            found.append((options, functools.partial(_is_of, "", override)))
+    return found or [({}, functools.partial(_is_of, name.replace("_", "-"), None))]
+
+
+def _is_of(series: str, override: Override | None, row: Row) -> bool:
+    return row.override == override and (override is not None or row.series == series)
 
 
 def _extrapolation(found: list[Row]) -> list[str]:

@@ -42,7 +42,8 @@ def added_to_logits(kind):
     import jax.numpy as jnp
     import numpy as np
 
-    from alibi.model.positions import init_layer, scaled_queries
+    from alibi.model.positions import bias_scale, init_layer, scaled_queries
+    from alibi.positions.scaled import ScaledBias
 
     method = kind.position
 
@@ -65,10 +66,13 @@ def added_to_logits(kind):
             method.queries(params, content, positions, kept),
             method.keys(params, content, positions, kept),
         )
+        scaled, of_head = query, None
         if kind.logit_scale:
-            query = scaled_queries(kind.logit_scale, method.train_length, params, query, positions)
-        bias = method.content_bias(params, query, kept, kept)
-        added = logits(query, key) - logits(content, content)
+            scaled = scaled_queries(kind.logit_scale, method, params, query, positions)
+            of_head = bias_scale(kind.logit_scale, method, params)
+        bias = method.content_bias(params, scaled if of_head is None else query, kept, kept)
+        bias = bias if bias is None or of_head is None else ScaledBias(bias, of_head)
+        added = logits(scaled, key) - logits(content, content)
         if bias is not None:
             added = added + bias(positions, positions).reshape(added.shape)
         return added

@@ -51,7 +51,15 @@ def test_measurements_stand_beside_their_method(script):
         make_row("rotary", 128, 2.0, run="rotary-seed0"),
         make_row("rotary", 2048, 8.0, run="rotary-seed0"),
     ]
-    rows += [make_row("rotary", 2048, 2.0, run="rotary-seed0", override=Override("yarn").to_json())]
+    rows += [
+        make_row(
+            "rotary",
+            2048,
+            2.0,
+            run="rotary-seed0",
+            override=Override("yarn", (("fast", 32.0),)).to_json(),
+        )
+    ]
     use = {"windows": 9, "from_length": 128, "gain_nats": -0.25, "interval": [-0.3, -0.2]}
     rows += [make_row("rotary", 2048, 4.0, run="rotary-seed0", mode="same tokens", context_use=use)]
     speeds = [
@@ -61,10 +69,11 @@ def test_measurements_stand_beside_their_method(script):
     ]
     cells = measured(script.page(rows, [], speeds))
     assert cells["[`rotary`](#rotary)"][:3] == ["1.000", "3.000", "-0.2500"]
-    assert cells["[`yarn`](#yarn)"][:3] == ["-", "1.000", "-"]
+    assert cells["[`yarn`](#yarn), `fast=32.0`"][:3] == ["-", "1.000", "-"]
+    assert "[`yarn`](#yarn)" not in cells, "the default was not measured"
     assert cells["[`alibi`](#alibi)"][:3] == ["-", "-", "-"]
     assert (
-        cells["[`t5`](#t5)"][6:]
+        cells["[`t5`](#t5), `max_distance=128`"][6:]
         == cells["[`rotary_ntk`](#rotary_ntk)"][6:]
         == ["0.90", "-", "0.90", "-"]
     )
@@ -89,6 +98,6 @@ def test_passkeys_are_marked_by_their_updates(script):
     ]
     rows += [row("fire", *cell, 0.0, step=4_000) for cell in asked]
     cells = measured(script.page([], rows, []))
-    assert cells["[`t5`](#t5)"][3:6] == ["100%", "62%", "25%"]
-    assert cells["[`fire`](#fire)"][3:6] == ["0%*", "0%*", "0%*"]
-    assert cells["[`xpos`](#xpos)"][3:6] == ["-", "-", "-"]
+    assert cells["[`t5`](#t5), `max_distance=128`"][3:6] == ["100%", "62%", "25%"]
+    assert cells["[`fire`](#fire), `threshold=512`"][3:6] == ["0%*", "0%*", "0%*"]
+    assert cells["[`xpos`](#xpos), `scale_base=512.0`"][3:6] == ["-", "-", "-"]

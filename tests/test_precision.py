@@ -24,6 +24,7 @@ from alibi.model.decoder import build_model
 OPTIONS = [
     "position=alibi,model.window=4", "position=alibi,model.normalizer=sink,model.attention=blocked",
     "position=rotary,model.logit_scale=ssmax,model.qk_norm=True,model.scan_layers=True",
+    "position=alibi,model.logit_scale=ssmax", "position=t5,model.logit_scale=log_n",
     "position=none,model.embedding=adaptive,model.cutoffs=(10,20)", "position=alibi,objective=masked",
     "position=fox,model.attention=blocked", "position=shaw,position_options.values=True",
     "position=alibi,model.dtype=bfloat16", "position=sinusoidal,model.max_position=64",

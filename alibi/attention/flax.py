@@ -18,6 +18,8 @@ from alibi.attention.dispatch import compute_call
 from alibi.positions.alibi import bias_of_slopes
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.bias import KnownPositions
+from alibi.positions.scaled import ScaledBias
+from alibi.positions.shapes import PerHead
 from alibi.slopes import alibi_slopes
 
 AttentionFn = Callable[..., Array]
@@ -116,6 +118,7 @@ def method_attention_fn(
     segment_ids: Int[Array, "batch length"] | tuple[Array, Array] | None = None,
     ascending: bool = False,
     scale: Callable[[Array, KnownPositions], Array] | None = None,
+    bias_scale: PerHead | None = None,
     max_position: int = 0,
     sink: Float[Array, " heads"] | None = None,
     options: AttentionOptions,
@@ -131,6 +134,8 @@ def method_attention_fn(
       segment_ids, sink, options: see `alibi.attention.attend`.
       ascending: see `alibi.attention.call.AttentionCall`.
       scale: applied to the queries, with their positions, after the position method.
+      bias_scale: s of each head, if `scale` multiplies queries by s ln n for n visible keys and the
+        bias is to be multiplied too; None: the bias is added to the scaled products as it is.
       max_position: positions known only at run time are below it, and few of them may be used; 0:
         unknown.
       cache: gets the keys and values of `x` and whatever the method keeps of each token; the
@@ -151,8 +156,7 @@ def method_attention_fn(
         kept = position.keep(params, x, key, padding, before, key_segments)
         kept_of_queries = jax.tree.map(lambda tokens: tokens[:, -query.shape[1] :], kept)
         query = position.queries(params, query, query_positions, kept_of_queries)
-        if scale is not None:
-            query = scale(query, query_positions)
+        scaled = query if scale is None else scale(query, query_positions)
         key, places = position.keys(params, key, key_positions, kept), key_positions
         if cache is not None:
             slots = cache.reading.before
@@ -165,11 +169,15 @@ def method_attention_fn(
             cache.variable.value = held
             key, value, kept, key_norm = held.key, held.value, held.kept, held.key_norm
             places = cache.reading.after.positions
-        bias = position.content_bias(params, query, kept_of_queries, kept)
+        # A bias that is scaled itself gets the queries without their scale.
+        of_bias = scaled if bias_scale is None else query
+        bias = position.content_bias(params, of_bias, kept_of_queries, kept)
         if bias is not None and 0 < max_position < query.shape[0] * query.shape[1] * key.shape[1]:
             bias = bias.up_to(max_position - 1)  # fewer distances than pairs
+        if bias is not None and bias_scale is not None:
+            bias = ScaledBias(bias, bias_scale)
         call = AttentionCall(
-            query,
+            scaled,
             key,
             value,
             bias,

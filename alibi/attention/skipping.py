@@ -176,7 +176,12 @@ def tiles_needed(
         tiling.k_block, tiling.k_length - tiling.k_block * np.arange(tiling.k_blocks)
     )
     blocks = Blocks(
-        behind[:, 0], ahead[:, 0], tiling.q_blocks, tiling.k_blocks, count.reshape(1, 1, 1, -1)
+        behind[:, 0],
+        ahead[:, 0],
+        tiling.q_blocks,
+        tiling.k_blocks,
+        count.reshape(1, 1, 1, -1),
+        first_query=lowest_query,
     )
     excess = key_excess(call, nearest, tiling)[..., None]
     if epsilon == 0:

@@ -52,7 +52,7 @@ def define(multiples: str) -> None:
     flags.DEFINE_string(
         "logit_scale",
         None,
-        "test with queries scaled by log_n, ssmax or llama4, or unscaled (empty)",
+        "test with logits scaled by log_n, log_n_beyond, ssmax, ssmax_queries or llama4, or unscaled (empty)",
     )
     flags.DEFINE_integer(
         "max_position",

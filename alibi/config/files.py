@@ -61,15 +61,15 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
 
 
 def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
-    """Returns the config of nested mappings, such as a ConfigDict or config.json; absent keys have
-    their defaults.
+    """Returns the config of nested mappings, such as a ConfigDict or a config.json of this version;
+    absent keys have their defaults.
 
     Raises:
       ValueError: an unknown key (the nearest is suggested), or a value of another type or out of
         its range.
     """
     content = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else given
-    keys = {key: value for key, value in content.items() if key != "sha256"}  # of config.json
+    keys = {key: value for key, value in content.items() if key not in ("sha256", "version")}
     return replaced(Config(), flatten(keys))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alibi.config.fields import as_text, without_lists
+from alibi.config.former import DEFAULTS, VERSION, present_scale
 
 MODEL_KEYS = ("window", "logit_scale", "max_position")
 
@@ -36,20 +37,33 @@ class Override:
         method = (
             f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
         )
-        model = ", ".join(f"{key} {as_text(value or 'off')}" for key, value in self.model.items())
+        # Texts of version 1 named a scale with an underscore, and may have meant another one.
+        model = ", ".join(
+            f"{key.replace('_', ' ')} {as_text(value or 'off')}"
+            for key, value in self.model.items()
+        )
         return " ".join(filter(None, [method, model and f"with {model}"]))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Override":
+        """Returns the override of a row, with former defaults written out and former names replaced if
+        the row is of an earlier version.
+        """
         content = without_lists(content)
-        options = tuple(content["options"].items())
-        return cls(content["position"], options, **{key: content.get(key) for key in MODEL_KEYS})
+        position, options = content["position"], content["options"]
+        model = {key: content.get(key) for key in MODEL_KEYS}
+        if content.get("version", 1) < VERSION:
+            model["logit_scale"] = present_scale(model["logit_scale"])
+            for name in (position or "").split(","):
+                options = dict(sorted({**DEFAULTS.get(name, {}), **options}.items()))
+        return cls(position, tuple(options.items()), **model)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "position": self.position,
             "options": dict(self.options),
             "window": self.window,
+            "version": VERSION,
         } | self.model
 
 

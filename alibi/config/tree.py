@@ -108,11 +108,15 @@ class ModelConfig(Section):
     products: str = choice("auto", ("auto", "plain"))
     # computes each layer again in the backward pass: less memory, a third more time
     remat: bool = False
-    # Queries times a function of the number n of keys that they see: log_n: max(1, ln n / ln L);
-    # ssmax: s ln n, s learned by each head of each layer; llama4: 1 + 0.1 ln(floor(n / L) + 1).
-    # Empty: unchanged. A list such as log_n,ssmax is repeated over the layers. In a layer at most
-    # one of this and the next two keys is set.
-    logit_scale: str | tuple[str, ...] = choice("", ("", "log_n", "ssmax", "llama4"))
+    # Logits of attention times a function of the number n of keys that the query sees. Whole
+    # logits, with their bias: log_n: ln n / ln L; ssmax: s ln n, s learned by each head of each
+    # layer. Products alone, to which the bias is added: log_n_beyond: max(1, ln n / ln L);
+    # ssmax_queries: s ln n; llama4: 1 + 0.1 ln(floor(n / L) + 1). Empty: unchanged. A list such as
+    # log_n,ssmax is repeated over the layers. In a layer at most one of this and the next two keys
+    # is set.
+    logit_scale: str | tuple[str, ...] = choice(
+        "", ("", "log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4")
+    )
     # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
     # 0, 1, 2, ...
     max_position: int = number(0, at_least=0, at_most=2**24)

@@ -16,6 +16,7 @@ from alibi.data.tokenizers import WordTokenizer, read_dictionary
 from alibi.model.decoder import build_model, param_shapes
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
+from alibi.runs.former import saved
 from alibi.storage.files import is_address, listed, made_whole, write_whole
 from alibi.training.optimizer import make_optimizer
 
@@ -173,7 +174,7 @@ def _fill(
     """Writes the files of the run; the status last, without which nothing continues from the
     others.
     """
-    about = {"config": dataclasses.asdict(config), **provenance}
+    about = {"config": saved(config), **provenance}
     updates, steps = int(state.step), config.train.steps
     run.claim(config, tokenizer)
     try:

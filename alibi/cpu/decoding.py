@@ -98,7 +98,9 @@ def attended_and_blocks(
     nearest = jnp.where(by_block == HIDDEN, -HIDDEN, by_block).max(axis=(1, 3))
     behind = jnp.where(nearest == -HIDDEN, HIDDEN, query_positions - nearest)
     ahead = by_block.min(axis=(1, 3)) - query_positions
-    distances = Blocks(behind[:, None], ahead[:, None], 1, blocks, counts[:, :, None])
+    distances = Blocks(
+        behind[:, None], ahead[:, None], 1, blocks, counts[:, :, None], first_query=query_positions
+    )
     left = weight_left(
         bias.padded(0, padding), _logit_bound(call, query), distances, call.options.skip_epsilon
     )

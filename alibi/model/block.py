@@ -19,7 +19,7 @@ from alibi.config import ModelConfig
 from alibi.cpu.products import Products
 from alibi.model.attention import normed_and_gated, sink_logits
 from alibi.model.initialization import INITIALIZATIONS
-from alibi.model.positions import LayerKind, init_layer, scaled_queries
+from alibi.model.positions import LayerKind, bias_scale, init_layer, scaled_queries
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions.base import Params
 from alibi.positions.shapes import KnownPositions
@@ -139,9 +139,7 @@ class Block(nn.Module):
             cached = Cached(self.variable("cache", "held", lambda: None), call.reading[kind.window])
         scale = None
         if kind.logit_scale:
-            scale = functools.partial(
-                scaled_queries, kind.logit_scale, kind.position.train_length, params
-            )
+            scale = functools.partial(scaled_queries, kind.logit_scale, kind.position, params)
         # Only the dense formula can be differentiated in any way.
         plain = config.products == "plain" and config.attention == "auto"
         options = AttentionOptions(
@@ -160,6 +158,7 @@ class Block(nn.Module):
             segment_ids=segments,
             ascending=call.ascending,
             scale=scale,
+            bias_scale=bias_scale(kind.logit_scale, kind.position, params),
             max_position=config.max_position,
             sink=sink_logits(self, config),
             options=options,

@@ -479,7 +479,7 @@ def build_model(
 
 def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
     """Raises ValueError for layers whose own position parameters can't be stacked."""
-    kinds = {(kind.position, kind.logit_scale == "ssmax"): kind for kind in pattern}.values()
+    kinds = {(kind.position, kind.logit_scale[:5] == "ssmax"): kind for kind in pattern}.values()
     made = [
         jax.eval_shape(
             lambda kind=kind: init_layer(kind.position, kind.logit_scale, jax.random.key(0))

@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.config import Config
 from alibi.config.fields import annotations, as_text, takes_several
 from alibi.config.tree import by_layer
 from alibi.positions import make_position, method_class, method_names
 from alibi.positions.base import Params, PositionMethod
+from alibi.positions.scaled import log_keys
 from alibi.positions.shapes import KnownPositions, Positions, Queries
 
 _log = logging.getLogger(__name__)
@@ -131,8 +132,7 @@ def randomised_positions(
 
     With a key, in training, each sequence gets a sorted sample without replacement of 0, ...,
     max_position - 1. Without a key positions are evenly spread, at the means of such samples. The
-    authors' code draws in tests too, which was worse in one run of rotary (2,000 updates: bits per
-    byte 2.28 in place of 2.24 at L, 2.56 in place of 2.46 at 4 L).
+    authors' code draws in tests too.
     """
     if key is None:
         spread = np.arange(1, length + 1, dtype=np.int64) * (max_position + 1) // (length + 1) - 1
@@ -148,34 +148,47 @@ def init_layer(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) ->
     SSMax's logits.
     """
     params = position.init_layer(key)
-    if logit_scale != "ssmax":
+    if logit_scale not in ("ssmax", "ssmax_queries"):
         return params
     # of ln n over n = 1, ..., L
     mean = math.lgamma(position.train_length + 1) / position.train_length
     return {**params, "ssmax": jnp.full(position.num_heads, 1 / mean, jnp.float32)}
 
 
+def bias_scale(
+    logit_scale: str, position: PositionMethod, params: Params
+) -> Float[Array, " heads"] | None:
+    """Returns s of each head, if a scale multiplies whole logits, with their bias, by s ln n for n
+    visible keys; None: it multiplies queries alone, or there is none.
+    """
+    if logit_scale == "log_n":
+        return jnp.full(position.num_heads, 1 / math.log(position.train_length), jnp.float32)
+    return params["ssmax"].astype(jnp.float32) if logit_scale == "ssmax" else None
+
+
 def scaled_queries(
-    logit_scale: str, train_length: int, params: Params, query: Queries, positions: Positions
+    logit_scale: str, position: PositionMethod, params: Params, query: Queries, positions: Positions
 ) -> Queries:
     """Returns the queries times a function of n, the number of keys that each sees: its position
     plus one.
 
-    Softmax over more keys is flatter; this sharpens it. "log_n": max(1, ln n / ln L), L the
-    training length (Chiang and Cholak 2022, arXiv 2202.12172); "ssmax": s ln n, s learned by each
-    head of each layer (Nakanishi 2025, arXiv 2501.19399), with an initial mean of 1 over the
-    training length; "llama4": 1 + 0.1 ln(floor(n / L) + 1) (Llama 4, with 8,192 for L).
+    Softmax over more keys is flatter; this sharpens it. With L the training length and s learned by
+    each head of each layer, with an initial mean of s ln n of 1 over L:
+
+    - "log_n": ln n / ln L (Chiang and Cholak 2022, arXiv 2202.12172), and "ssmax": s ln n (Nakanishi
+      2025, arXiv 2501.19399). Both are for whole logits: `bias_scale` is for the bias.
+    - "log_n_beyond": max(1, ln n / ln L) (Qwen 2023, arXiv 2309.16609, section 3.1), "ssmax_queries":
+      s ln n, and "llama4": 1 + 0.1 ln(floor(n / L) + 1) (Llama 4, with 8,192 for L). A bias is added
+      to the scaled products as it is.
     """
-    count = jnp.maximum(positions + 1, 1)  # padding has positions below 0
-    log_n = jnp.expand_dims(jnp.log(count.astype(jnp.float32)), (-1, -2))
-    if logit_scale == "log_n":
-        scale = jnp.maximum(log_n / math.log(train_length), 1.0)
-    elif logit_scale == "llama4":
-        lengths = (count // train_length).astype(jnp.float32)
-        scale = 1.0 + 0.1 * jnp.expand_dims(jnp.log1p(lengths), (-1, -2))
+    log_n = jnp.expand_dims(log_keys(jnp.asarray(positions)), (-1, -2))
+    of_head = bias_scale(logit_scale.removesuffix("_queries"), position, params)
+    if of_head is not None:
+        scale = of_head.reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
+    elif logit_scale == "log_n_beyond":
+        scale = jnp.maximum(log_n / math.log(position.train_length), 1.0)
     else:
-        scale = (
-            params["ssmax"].astype(jnp.float32).reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
-        )
+        lengths = (jnp.maximum(positions + 1, 1) // position.train_length).astype(jnp.float32)
+        scale = 1.0 + 0.1 * jnp.expand_dims(jnp.log1p(lengths), (-1, -2))
     scale = scale.reshape((1,) * (query.ndim - scale.ndim) + scale.shape)
     return (query.astype(jnp.float32) * scale).astype(query.dtype)

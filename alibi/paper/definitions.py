@@ -49,6 +49,8 @@ def published(text: str, kind: Kind) -> Number | Missing:
 
 # Position methods by their names in the paper.
 POSITIONS = {"Sinusoidal": "sinusoidal", "Rotary": "rotary", "T5 Bias": "t5", "ALiBi": "alibi"}
+# Keys of their runs, KEY=VALUE: T5's bias has the largest distance of its source at all lengths.
+OPTIONS = {"t5": "position_options.max_distance=128"}
 
 
 @dataclasses.dataclass(frozen=True)

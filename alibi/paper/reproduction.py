@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.paper.definitions import TABLES, Model, Quantity, load_table
+from alibi.paper.definitions import OPTIONS, TABLES, Model, Quantity, load_table
 from alibi.paper.settings import find_setting
 from alibi.runs import RunDirectory, may_differ
 from alibi.storage.files import resolve
@@ -44,7 +44,7 @@ class Reproduction:
             )
         self.number, self.definition, self.paper = number, TABLES[number], load_table(number)
         self.setting = find_setting(self.definition.setting, scale)
-        self.files = files or {}
+        self.files, self._overrides = files or {}, overrides
         self._config = self.setting.config_for(self.files, overrides)
         self.scale_directory = resolve(workdir) / scale
         self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
@@ -93,6 +93,9 @@ class Reproduction:
                 for (stride, split), lengths in windows.items()
             ],
         }
+        if option := OPTIONS.get(model.position):
+            own = ",".join(filter(None, [option, self._overrides]))
+            run["config"] = self.setting.config_for(self.files, own)
         if model.updates != 1:
             run["train.steps"] = round(model.updates * load_config(self._config, {}).train.steps)
         return run

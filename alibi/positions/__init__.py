@@ -246,7 +246,7 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             )
         if bias.bounded:
             one = jnp.zeros((1, 1, 1), jnp.int32)
-            blocks = Blocks(behind=one, ahead=one, q_blocks=1, k_blocks=1, key_count=one[None])
+            blocks = Blocks(one, one, 1, 1, key_count=one[None], first_query=one[0])
             bias.upper_bound(blocks)
             bias.log_sum_bound(blocks)
         if bias.adds_values:

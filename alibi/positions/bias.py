@@ -58,6 +58,7 @@ class Blocks(NamedTuple):
       ahead: the least key position minus query position of each pair.
       q_blocks, k_blocks: numbers of blocks.
       key_count: the most keys of each block that a query can see.
+      first_query: the least query position of each block of queries.
     """
 
     behind: Integer[Array, "#batch q_blocks k_blocks"]
@@ -65,6 +66,7 @@ class Blocks(NamedTuple):
     q_blocks: int
     k_blocks: int
     key_count: Integer[Array | np.ndarray, "#batch #heads #q_blocks #k_blocks"]
+    first_query: Integer[Array | np.ndarray, "#batch q_blocks"]
 
 
 def per_head(axis: int = 0) -> Any:
@@ -117,8 +119,8 @@ class Bias(flax.struct.PyTreeNode):
     """
 
     # Without annotations, which would make them dataclass fields.
-    bounded = False
-    adds_values = False
+    bounded = cast(Any, False)
+    adds_values = cast(Any, False)
     slopes = cast(Any, None)
     symmetric = False
     key_term = cast(Any, None)

@@ -144,24 +144,27 @@ class Fire(PositionMethod):
     """A learned function of the distance relative to the query's position; each layer has its own.
 
     Attributes:
-      threshold: tokens; a learned multiple of it is the least divisor of distances.
+      threshold: tokens; a learned multiple of it is the least divisor of distances. 0: a quarter of
+        the training length, as in the paper's code (512 for 2,048).
 
     Raises:
-      ValueError: a threshold below 1 or above 2^24.
+      ValueError: a threshold below 0 or above 2^24.
     """
 
     about = About(
-        formula="f(ln(c (i - j) + 1) / ln(c max(T, i) + 1)), f a network with 32 hidden units, c and T learned",
+        formula="f(ln(c (i - j) + 1) / ln(c max(T, i) + 1)), f a network with 32 hidden units, c and T "
+        "learned, T from L / 4 on",
         source="Li et al. 2023, [arXiv 2310.04418](https://arxiv.org/abs/2310.04418), section 3.1",
         caveats="beyond the threshold it is not a function of the distance, so each pair of query and key is computed",
     )
 
-    threshold: int = 512
+    threshold: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.threshold <= MOST_TOKENS:
+        if not 0 <= self.threshold <= MOST_TOKENS:
             raise ValueError(
-                f"fire needs a threshold from 1 to {MOST_TOKENS:,} tokens, such as 512, and got {self.threshold}"
+                f"fire needs a threshold from 1 to {MOST_TOKENS:,} tokens, or 0 for a quarter of the training length, "
+                f"and got {self.threshold}"
             )
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
@@ -180,14 +183,14 @@ class Fire(PositionMethod):
         }
 
     def bias(self, params: Params) -> FireBias:
-        c = jnp.abs(params["c"])
+        c, threshold = jnp.abs(params["c"]), self.threshold or max(self.train_length // 4, 1)
         return FireBias(
             hidden_kernel=params["hidden_kernel"],
             hidden_bias=params["hidden_bias"],
             kernel=params["kernel"],
             log_distance=LogDistance(jnp.broadcast_to(c, self.num_heads)),
             c=c,
-            threshold=jnp.abs(params["threshold_multiple"]) * self.threshold,
+            threshold=jnp.abs(params["threshold_multiple"]) * threshold,
         )
 
 

@@ -50,14 +50,15 @@ class RotaryInterpolated(Rotary):
             )
 
     @property
+    def learned_length(self) -> int:
+        """The tokens of the sequences in which the model learned its rotations."""
+        return self.original_length or self.train_length
+
+    @property
     def stretch(self) -> float:
         """s, given or dynamic."""
         length = self.length or self.train_length
-        return (
-            max(1.0, length / (self.original_length or self.train_length))
-            if self.factor is None
-            else self.factor
-        )
+        return max(1.0, length / self.learned_length) if self.factor is None else self.factor
 
     def frequencies(self) -> np.ndarray:
         return super().frequencies() / self.stretch
@@ -102,7 +103,9 @@ class Yarn(RotaryInterpolated):
     times. Queries and keys are multiplied by temperature * ln(s) + 1.
 
     Attributes:
-      fast, slow: turns in a training sequence (beta in the paper).
+      fast, slow: turns in a training sequence (beta in the paper). fast=0: 32 for 4,096 tokens, as
+        the paper chose for Llama 2, and in proportion for other lengths, so pairs with a wavelength
+        of up to 128 tokens are fast; at least twice `slow`.
       temperature: 0 leaves the size of queries and keys.
 
     Raises:
@@ -116,7 +119,7 @@ class Yarn(RotaryInterpolated):
         caveats="designed for a few hundred updates at the new length",
     )
 
-    fast: float = 32.0
+    fast: float = 0.0
     slow: float = 1.0
     temperature: float = 0.1
 
@@ -124,14 +127,20 @@ class Yarn(RotaryInterpolated):
         super().__post_init__()
         if not self.base > 1:
             raise ValueError(f"yarn needs a base above 1, such as 10000, and got base={self.base}")
-        if not 0 < self.slow < self.fast < math.inf:
+        if not 0 < self.slow < self.fast_turns < math.inf:
             raise ValueError(
-                f"yarn needs 0 < slow < fast turns, such as 1 and 32, and got slow={self.slow}, fast={self.fast}"
+                "yarn needs 0 < slow < fast turns, such as 1 and 32, or fast=0 by the training length, and got "
+                f"slow={self.slow}, fast={self.fast}"
             )
         if not 0 <= self.temperature < math.inf:
             raise ValueError(
                 f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}"
             )
+
+    @property
+    def fast_turns(self) -> float:
+        """`fast`, given or by the learned length."""
+        return self.fast or max(2 * self.slow, 32 * self.learned_length / 4096)
 
     def turn(
         self,
@@ -145,12 +154,10 @@ class Yarn(RotaryInterpolated):
     def frequencies(self) -> np.ndarray:
         # a fraction: the pair that turns so many times in a training sequence
         def pair(turns: float) -> float:
-            wavelengths = math.log(
-                (self.original_length or self.train_length) / (2 * math.pi * turns)
-            )
+            wavelengths = math.log(self.learned_length / (2 * math.pi * turns))
             return self.rotary_dim * wavelengths / (2 * math.log(self.base))
 
-        low = max(math.floor(pair(self.fast)), 0)
+        low = max(math.floor(pair(self.fast_turns)), 0)
         high = min(math.ceil(pair(self.slow)), self.rotary_dim - 1)
         # As in the paper's code, where both ends may be the same pair.
         ramp = np.clip((np.arange(self.rotary_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)

@@ -59,7 +59,9 @@ class T5(PositionMethod):
 
     Attributes:
       num_buckets: rows of the table; half of them for each side if attention is not causal.
-      max_distance: tokens; greater distances fall into the last bucket.
+      max_distance: tokens; greater distances fall into the last bucket. 0: a quarter of the
+        training length, as in the source (128 for 512), but at least the buckets of a side, so that
+        training reaches the last bucket at short lengths too.
 
     Raises:
       ValueError: fewer than two buckets a side, or a `max_distance` within the buckets of one
@@ -67,7 +69,8 @@ class T5(PositionMethod):
     """
 
     about = About(
-        formula="table[bucket(i - j), h]: buckets of one distance each, then geometric ones up to a largest distance",
+        formula="table[bucket(i - j), h]: buckets of one distance each, then geometric ones up to a largest distance, "
+        "L / 4 by default",
         source="Raffel et al. 2020, [arXiv 1910.10683](https://arxiv.org/abs/1910.10683)",
         caveats="beyond its largest distance all keys are alike; KERPLE's table 3 has it rise beyond 4 L",
     )
@@ -75,7 +78,7 @@ class T5(PositionMethod):
     shift_invariant = True
 
     num_buckets: int = 32
-    max_distance: int = 128
+    max_distance: int = 0
 
     def __post_init__(self) -> None:
         sides, least = 1, "num_buckets >= 2 and max_distance > num_buckets / 2"
@@ -85,11 +88,18 @@ class T5(PositionMethod):
                 "with causal=False an even num_buckets >= 4 and max_distance > num_buckets / 4",
             )
         of_side, rest = divmod(self.num_buckets, sides)
-        if of_side < 2 or rest or not of_side // 2 < self.max_distance <= MOST_DISTANCE:
+        if of_side < 2 or rest or not of_side // 2 < self.farthest <= MOST_DISTANCE:
             raise ValueError(
-                f"t5 needs {least}, of at most {MOST_DISTANCE:,} tokens; got num_buckets={self.num_buckets}, "
-                f"max_distance={self.max_distance}"
+                f"t5 needs {least}, of at most {MOST_DISTANCE:,} tokens, or max_distance=0 for a quarter of the "
+                f"training length; got num_buckets={self.num_buckets}, max_distance={self.max_distance}, "
+                f"train_length={self.train_length}"
             )
+
+    @property
+    def farthest(self) -> int:
+        """`max_distance`, given or by the training length, in tokens."""
+        of_side = self.num_buckets // (1 if self.causal else 2)
+        return self.max_distance or max(self.train_length // 4, of_side)
 
     def init(self, key: PRNGKeyArray) -> Params:
         return {
@@ -98,4 +108,4 @@ class T5(PositionMethod):
         }
 
     def bias(self, params: Params) -> T5Bias:
-        return T5Bias(params["table"], self.max_distance, signed=not self.causal)
+        return T5Bias(params["table"], self.farthest, signed=not self.causal)

@@ -1,7 +1,6 @@
 """A run's work directory: its files, their state, and the claim of the process in training."""
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import json
@@ -14,6 +13,7 @@ from etils import epath
 from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
+from alibi.runs.former import saved, upgraded
 from alibi.runs.identity import differing
 from alibi.runs.provenance import SEEDED, jax_settings, read_about
 from alibi.storage.claims import Claim
@@ -76,7 +76,7 @@ class RunDirectory:
         """Returns the resolved config of the run's training."""
         content = self._read("config.json", "train_length", "position")
         try:
-            return read_config(content)
+            return read_config(upgraded(content))
         except ValueError as error:
             raise self._damaged("config.json", error) from None
 
@@ -227,7 +227,7 @@ class RunDirectory:
         try:
             self.check(config)
             self._keep(tokenizer)
-            self.write("config.json", dataclasses.asdict(config))
+            self.write("config.json", saved(config))
         except BaseException:
             self.release()
             raise

@@ -10,6 +10,7 @@ from typing import Any
 from alibi.config import Config, flatten
 from alibi.data.corpus import SPLITS
 from alibi.data.textfiles import TextFiles
+from alibi.runs.former import hashed
 from alibi.storage.files import is_address
 
 # Keys, and sections with a dot: they decide how a run is computed and watched, not its results.
@@ -33,13 +34,12 @@ def may_differ(key: str) -> bool:
 
 def config_hash(config: Config) -> str:
     """Returns twelve hex digits, equal for configs of the same run."""
-    leaves = defining(config)
-    hashed = {
+    leaves = {
         key: value
-        for key, value in leaves.items()
+        for key, value in hashed(config.position, defining(config)).items()
         if key not in HASHED_IF_SET or value != _DEFAULTS[key]
     }
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def evaluation_hash(config: Config) -> str:

@@ -14,6 +14,7 @@ from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.positions import init_layer
 from alibi.positions import changed_options, known_options
 from alibi.positions.rotary_stretched import check_known_length
+from alibi.runs.former import changed_defaults
 
 
 def effective(override: Override, config: Config) -> Override | None:
@@ -21,7 +22,8 @@ def effective(override: Override, config: Config) -> Override | None:
 
     Options of training, such as rotary's base or ALiBi's slopes, stay if the other method has them
     too and no others are given. The result has all options with other values than the method's
-    defaults, and the defaults in place of options of training, so it is its own `effective`.
+    defaults, the defaults in place of options of training, and those by the training length (0), so
+    it is its own `effective`.
 
     Raises:
       ValueError: an unknown position method.
@@ -43,7 +45,9 @@ def effective(override: Override, config: Config) -> Override | None:
         if by_layer(f"model.{key}", value, config.model.num_layers) != config.model.by_layer(key)
     }
     if position != config.position or options != kept:
-        return Override(position, tuple(options.items()), **model)
+        # Written out, since a row without them is of an earlier version.
+        options = changed_defaults(position, former=False) | options
+        return Override(position, tuple(sorted(options.items())), **model)
     return Override(**model) if model else None
 
 

@@ -152,9 +152,8 @@ def check_bounds(method: PositionMethod) -> None:
         first = positions.reshape(-1, block)[:, 0]
         behind = first[:, None] - first[None, :] - (block - 1)
         count = np.full((1, 1, 1, first.size), block)
-        blocks = Blocks(
-            jnp.asarray(behind)[None], jnp.asarray(behind.T)[None], first.size, first.size, count
-        )
+        before, after = jnp.asarray(behind)[None], jnp.asarray(behind.T)[None]
+        blocks = Blocks(before, after, first.size, first.size, count, first_query=first[None])
         whole = bias(jnp.asarray(positions), jnp.asarray(positions))
         return whole, bias.upper_bound(blocks), bias.log_sum_bound(blocks)
 

@@ -36,6 +36,7 @@ from alibi.runs import (
     versions,
 )
 from alibi.runs.checkpoint import Checkpoints, check_replicas
+from alibi.runs.former import saved
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
@@ -110,7 +111,7 @@ class Updates:
         latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
         abstract = abstract_state(model, optimizer, mesh)
         self.about = {  # content of provenance.json and of each checkpoint
-            "config": dataclasses.asdict(config),
+            "config": saved(config),
             **make_provenance(
                 devices=sorted({device.device_kind for device in jax.devices()}),
                 device_count=jax.device_count(),

@@ -6,6 +6,9 @@ The quickstart's model after 3,000 updates. Some methods change only the test of
 such as interpolated positions or a sliding window as long as the training sequences: they are
 tested on the runs of the method they change. For each, the gain of the same tokens from more
 context is also measured.
+
+T5, FIRE, xPos and YaRN have a length for option, first the number of tokens in their source and
+then, as "relative", its share of the training length there, which is the default.
 """
 
 SEEDS = (0, 1, 2)
@@ -16,6 +19,7 @@ TESTED_AS = {
     "rotary": (
         {"position": "rotary_interpolated"},
         {"position": "rotary_ntk"},
+        {"position": "yarn", "options": {"fast": 32.0}},
         {"position": "yarn"},
         WINDOW,
     ),
@@ -27,11 +31,13 @@ METHODS = {
     "alibi-learned-by-layer": {"position": "alibi_learned", "position_options.per_layer": True},
     # each seed another draw
     "alibi-random": {"position": "alibi", "position_options.slopes": "random"},
-    "t5": {},
+    "t5": {"position_options.max_distance": 128},
+    "t5-relative": {"position": "t5"},
     "kerple-log": {"position": "kerple_log"},
     "kerple-power": {"position": "kerple_power"},
     "sandwich": {},
-    "fire": {},
+    "fire": {"position_options.threshold": 512},
+    "fire-relative": {"position": "fire"},
     "fox": {},
     "shaw": {"position_options.max_distance": 64},
     "deberta": {},
@@ -42,11 +48,17 @@ METHODS = {
         "position_options.share": 0.75,
         "position_options.share_of": "frequencies",
     },
-    "xpos": {},
+    "xpos": {"position_options.scale_base": 512.0},
+    "xpos-relative": {"position": "xpos"},
+    # below the longest test, and below four times it, as in the source
     "randomised-rotary": {"position": "rotary", "model.max_position": 2048},
-    "rotary-log-n": {"position": "rotary", "model.logit_scale": "log_n"},
-    "alibi-ssmax": {"position": "alibi", "model.logit_scale": "ssmax"},
-    "none-log-n": {"position": "none", "model.logit_scale": "log_n"},
+    "randomised-rotary-8192": {"position": "rotary", "model.max_position": 8192},
+    "rotary-log-n": {"position": "rotary", "model.logit_scale": "log_n_beyond"},
+    "rotary-log-n-trained": {"position": "rotary", "model.logit_scale": "log_n"},
+    "alibi-ssmax": {"position": "alibi", "model.logit_scale": "ssmax_queries"},
+    "alibi-ssmax-logits": {"position": "alibi", "model.logit_scale": "ssmax"},
+    "none-log-n": {"position": "none", "model.logit_scale": "log_n_beyond"},
+    "none-log-n-trained": {"position": "none", "model.logit_scale": "log_n"},
     "sinusoidal": {},
     "learned": {},
     "none": {},

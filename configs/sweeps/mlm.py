@@ -21,7 +21,8 @@ VARIANTS = {
         "position": "alibi_learned",
         "position_options.slopes_after": "paper",
     },
-    **{name: {"position": name} for name in ("rotary", "t5", "sinusoidal", "learned", "none")},
+    "t5": {"position": "t5", "position_options.max_distance": 128},
+    **{name: {"position": name} for name in ("rotary", "sinusoidal", "learned", "none")},
 }
 
 

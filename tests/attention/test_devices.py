@@ -20,6 +20,7 @@ from alibi.attention.skipping import nearest_keys
 from alibi.attention.tiles import make_tiling
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
+from alibi.positions.scaled import ScaledBias
 from tests.attention.calls import abstract_tpu, inputs, on, value_and_gradients
 
 SPLIT = P(("data", "fsdp"), None, "tensor")
@@ -54,6 +55,8 @@ def test_learned_slopes_and_a_table_go_with_their_heads(backend):
     assert_as_on_one(arrays, AlibiBias(alibi_slopes(4)), sharding, backend=backend)
     if backend != "augmented":
         assert_as_on_one(arrays, t5_bias(4), sharding, backend=backend)
+        scaled = ScaledBias(t5_bias(4), jnp.asarray([0.3, -0.2, 0.5, 1.0]))
+        assert_as_on_one(arrays, scaled, sharding, backend=backend)
 
 
 def test_positions_segments_and_shared_keys_are_split_with_their_sequences():
@@ -64,6 +67,8 @@ def test_positions_segments_and_shared_keys_are_split_with_their_sequences():
     sides = {"query_positions": positions, "key_positions": positions, "segment_ids": segments}
     assert_as_on_one(arrays, AlibiBias(alibi_slopes(4)), sharding, backend="blocked", **sides)
     assert_as_on_one(arrays, AlibiBias(alibi_slopes(4)), sharding, backend="auto", **sides)
+    scaled = ScaledBias(AlibiBias(alibi_slopes(4)), jnp.asarray([0.3, -0.2, 0.5, 1.0]))
+    assert_as_on_one(arrays, scaled, sharding, backend="blocked", **sides)
 
 
 def test_a_mask_is_left_to_the_compiler():

@@ -245,9 +245,8 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
     nearest.
     """
     distances = np.asarray([0, 3, 700])
-    blocks = Blocks(
-        distances[None, None], -distances[None, None] - 15, 1, 3, np.full((1, 1, 1, 3), 16)
-    )
+    count, first = np.full((1, 1, 1, 3), 16), np.zeros((1, 1), int)
+    blocks = Blocks(distances[None, None], -distances[None, None] - 15, 1, 3, count, first)
     biases = [AlibiBias(jnp.asarray(SLOPES), symmetric), T5Bias(jnp.ones((4, 2)), 8)]
     bound, together = (
         biases[0].upper_bound(blocks)[0, :, 0],

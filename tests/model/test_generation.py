@@ -35,6 +35,9 @@ def read_in_pieces(model, params, tokens, pieces, slots, *, total=None):
         ("fox", {}),
         ("rotary", {"max_position": 256}),
         ("alibi", {"logit_scale": "ssmax"}),
+        ("fox", {"logit_scale": "ssmax"}),
+        ("alibi", {"logit_scale": "ssmax_queries"}),
+        ("t5", {"logit_scale": "log_n"}),
         ("rotary", {"window": 3}),
     ],
 )

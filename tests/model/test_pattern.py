@@ -96,7 +96,7 @@ def test_a_list_that_does_not_divide_the_layers_is_said_and_repeated(caplog) -> 
         ("model.window=()", r"model.window=\(\) lists 0 values"),
         ("model.window=8,-1", r"model.window=\(8, -1\) must be at least 0"),
         ("model.window=8,x", "model.window='8,x' must be of type int"),
-        ("model.logit_scale=log_n,loud", "must be one of '', log_n, ssmax"),
+        ("model.logit_scale=log_n,loud", "must be one of '', log_n, log_n_beyond, ssmax, "),
         ("position=rotary,nune", "unknown position method 'nune'; did you mean 'none'"),
         (
             "position=none,rotary,position_options.bsae=3",

@@ -21,6 +21,7 @@ from alibi.positions import (
     method_class,
     per_head,
 )
+from alibi.positions.t5 import causal_buckets
 
 
 def make(name: str, **options: object) -> PositionMethod:
@@ -100,7 +101,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
             {"max_distance": [128, 64]},
             "option max_distance=(128, 64) of position method 't5' must be of type int",
         ),
-        ("t5", {"max_distance": 128.0}, "must be of type int, such as 128"),
+        ("t5", {"max_distance": 128.0}, "must be of type int, such as 0"),
         ("shaw", {"max_distance": True}, "must be of type int, such as 16"),
         ("shaw", {"values": 1}, "must be of type bool, such as False"),
         (
@@ -164,7 +165,7 @@ WHOLE = [
     if kind is int and option in method_class(name).options()
 ]
 # others: 2^24
-LARGEST = {"num_buckets": 254, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}
+LARGEST = {"num_buckets": 2**20, "max_distance": 2**20, "features": 2**13, "draw": 2**32 - 1}
 LARGEST |= {"taps": 64, "rank": 2**20}
 
 
@@ -292,3 +293,49 @@ def test_randomised_positions_stand_in_evaluation_where_they_do_on_average(lengt
     """The mean of the i-th smallest of n numbers drawn from 1, ..., N is i (N + 1) / (n + 1)."""
     placed = randomised_positions(np.arange(length), length, 64, 3, None)
     np.testing.assert_array_equal(placed, np.arange(1, length + 1) * 65 // (length + 1) - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "options", "value", "expected"),
+    [
+        ("t5", 512, {}, "farthest", 128),  # Raffel et al. 2020
+        ("t5", 3072, {}, "farthest", 768),
+        ("t5", 32, {}, "farthest", 32),  # the buckets
+        ("t5", 32, {"causal": False}, "farthest", 16),  # the buckets of a side
+        ("t5", 32, {"max_distance": 128}, "farthest", 128),
+        ("xpos", 1024, {}, "base_length", 512.0),  # Sun et al. 2022
+        ("xpos", 128, {}, "base_length", 64.0),
+        ("xpos", 128, {}, "max_length", 8_173),  # 160 b / ln 3.5
+        ("xpos", 128, {"scale_base": 512.0}, "max_length", 65_391),
+        ("yarn", 4096, {}, "fast_turns", 32.0),  # Peng et al. 2023
+        ("yarn", 2048, {}, "fast_turns", 16.0),
+        ("yarn", 128, {}, "fast_turns", 2.0),  # twice `slow`
+        ("yarn", 128, {"slow": 4.0}, "fast_turns", 8.0),
+        ("yarn", 8192, {"original_length": 4096}, "fast_turns", 32.0),
+        ("yarn", 128, {"fast": 32.0}, "fast_turns", 32.0),
+    ],
+)
+def test_lengths_are_a_share_of_the_training_length_as_in_their_source(
+    name, length, options, value, expected
+):
+    sizes = {"num_heads": 2, "head_dim": 8, "width": 16, "train_length": length}
+    causal = options.get("causal", True)
+    options = {option: given for option, given in options.items() if option != "causal"}
+    method = make_position(name, **sizes, causal=causal, options=options)
+    assert getattr(method, value) == expected
+    assert getattr(method.at_length(4 * length), value) == expected
+
+
+@pytest.mark.parametrize(("length", "threshold"), [(2048, 512), (128, 32), (3, 1)])
+def test_fire_starts_with_a_threshold_of_a_quarter_of_the_training_length(length, threshold):
+    method = make_position("fire", num_heads=2, head_dim=8, width=16, train_length=length)
+    assert method.bias(method.init_layer(jax.random.key(0))).threshold == threshold
+
+
+def test_training_reaches_all_buckets_of_t5_that_any_distance_has():
+    """With the 128 tokens of the source ten of 32 buckets would stay as they began at L = 32."""
+    for length in (32, 64, 128, 512, 2048):
+        method = make_position("t5", num_heads=2, head_dim=8, width=16, train_length=length)
+        trained = causal_buckets(32, method.farthest)[:length]
+        assert set(trained) == set(causal_buckets(32, method.farthest))
+    assert 32 - len(set(causal_buckets(32, 128)[:32])) == 10

@@ -99,7 +99,7 @@ CASES = [
     (
         "yarn",
         {"original_length": 64, "factor": 2, "temperature": 0.0},
-        yarn_series(2, 32, 1, 10_000, 64),
+        yarn_series(2, 2, 1, 10_000, 64),
         1.0,
         1.0,
     ),
@@ -107,13 +107,13 @@ CASES = [
         "xpos",
         {},
         series(),
-        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) for k in range(HALF)],
+        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (2 / TRAIN_LENGTH) for k in range(HALF)],
         1.0,
     ),
     # Of pairs that aren't turned nothing decays either.
     (
         "xpos",
-        {"share": 0.5, "share_of": "frequencies"},
+        {"share": 0.5, "share_of": "frequencies", "scale_base": 512},
         [*series()[: HALF // 2], *[0.0] * (HALF - HALF // 2)],
         [
             ((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 512) if k < HALF // 2 else 1.0
@@ -123,9 +123,9 @@ CASES = [
     ),
     (
         "xpos",
-        {"scale_base": 8},
+        {"scale_base": 21},
         series(),
-        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 8) for k in range(HALF)],
+        [((2 * k + 0.4 * 16) / (1.4 * 16)) ** (1 / 21) for k in range(HALF)],
         1.0,
     ),
 ]
@@ -171,7 +171,9 @@ def test_the_peers_compute_the_same(case: str) -> None:
         config = replaced(
             config, {f"position_options.{word.partition('=')[0]}": word.partition("=")[2]}
         )
-    method = make(name, heads=1, **config.position_options)
+    # their own lengths, whatever the training length
+    theirs = {"xpos": {"scale_base": 512.0}, "yarn": {"fast": 32.0}}.get(name, {})
+    method = make(name, heads=1, **theirs | dict(config.position_options))
     query, key = (np.swapaxes(arrays[side], 1, 2) for side in ("query", "key"))
     logits, (_, *gradients) = logits_and_gradients(method, {}, query, key, arrays["weights"])
     np.testing.assert_allclose(logits, arrays[f"{case}/logits"], atol=2e-5)
@@ -235,7 +237,7 @@ def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_key
 
 def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
     """At both ends of 65,391 tokens, where uncentred halves would be e^-160 and e^160."""
-    method = make("xpos", length=65_391)
+    method = make("xpos", length=65_391, scale_base=512.0)
     assert method.max_length == 65_391
     method.check_length(65_391)
     needed = r"65391 positions and got a sequence of 65392 tokens; use 65391 or fewer"
@@ -252,20 +254,22 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
         assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("rule", ["log_n", "ssmax", "llama4"])
+@pytest.mark.parametrize("rule", ["log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4"])
 def test_logits_grow_with_the_logarithm_of_the_keys_seen(rule: str) -> None:
-    """Query i sees i + 1 = n keys and is multiplied by max(1, ln n / ln L), by s ln n of its head,
-    or by 1 + 0.1 ln(floor(n / L) + 1).
+    """Query i sees i + 1 = n keys and is multiplied by ln n / ln L, at least 1 with log_n_beyond, by
+    s ln n of its head, or by 1 + 0.1 ln(floor(n / L) + 1). Biases: see test_scaled.py.
     """
     query, s, log_n = inputs()[0], np.asarray([0.3, 0.7]), np.log(np.arange(1, LENGTH + 1))
     params = {"ssmax": jnp.asarray(s, jnp.float32)}
     factor = {
-        "log_n": np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None],
+        "log_n": (log_n / np.log(TRAIN_LENGTH))[:, None],
+        "log_n_beyond": np.maximum(log_n / np.log(TRAIN_LENGTH), 1)[:, None],
         "ssmax": s * log_n[:, None],
+        "ssmax_queries": s * log_n[:, None],
         "llama4": 1 + 0.1 * np.log(np.arange(1, LENGTH + 1) // TRAIN_LENGTH + 1)[:, None],
     }[rule]
     scaled = jax.jit(scaled_queries, static_argnums=(0, 1))(
-        rule, TRAIN_LENGTH, params, query, np.arange(LENGTH)
+        rule, make("rotary"), params, query, np.arange(LENGTH)
     )
     np.testing.assert_allclose(scaled, query * factor[None, :, :, None], rtol=1e-5, atol=1e-6)
 
@@ -273,7 +277,11 @@ def test_logits_grow_with_the_logarithm_of_the_keys_seen(rule: str) -> None:
 def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
     """For the 1,024 tokens of the paper s = 0.168; a method's own parameters stay."""
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1024}
-    start = init_layer(make_position("fox", **sizes), "ssmax", jax.random.key(0))
+    start, of_queries = (
+        init_layer(make_position("fox", **sizes), rule, jax.random.key(0))
+        for rule in ("ssmax", "ssmax_queries")
+    )
+    np.testing.assert_array_equal(start["ssmax"], of_queries["ssmax"])
     assert set(start) == {"kernel", "bias", "ssmax"}
     np.testing.assert_allclose(
         start["ssmax"], np.full(2, 1 / np.log(np.arange(1, 1025)).mean()), rtol=1e-6
@@ -309,8 +317,8 @@ def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
         ),
         (
             "yarn",
-            {"slow": 32.0},
-            "0 < slow < fast turns, such as 1 and 32, and got slow=32.0, fast=32.0",
+            {"slow": 32.0, "fast": 32.0},
+            "0 < slow < fast turns, such as 1 and 32, or fast=0 by .* got slow=32.0, fast=32.0",
         ),
         ("yarn", {"base": 1.0}, "yarn needs a base above 1, such as 10000, and got base=1.0"),
         ("yarn", {"temperature": -0.1}, "temperature of at least 0, such as 0.1, and got -0.1"),
@@ -353,7 +361,10 @@ def test_sizes_that_are_refused() -> None:
             "model.max_position=100",
             "model.max_position=100 must be at least train_length=128, or 0",
         ),
-        ("model.max_position=131072,position=xpos", "XPos has 65391 positions"),
+        (
+            "model.max_position=131072,position=xpos,position_options.scale_base=512",
+            "XPos has 65391 positions",
+        ),
     ],
 )
 def test_positions_and_scales_of_the_model_that_are_refused(keys: str, message: str) -> None:

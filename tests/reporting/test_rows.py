@@ -100,8 +100,12 @@ def test_a_row_without_a_key_is_refused():
     "file", sorted(ROOT.glob("results/**/results*.jsonl")), ids=lambda file: file.parent.name
 )
 def test_committed_rows_are_written_again_as_they_are(file):
-    lines = file.read_text().splitlines()
-    assert [json.dumps(row.to_json()) for row in read_rows(file)] == lines
+    """But for what an override of an earlier version left out, see `alibi.config.former`."""
+    lines = list(map(json.loads, file.read_text().splitlines()))
+    for line in lines:
+        if "override" in line:
+            line["override"] = Override.from_json(line["override"]).to_json()
+    assert [json.dumps(row.to_json()) for row in read_rows(file)] == list(map(json.dumps, lines))
 
 
 def test_the_last_measurement_of_a_cell_counts_and_an_error_never_hides_one():
@@ -161,7 +165,7 @@ def test_an_override_is_read_as_it_was_written_however_deep_its_lists_are():
     assert found == row
     assert (
         str(found.override)
-        == "as mine(pairs=draw:3:slopes:0.5:0.25) with logit_scale log_n, max_position off"
+        == "as mine(pairs=draw:3:slopes:0.5:0.25) with logit scale log_n, max position off"
     )
     assert found.measurement == row.measurement
 
