@@ -253,7 +253,9 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     assert (row["device"], row["eval_length"]) == ({"kind": "cpu", "count": 1}, 16), (
         "once the run's own length"
     )
-    assert row["override"] == {"position": "alibi", "options": {"slopes": [0.5, 0.25]}, "window": 4}
+    options = {"slopes": [0.5, 0.25]}
+    expected = {"position": "alibi", "options": options, "window": 4, "version": 2}
+    assert row["override"] == expected
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 
 
