@@ -107,8 +107,9 @@ class Figures:
         return found
 
     def series(self, **where: Any) -> list[str]:
-        """Returns the names of the series that have such rows with results."""
-        return [*dict.fromkeys(row.series for row in self.rows(**where) if row.is_measured)]
+        """Returns the names of the series of models that have such rows with results."""
+        found = [row for row in self.rows(**where) if row.is_measured and row.is_trained]
+        return [*dict.fromkeys(row.series for row in found)]
 
     def _text(
         self, value: Callable[[Row], float], series: str, length: int, **where: Any
