@@ -51,7 +51,7 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
         page = pathlib.Path(folder.parent.name, folder.name, "README.md")
         text += f"\n{page} says how the committed results were made.\n"
     for file, rows in files.items():
-        if left := sum(row not in counted for row in rows):
+        if left := sum(row.is_trained and row not in counted for row in rows):
             text += f"Of other configs, and not counted here: {left} results in {file.name}\n"
     heading = "\nOf other --overrides or files, and not counted here:\n"
     return text + heading * bool(others := _others(reproductions)) + others
