@@ -27,7 +27,7 @@ CURSE = [
     json.loads(line)
     for line in (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()
 ]
-# The reports, and the sweeps that they are of.
+# The reports, and the sweeps that they are of; one is of commands on its page.
 REPORTS = {
     "quickstart": "quickstart",
     "methods": "all_methods",
@@ -35,6 +35,7 @@ REPORTS = {
     "passkey": "passkey",
     "mlm": "mlm",
     "variants": "variants",
+    "study": None,
 }
 # The rows of each table by scale and number, the updates of its runs (those of table 2 are the
 # config's own), the cores of its caption.
@@ -60,8 +61,10 @@ def test_alibi_extrapolates_and_sinusoidal_does_not():
 def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "png", lambda spec: b"")
     shutil.copy(RESULTS / name / "results.jsonl", tmp_path)
-    sweep = load_sweep(ROOT / "configs" / "sweeps" / f"{REPORTS[name]}.py")
-    write_report(tmp_path, sweep.title)
+    title = (RESULTS / name / "README.md").read_text().partition("\n")[0].removeprefix("# ")
+    if sweep := REPORTS[name]:
+        title = load_sweep(ROOT / "configs" / "sweeps" / f"{sweep}.py").title
+    write_report(tmp_path, title)
     assert (tmp_path / "report.md").read_bytes() == (RESULTS / name / "report.md").read_bytes()
 
 
