@@ -61,9 +61,10 @@ def test_alibi_extrapolates_and_sinusoidal_does_not():
 def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "png", lambda spec: b"")
     shutil.copy(RESULTS / name / "results.jsonl", tmp_path)
-    title = (RESULTS / name / "README.md").read_text().partition("\n")[0].removeprefix("# ")
     if sweep := REPORTS[name]:
         title = load_sweep(ROOT / "configs" / "sweeps" / f"{sweep}.py").title
+    else:
+        title = (RESULTS / name / "README.md").read_text().partition("\n")[0].removeprefix("# ")
     write_report(tmp_path, title)
     assert (tmp_path / "report.md").read_bytes() == (RESULTS / name / "report.md").read_bytes()
 
