@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Integer
 
+from alibi.config import Config
 from alibi.data.cache import content_key
 from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokenizers import ByteTokenizer
@@ -20,6 +21,7 @@ from alibi.evaluation.ngram import ngram_scores
 from alibi.evaluation.output import Output, made_here
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import Windows, windows_of
+from alibi.objectives import Objective, make_objective
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Documents, Row
 from alibi.reporting.writers import aligned
@@ -43,6 +45,7 @@ class NGram:
     order: int
     smoothing: str
     grams: int  # distinct n-grams of this and the lower orders
+    tokens: int  # of the run, whose NLL counts
     nll_nats: float
     parts: tuple[float, ...]  # the NLL of consecutive parts of the text, as in a row
     seconds: float  # of counting and scoring, all orders and smoothings together
@@ -56,7 +59,8 @@ class Texts:
     scored: TokenFile
     own: Manifest  # of the scored text in the run's tokens, of which the perplexity is
     title: str  # of the scored text in rows
-    isolated: str  # data.isolate_documents
+    config: Config  # of the run
+    objective: Objective  # of the run, for the scored text
     # without separate documents a text is one document
     train_documents: Sequence[Integer[np.ndarray, " symbols"]]
     scored_documents: Sequence[Integer[np.ndarray, " symbols"]]
@@ -65,7 +69,7 @@ class Texts:
     def train_key(self) -> str:
         """Tells what is counted from other texts."""
         text = self.train.manifest
-        ends = text.description if self.isolated else ""
+        ends = text.description if self.config.data.isolate_documents else ""
         return content_key({"sha256": text.sha256, "of": text.tokenizer_fingerprint, "ends": ends})
 
 
@@ -73,21 +77,21 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
     """Scores the text of each run by n-grams of its train text, prints a table of all orders, and
     writes rows of the best order of each smoothing; returns the failures.
 
-    The best order is chosen on the scored text, which favours the baseline. Runs need no checkpoint;
-    runs of the same texts are counted once. See also
-    `alibi.evaluation.extrapolation.evaluate_each`.
+    The best order is chosen on the scored text, which favours the baseline. Masked tokens are scored
+    by order 1, their frequency, since n-grams predict from the left. Runs need no checkpoint; runs
+    of the same texts are counted once. See also `alibi.evaluation.extrapolation.evaluate_each`.
     """
-    counted: dict[tuple[str, str], list[NGram]] = {}
+    counted: dict[tuple, list[NGram]] = {}
     shown = set()
 
     def evaluate(workdir: str, output: Output) -> None:
         run = RunDirectory(workdir)
         texts = read_texts(run, options)
         windows = [
-            windows_of(texts.own.tokens, length, options.stride)
+            windows_of(texts.own.tokens, length, options.stride, causal=texts.objective.causal)
             for length in options.lengths_of(run.config().train_length)
         ]
-        key = texts.train_key, texts.scored.manifest.sha256
+        key = texts.train_key, texts.scored.manifest.sha256, texts.config.objective
         if key not in counted:
             counted[key] = _score(texts)
         if (*key, texts.own.sha256) not in shown:
@@ -107,16 +111,10 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
     one), or tokens.
 
     Raises:
-      ValueError: the run predicts masked tokens; a text is missing, empty, or another than the run
-        recorded.
+      ValueError: a text is missing, empty, or another than the run recorded.
     """
     config, recorded = run.config(), run.provenance()["corpus"]
     data, split = config.data, options.split
-    if not config.objective.causal:
-        raise ValueError(
-            f"{run} was trained for objective={config.objective.name}, and an n-gram predicts from the symbols before; "
-            "scripts/frequency_baseline.py scores masked tokens by their frequency"
-        )
     corpus, tokenizer = make_corpus(data), run.tokenizer()
     own = {name: prepare(data, name, tokenizer) for name in ("train", split)}
     for name, file in own.items():
@@ -126,7 +124,9 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
                 f"the {name} text of {run} has changed since the run began: the SHA-256 of its tokens was "
                 f"{before['sha256']} ({before['source']}) and is {now.sha256} ({now.source}); restore the text"
             )
-    unit = ByteTokenizer() if options.unit == "bytes" else tokenizer
+    # masks are of the run's tokens
+    in_bytes = options.unit == "bytes" and config.objective.causal
+    unit = ByteTokenizer() if in_bytes else tokenizer
     counted = data
     if options.train_bytes >= 0 and not 0 <= data.max_train_bytes <= options.train_bytes:
         counted = dataclasses.replace(data, max_train_bytes=options.train_bytes)
@@ -135,20 +135,25 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
         documents_of(text, corpus) if data.isolate_documents else [np.asarray(text.tokens)]
         for text in (train, scored)
     )
-    title = corpus.title(split)
-    return Texts(train, scored, own[split].manifest, title, data.isolate_documents, *documents)
+    objective = make_objective(
+        config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
+    )
+    manifest, title = own[split].manifest, corpus.title(split)
+    return Texts(train, scored, manifest, title, config, objective, *documents)
 
 
 def _score(texts: Texts) -> list[NGram]:
-    """Returns all orders of each smoothing, ascending."""
+    """Returns all orders of each smoothing, ascending; order 1 alone for masked tokens."""
     started, found = time.perf_counter(), []
-    vocab_size = texts.train.manifest.vocab_size
+    causal, vocab_size = texts.objective.causal, texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
         for smoothing, nats in scores.nats.items():
-            parts = six_digits(part_sums(nats))
-            found.append(
-                NGram(scores.order, smoothing, scores.grams, float(nats.sum()), parts, 0.0)
-            )
+            nats = nats[texts.objective.predicted(0, nats.size)]
+            tokens = texts.own.tokens if causal else nats.size
+            sums = float(nats.sum()), six_digits(part_sums(nats))
+            found.append(NGram(scores.order, smoothing, scores.grams, tokens, *sums, 0.0))
+        if not causal:
+            break
     seconds = time.perf_counter() - started
     return [dataclasses.replace(each, seconds=seconds) for each in found]
 
@@ -156,6 +161,8 @@ def _score(texts: Texts) -> list[NGram]:
 def _table(run: RunDirectory, texts: Texts, found: Sequence[NGram]) -> str:
     """Returns perplexity and bits per byte of all orders and smoothings, the best with an asterisk."""
     own, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
+    tokens = found[0].tokens
+    size = own.bytes * tokens / own.tokens
     smoothings = list(dict.fromkeys(each.smoothing for each in found))
     least = {
         name: min(each.nll_nats for each in found if each.smoothing == name) for name in smoothings
@@ -167,15 +174,15 @@ def _table(run: RunDirectory, texts: Texts, found: Sequence[NGram]) -> str:
         cells = [str(order), str(order - 1), f"{of_order[0].grams:,}"]
         for each in of_order:
             star = "*" if each.nll_nats == least[each.smoothing] else " "
-            perplexity = math.exp(each.nll_nats / own.tokens)
+            perplexity = math.exp(each.nll_nats / tokens)
             cells += [
                 f"{perplexity:.3f}{star}",
-                f"{each.nll_nats / math.log(2) / own.bytes:.4f}{star}",
+                f"{each.nll_nats / math.log(2) / size:.4f}{star}",
             ]
         lines.append(cells)
     return (
         f"{run.name}: n-grams of {texts.train.manifest.tokens:,} {unit} of the train text; {texts.title}, "
-        f"{own.split}: {own.tokens:,} tokens ({own.tokenizer}) of {own.bytes:,} bytes, {found[0].seconds:.1f} s\n"
+        f"{own.split}: {tokens:,} tokens ({own.tokenizer}) of {size:,.0f} bytes, {found[0].seconds:.1f} s\n"
         + aligned(lines, left=())
     )
 
@@ -186,7 +193,8 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
     Rows of n-grams of another text, or per token of another tokenizer, may have its name: then part
     of a hash follows it.
     """
-    own = texts.own
+    own, given = texts.own, texts.config.objective
+    isolated = texts.config.data.isolate_documents
     key = content_key({"train": texts.train_key, "tokenizer": own.tokenizer_fingerprint})[:12]
     kind = "ngram" if options.unit == "bytes" else "token-ngram"
     end = found.smoothing
@@ -214,13 +222,14 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
         tokens_sha256=own.sha256,
         text_hash=own.text_hash,
         unknown_tokens=(own.unknown_words or None) if kind == "token-ngram" else None,
-        documents=Documents(texts.isolated) if texts.isolated else None,
+        documents=Documents(isolated) if isolated else None,
+        masks=None if given.causal else (given.mask_rate, given.mask_random, given.mask_kept),
     )
     return row.scored(
         found.nll_nats,
-        tokens=own.tokens,
-        words=own.words,
-        bytes=own.bytes,
+        tokens=found.tokens,
+        words=own.words if given.causal else None,
+        bytes=own.bytes if given.causal else None,
         seconds=found.seconds,
         # of the run's tokens, with which the parts of its rows are paired
         parts=found.parts if texts.scored.manifest.sha256 == own.sha256 else None,

@@ -2,7 +2,7 @@
 sides.
 
 python scripts/sweep.py --sweep=configs/sweeps/mlm.py --workdir=workdirs/mlm --jobs=2
-python scripts/frequency_baseline.py --config=configs/mlm.py
+python scripts/ngram.py --workdirs=workdirs/mlm/runs/none-seed0 --output_dir=workdirs/mlm
 
 ALiBi has the same slopes on both sides, or slopes of their own: fixed, where the head that is steep
 before a token is flat after it, or learned. Learned slopes, the same on both sides, separate the

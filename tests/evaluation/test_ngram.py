@@ -16,7 +16,9 @@ from alibi.config import make_config
 from alibi.data.tokens import find_tokenizer, make_corpus, prepare
 from alibi.evaluation.ngram import FALLBACK, ngram_scores
 from alibi.evaluation.ngram_runs import Options, evaluate_ngrams
+from alibi.objectives import Masked
 from alibi.reporting.panels import build_table, caption, panels
+from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import read_rows
 from alibi.reporting.writers import to_html
 from alibi.runs import RunDirectory
@@ -313,14 +315,27 @@ def test_tables_show_n_grams_beside_runs(texts):
     assert '<th scope="col" data-type="number"><button type="button">trained at L' in to_html(table)
 
 
+def test_masked_tokens_are_scored_by_their_frequency(texts):
+    """Neighbours on both sides may be masked, too, so a count of the bytes before says nothing."""
+    run = claimed(texts, "masked", "objective.name=masked,objective.mask_rate=0.5")
+    evaluate_ngrams([run], Options(output_dir=texts / "out", lengths=(16,), report=False))
+    (row,) = [row for row in find_rows(texts / "out") if "witten-bell" in row.run]
+    data = RunDirectory(run).config().data
+    train, valid = (np.asarray(prepare(data, split).tokens) for split in ("train", "valid"))
+    masked = valid[Masked(256, 10, 0.5, 0.1, 0.1).predicted(0, valid.size)]
+    counts, kinds = np.bincount(train, minlength=256), np.unique(train).size
+    nats = -np.log((counts + kinds / 256) / (train.size + kinds))[masked].sum()
+    assert row.nll_nats == pytest.approx(nats, rel=1e-12)
+    assert (row.run, row.mode, row.tokens) == ("ngram-1-witten-bell", "masked", masked.size)
+    assert (row.bytes, row.masks) == (None, (0.5, 0.1, 0.1)), "as rows of masked models"
+
+
 def test_bad_input_is_a_line_before_the_work(texts, capsys):
     def told(name, **options):
         options = Options(output_dir=texts / "out", report=False, **options)
         (failure,) = evaluate_ngrams([str(texts / name)], options)
         return failure
 
-    claimed(texts, "masked", "objective.name=masked")
-    assert "masked was trained for objective=masked, and an n-gram predicts" in told("masked")
     run = claimed(texts, "run")
     assert "the config names no test text: data.test is empty" in told("run", split="test")
     assert "stride=17 must be between 1 and the length 16" in told("run", stride=17)
