@@ -15,7 +15,7 @@ from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.runs.former import saved, upgraded
 from alibi.runs.identity import differing
-from alibi.runs.provenance import SEEDED, jax_settings, read_about
+from alibi.runs.provenance import SEEDED, code_hash, git_commit, jax_settings, read_about
 from alibi.storage.claims import Claim
 from alibi.storage.files import (
     SHA256,
@@ -186,7 +186,7 @@ class RunDirectory:
     ) -> None:
         """Raises ValueError if this run was trained on other tokens than those of `manifests`, by
         split, on another file of its position method, or with other random numbers than JAX gives
-        here.
+        here; logs a warning if the code of this library is another.
         """
         if not self._has("provenance.json"):
             return
@@ -204,6 +204,14 @@ class RunDirectory:
                     f"the run in {self} was trained with {name}={old}, and JAX has {here[name]} here, with which the "
                     f"random numbers differ; set {name.upper()}={old}, or use another --workdir"
                 )
+        if made.get("code", code_hash()) != code_hash():
+            _log.warning(
+                "the run in %s was trained by the code of commit %s, and this is that of %s: its updates may differ; "
+                "for a study check that commit out, or train anew in another --workdir",
+                self,
+                made["commit"],
+                git_commit(),
+            )
         before = made["corpus"]
         for split in sorted(before.keys() & manifests.keys()):
             for key in ("sha256", "tokenizer_fingerprint"):

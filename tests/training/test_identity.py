@@ -113,6 +113,19 @@ def test_another_file_of_the_method_and_other_random_numbers_are_told(
     assert f"{workdir}: own file my_numbers has changed since training" in caplog.text
 
 
+@pytest.mark.usefixtures("one_device")
+def test_another_code_is_told(tiny_config, tmp_path, caplog) -> None:
+    """A user may go on with a later version; a study should know that its runs mix two."""
+    config = replaced(tiny_config(), {"train.steps": 2, "optimizer.warmup_steps": 1})
+    loop.train(config, str(tmp_path))
+    run = RunDirectory(tmp_path)
+    loop.train(config, str(tmp_path))
+    assert not caplog.records
+    run.write("provenance.json", run.provenance() | {"code": "0123456789ab", "commit": "abc"})
+    loop.train(config, str(tmp_path))
+    assert f"{tmp_path} was trained by the code of commit abc, and this is that of" in caplog.text
+
+
 SMALL = ("config.json", "status.json", "provenance.json", "tokenizer/tokenizer_config.json")
 
 
