@@ -1,4 +1,4 @@
-"""The kinds of a model's layers: each has a position method, a window and a scale of its queries.
+"""The kinds of a model's layers: each has a position method, a window and a scale of its logits.
 
 Also positions and scales that a model combines with any position method.
 """
@@ -23,6 +23,10 @@ from alibi.positions.scaled import log_keys
 from alibi.positions.shapes import KnownPositions, Positions, Queries
 
 _log = logging.getLogger(__name__)
+
+# Scales by s ln n: with s learned by each head of each layer, and of whole logits, with their bias.
+LEARNED_SCALES = ("ssmax", "ssmax_queries")
+WHOLE_SCALES = ("log_n", "ssmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +152,7 @@ def init_layer(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) ->
     SSMax's logits.
     """
     params = position.init_layer(key)
-    if logit_scale not in ("ssmax", "ssmax_queries"):
+    if logit_scale not in LEARNED_SCALES:
         return params
     # of ln n over n = 1, ..., L
     mean = math.lgamma(position.train_length + 1) / position.train_length
@@ -161,9 +165,7 @@ def bias_scale(
     """Returns s of each head, if a scale multiplies whole logits, with their bias, by s ln n for n
     visible keys; None: it multiplies queries alone, or there is none.
     """
-    if logit_scale == "log_n":
-        return jnp.full(position.num_heads, 1 / math.log(position.train_length), jnp.float32)
-    return params["ssmax"].astype(jnp.float32) if logit_scale == "ssmax" else None
+    return _s_of_heads(logit_scale, position, params) if logit_scale in WHOLE_SCALES else None
 
 
 def scaled_queries(
@@ -182,13 +184,22 @@ def scaled_queries(
       to the scaled products as it is.
     """
     log_n = jnp.expand_dims(log_keys(jnp.asarray(positions)), (-1, -2))
-    of_head = bias_scale(logit_scale.removesuffix("_queries"), position, params)
-    if of_head is not None:
-        scale = of_head.reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
-    elif logit_scale == "log_n_beyond":
+    if logit_scale == "log_n_beyond":
         scale = jnp.maximum(log_n / math.log(position.train_length), 1.0)
-    else:
+    elif logit_scale == "llama4":
         lengths = (jnp.maximum(positions + 1, 1) // position.train_length).astype(jnp.float32)
         scale = 1.0 + 0.1 * jnp.expand_dims(jnp.log1p(lengths), (-1, -2))
+    else:
+        of_head = _s_of_heads(logit_scale, position, params)
+        scale = of_head.reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
     scale = scale.reshape((1,) * (query.ndim - scale.ndim) + scale.shape)
     return (query.astype(jnp.float32) * scale).astype(query.dtype)
+
+
+def _s_of_heads(
+    logit_scale: str, position: PositionMethod, params: Params
+) -> Float[Array, " heads"]:
+    """Returns s of a scale by s ln n: learned, or 1 / ln L."""
+    if logit_scale in LEARNED_SCALES:
+        return params["ssmax"].astype(jnp.float32)
+    return jnp.full(position.num_heads, 1 / math.log(position.train_length), jnp.float32)
