@@ -53,8 +53,9 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
     for file, rows in files.items():
         if left := sum(row.is_trained and row not in counted for row in rows):
             text += f"Of other configs, and not counted here: {left} results in {file.name}\n"
-    heading = "\nOf other --overrides or files, and not counted here:\n"
-    return text + heading * bool(others := _others(reproductions)) + others
+    if others := _others(reproductions):
+        text += f"\nOf other --overrides or files, and not counted here:\n{others}"
+    return text
 
 
 def find_committed(one: Reproduction, rows: Sequence[Row]) -> Committed:
