@@ -128,16 +128,21 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
             )
     unit = ByteTokenizer() if options.unit == "bytes" else tokenizer
     counted = data
-    limit = options.train_bytes
-    if limit is not None and not 0 <= data.max_train_bytes <= limit:
+    if (limit := options.train_bytes) is not None and not 0 <= data.max_train_bytes <= limit:
         counted = dataclasses.replace(data, max_train_bytes=limit)
     train, scored = prepare(counted, "train", unit), prepare(data, split, unit)
     documents = (
         documents_of(text, corpus) if data.isolate_documents else [np.asarray(text.tokens)]
         for text in (train, scored)
     )
-    title = corpus.title(split)
-    return Texts(train, scored, own[split].manifest, title, data.isolate_documents, *documents)
+    return Texts(
+        train,
+        scored,
+        own[split].manifest,
+        corpus.title(split),
+        data.isolate_documents,
+        *documents,
+    )
 
 
 def _score(texts: Texts) -> list[NGram]:
@@ -146,10 +151,8 @@ def _score(texts: Texts) -> list[NGram]:
     vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
         for smoothing, nats in scores.nats.items():
-            parts = six_digits(part_sums(nats))
-            found.append(
-                NGram(scores.order, smoothing, scores.grams, float(nats.sum()), parts, 0.0)
-            )
+            sums = float(nats.sum()), six_digits(part_sums(nats))
+            found.append(NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
     seconds = time.perf_counter() - started
     return [dataclasses.replace(each, seconds=seconds) for each in found]
 

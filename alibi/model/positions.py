@@ -24,9 +24,7 @@ from alibi.positions.shapes import KnownPositions, Positions, Queries
 
 _log = logging.getLogger(__name__)
 
-# Scales by s ln n: with s learned by each head of each layer, and of whole logits, with their bias.
-LEARNED_SCALES = ("ssmax", "ssmax_queries")
-WHOLE_SCALES = ("log_n", "ssmax")
+LEARNED_SCALES = ("ssmax", "ssmax_queries")  # s of each head of each layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +163,9 @@ def bias_scale(
     """Returns s of each head, if a scale multiplies whole logits, with their bias, by s ln n for n
     visible keys; None: it multiplies queries alone, or there is none.
     """
-    return _s_of_heads(logit_scale, position, params) if logit_scale in WHOLE_SCALES else None
+    if logit_scale == "log_n":
+        return jnp.full(position.num_heads, 1 / math.log(position.train_length), jnp.float32)
+    return params["ssmax"].astype(jnp.float32) if logit_scale == "ssmax" else None
 
 
 def scaled_queries(
@@ -184,22 +184,15 @@ def scaled_queries(
       to the scaled products as it is.
     """
     log_n = jnp.expand_dims(log_keys(jnp.asarray(positions)), (-1, -2))
-    if logit_scale == "log_n_beyond":
+    if logit_scale == "log_n":
+        scale = log_n * (1 / math.log(position.train_length))
+    elif logit_scale == "log_n_beyond":
         scale = jnp.maximum(log_n / math.log(position.train_length), 1.0)
     elif logit_scale == "llama4":
         lengths = (jnp.maximum(positions + 1, 1) // position.train_length).astype(jnp.float32)
         scale = 1.0 + 0.1 * jnp.expand_dims(jnp.log1p(lengths), (-1, -2))
     else:
-        of_head = _s_of_heads(logit_scale, position, params)
+        of_head = params["ssmax"].astype(jnp.float32)
         scale = of_head.reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
     scale = scale.reshape((1,) * (query.ndim - scale.ndim) + scale.shape)
     return (query.astype(jnp.float32) * scale).astype(query.dtype)
-
-
-def _s_of_heads(
-    logit_scale: str, position: PositionMethod, params: Params
-) -> Float[Array, " heads"]:
-    """Returns s of a scale by s ln n: learned, or 1 / ln L."""
-    if logit_scale in LEARNED_SCALES:
-        return params["ssmax"].astype(jnp.float32)
-    return jnp.full(position.num_heads, 1 / math.log(position.train_length), jnp.float32)

@@ -33,13 +33,17 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
     measured = [row for row in rows if row.is_measured]
     known = [(row, value) for row in measured if (value := VALUES[kind](row)) is not None]
     if known:
-        values, sample = tuple(value for _, value in known), None
-        found = None
+        values = tuple(value for _, value in known)
+        # Gains are relative to the shortest length, whose own is zero by definition.
+        is_start = any(
+            row.context_use and row.context_use.from_length == row.eval_length for row, _ in known
+        )
+        sample = found = None
         if kind is tables.ACCURACY:
             found = share_interval(
                 values, min(row.passkey.prompts for row, _ in known if row.passkey)
             )
-        elif kind in MEANS and not _is_start(known[0][0]):
+        elif kind in MEANS and not is_start:
             sample = _sample([row for row, _ in known], kind)
             found = sample.interval
         return Number(values, kind, interval=found and found.of(kind.of_mean), sample=sample)
@@ -48,11 +52,6 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
         why = "too large to write" if kind in perplexities else "is not known"
         return Missing(f"{kind.title.lower()} {why}", is_reason=True)
     return Missing(rows[0].error or "no result", is_reason=True)
-
-
-def _is_start(row: Row) -> bool:
-    """Returns whether the row's gain is zero by definition: at the length to which gains are relative."""
-    return row.context_use is not None and row.context_use.from_length == row.eval_length
 
 
 def _sample(rows: Sequence[Row], kind: Kind) -> Sample:
