@@ -34,7 +34,7 @@ def main() -> int:
         split=_SPLIT.value,
         stride=_STRIDE.value,
         unit=_UNIT.value,
-        train_bytes=-1 if _TRAIN_BYTES.value is None else _TRAIN_BYTES.value,
+        train_bytes=_TRAIN_BYTES.value,
     )
     return 1 if evaluate_ngrams(flags.FLAGS.workdirs, options) else 0
 

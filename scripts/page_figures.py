@@ -127,7 +127,7 @@ class Figures:
 
     def nats(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the NLL in nats a token."""
-        return self._text(lambda row: row.nll_nats / row.tokens, series, length, **where)
+        return self._text(operator.attrgetter("nats_per_token"), series, length, **where)
 
     def bits(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the bits per byte."""

@@ -342,9 +342,8 @@ class RunEvaluation:
             error = f"the NLL is {total}; the parameters or the method overflow at this length"
             self.output.add_error(row, self._title(score.windows), error)
             return
-        words = size = parts = None
-        if row.context_use is None:
-            parts = six_digits(part_sums(score.nll_nats))
+        words = size = None
+        parts = None if row.context_use else six_digits(part_sums(score.nll_nats))
         # else only some tokens are scored, and the counts are of the whole text
         if row.context_use is None and row.mode != MASKED:
             words, size = manifest.words, manifest.bytes

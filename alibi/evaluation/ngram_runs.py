@@ -35,7 +35,7 @@ class Options(LengthOptions):
     split: str = "valid"  # the text to score: train, valid or test, of the run's own corpus
     stride: int | None = None  # of the windows beside which the rows stand; changes no number
     unit: str = "bytes"  # or tokens, those of the run's tokenizer
-    train_bytes: int = -1  # the beginning of the train text that is counted; -1: all of it
+    train_bytes: int | None = None  # the beginning of the train text that is counted; None: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +128,8 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
     in_bytes = options.unit == "bytes" and config.objective.causal
     unit = ByteTokenizer() if in_bytes else tokenizer
     counted = data
-    if options.train_bytes >= 0 and not 0 <= data.max_train_bytes <= options.train_bytes:
-        counted = dataclasses.replace(data, max_train_bytes=options.train_bytes)
+    if (limit := options.train_bytes) is not None and not 0 <= data.max_train_bytes <= limit:
+        counted = dataclasses.replace(data, max_train_bytes=limit)
     train, scored = prepare(counted, "train", unit), prepare(data, split, unit)
     documents = (
         documents_of(text, corpus) if data.isolate_documents else [np.asarray(text.tokens)]
@@ -200,7 +200,7 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
     end = found.smoothing
     if kind == "ngram" and own.tokenizer != "bytes":
         end += f"-per-{own.tokenizer}"
-    if options.train_bytes >= 0:
+    if options.train_bytes is not None:
         end += f"-train_bytes={options.train_bytes}"
     if any(row.position == f"{kind}-{end}" and row.config_hash != key for row in output.rows):
         end += f"#{key[:6]}"

@@ -197,8 +197,11 @@ def print_once(message: str) -> None:
 
 def made_here() -> dict[str, Any]:
     """Returns the fields of a row that tell when, where and by which code it is made."""
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"date": date, "processor": processor(), "commit": git_commit()}
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "processor": processor(),
+        "commit": git_commit(),
+    }
 
 
 def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:

@@ -21,7 +21,13 @@ from alibi.model.attention import check_backend
 from alibi.model.block import DTYPES, Block, BlockCall, position_params
 from alibi.model.layers import STACKED
 from alibi.model.loss import Head, TiedEmbedding
-from alibi.model.positions import LayerKind, init_layer, layer_pattern, randomised_positions
+from alibi.model.positions import (
+    LEARNED_SCALES,
+    LayerKind,
+    init_layer,
+    layer_pattern,
+    randomised_positions,
+)
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod
 from alibi.positions.base import Params
@@ -479,7 +485,7 @@ def build_model(
 
 def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
     """Raises ValueError for layers whose own position parameters can't be stacked."""
-    kinds = {(kind.position, kind.logit_scale[:5] == "ssmax"): kind for kind in pattern}.values()
+    kinds = {(kind.position, kind.logit_scale in LEARNED_SCALES): kind for kind in pattern}.values()
     made = [
         jax.eval_shape(
             lambda kind=kind: init_layer(kind.position, kind.logit_scale, jax.random.key(0))

@@ -1,4 +1,4 @@
-"""The kinds of a model's layers: each has a position method, a window and a scale of its queries.
+"""The kinds of a model's layers: each has a position method, a window and a scale of its logits.
 
 Also positions and scales that a model combines with any position method.
 """
@@ -23,6 +23,8 @@ from alibi.positions.scaled import log_keys
 from alibi.positions.shapes import KnownPositions, Positions, Queries
 
 _log = logging.getLogger(__name__)
+
+LEARNED_SCALES = ("ssmax", "ssmax_queries")  # s of each head of each layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +150,7 @@ def init_layer(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) ->
     SSMax's logits.
     """
     params = position.init_layer(key)
-    if logit_scale not in ("ssmax", "ssmax_queries"):
+    if logit_scale not in LEARNED_SCALES:
         return params
     # of ln n over n = 1, ..., L
     mean = math.lgamma(position.train_length + 1) / position.train_length
@@ -182,13 +184,15 @@ def scaled_queries(
       to the scaled products as it is.
     """
     log_n = jnp.expand_dims(log_keys(jnp.asarray(positions)), (-1, -2))
-    of_head = bias_scale(logit_scale.removesuffix("_queries"), position, params)
-    if of_head is not None:
-        scale = of_head.reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
+    if logit_scale == "log_n":
+        scale = log_n * (1 / math.log(position.train_length))
     elif logit_scale == "log_n_beyond":
         scale = jnp.maximum(log_n / math.log(position.train_length), 1.0)
-    else:
+    elif logit_scale == "llama4":
         lengths = (jnp.maximum(positions + 1, 1) // position.train_length).astype(jnp.float32)
         scale = 1.0 + 0.1 * jnp.expand_dims(jnp.log1p(lengths), (-1, -2))
+    else:
+        of_head = params["ssmax"].astype(jnp.float32)
+        scale = of_head.reshape((1,) * (log_n.ndim - 2) + (-1, 1)) * log_n
     scale = scale.reshape((1,) * (query.ndim - scale.ndim) + scale.shape)
     return (query.astype(jnp.float32) * scale).astype(query.dtype)

@@ -41,11 +41,18 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
         written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
         found = [find_committed(one, rows) for rows in files.values()]
         counted.update(row for part in found for row in part.rows)
-        facts = (
-            *(str(one.number), one.setting.name, runs),
-            *(f"{sum(state.results for state in states)}/{results}", written),
+        measured = f"{sum(state.results for state in states)}/{results}"
+        lines.append(
+            (
+                str(one.number),
+                one.setting.name,
+                runs,
+                measured,
+                written,
+                _describe(found, results),
+                one.definition.title,
+            )
         )
-        lines.append((*facts, _describe(found, results), one.definition.title))
     text = aligned(lines, left=range(7))
     if files:
         page = pathlib.Path(folder.parent.name, folder.name, "README.md")
@@ -53,8 +60,9 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
     for file, rows in files.items():
         if left := sum(row.is_trained and row not in counted for row in rows):
             text += f"Of other configs, and not counted here: {left} results in {file.name}\n"
-    heading = "\nOf other --overrides or files, and not counted here:\n"
-    return text + heading * bool(others := _others(reproductions)) + others
+    if others := _others(reproductions):
+        text += f"\nOf other --overrides or files, and not counted here:\n{others}"
+    return text
 
 
 def find_committed(one: Reproduction, rows: Sequence[Row]) -> Committed:
@@ -76,8 +84,9 @@ def find_committed(one: Reproduction, rows: Sequence[Row]) -> Committed:
             for run in table.sweep.runs
             for evaluation in run.evaluations
         ]
-        results = sum(run.results for run in table.sweep.runs)
-        results -= sum(len(evaluation.lengths) for evaluation in left if evaluation)
+        results = sum(run.results for run in table.sweep.runs) - sum(
+            len(evaluation.lengths) for evaluation in left if evaluation
+        )
         found.append(Committed(results, tuple(own), bool(table.files)))
     return max(found, key=lambda part: part.results)
 

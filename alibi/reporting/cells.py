@@ -1,5 +1,6 @@
 """The number of a cell, from the rows of its seeds."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -21,13 +22,10 @@ VALUES: Mapping[Kind, Callable[[Row], float | None]] = {
 }
 
 
-# The same of the kinds that have an interval over the text, in units of which means are taken.
+# The value in units of which means are taken, of the kinds that have an interval over the text.
 MEANS: Mapping[Kind, Callable[[Row], float | None]] = {
-    PERPLEXITY: lambda row: row.nats_per_token,
-    tables.PSEUDO_PERPLEXITY: lambda row: row.nats_per_token,
-    tables.BITS_PER_BYTE: lambda row: row.bits_per_byte,
-    tables.CONTEXT_GAIN: lambda row: row.context_use.gain_nats if row.context_use else None,
-}
+    kind: VALUES[kind] for kind in (tables.BITS_PER_BYTE, tables.CONTEXT_GAIN)
+} | dict.fromkeys((PERPLEXITY, tables.PSEUDO_PERPLEXITY), operator.attrgetter("nats_per_token"))
 
 
 def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
@@ -35,13 +33,17 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
     measured = [row for row in rows if row.is_measured]
     known = [(row, value) for row in measured if (value := VALUES[kind](row)) is not None]
     if known:
-        values, sample = tuple(value for _, value in known), None
-        found = None
+        values = tuple(value for _, value in known)
+        # Gains are relative to the shortest length, whose own is zero by definition.
+        is_start = any(
+            row.context_use and row.context_use.from_length == row.eval_length for row, _ in known
+        )
+        sample = found = None
         if kind is tables.ACCURACY:
             found = share_interval(
                 values, min(row.passkey.prompts for row, _ in known if row.passkey)
             )
-        elif kind in MEANS and not _is_start(known[0][0]):
+        elif kind in MEANS and not is_start:
             sample = _sample([row for row, _ in known], kind)
             found = sample.interval
         return Number(values, kind, interval=found and found.of(kind.of_mean), sample=sample)
@@ -52,16 +54,12 @@ def make_cell(rows: Sequence[Row], kind: Kind) -> Number | Missing:
     return Missing(rows[0].error or "no result", is_reason=True)
 
 
-def _is_start(row: Row) -> bool:
-    """Returns whether the row's gain is zero by definition: at the length to which gains are relative."""
-    return row.context_use is not None and row.context_use.from_length == row.eval_length
-
-
 def _sample(rows: Sequence[Row], kind: Kind) -> Sample:
     """Returns the means of `kind` by seed, and by part of the text if all rows have the same parts."""
-    seeds, means = tuple(row.seed for row in rows), [MEANS[kind](row) for row in rows]
-    parts = [row.context_use.parts if row.context_use else row.parts for row in rows]
-    texts = {(row.tokens_sha256, row.tokens, len(row.parts or ())) for row in rows}
+    seeds = tuple(row.seed for row in rows if row.is_trained)
+    means = [MEANS[kind](row) for row in rows]
+    parts = [(row.context_use or row).parts or () for row in rows]
+    texts = {(row.tokens_sha256, row.tokens, len(of)) for row, of in zip(rows, parts, strict=True)}
     if not all(parts) or len(texts) > 1:
         return Sample(seeds, np.array(means)[:, None], np.ones(1, int))
     use, sums = rows[0].context_use, np.array(parts)

@@ -54,7 +54,7 @@ class Interval:
 class Sample:
     """Sums of a quantity by seed and part of the text; a single part: the parts are not known."""
 
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # (): of an n-gram, a single row that has none
     sums: Float[np.ndarray, "seeds parts"]
     tokens: Integer[np.ndarray, " parts"]  # of each part
     text: tuple | None = None  # equal for samples of the same tokens; None: unknown
@@ -92,12 +92,14 @@ def interval(
 
 
 def difference(one: Sample, other: Sample) -> Interval | None:
-    """Returns the interval of the mean of `one` less that of `other`, paired by their common seeds,
-    and by parts if both have those of the same text; None if nothing is paired.
+    """Returns the interval of the mean of `one` less that of `other`, paired by their common seeds
+    (of an n-gram and a model by all of the model's), and by parts if both have those of the same
+    text; None if nothing is paired.
     """
-    common = [seed for seed in one.seeds if seed in other.seeds]
+    common = [seed for seed in one.seeds or other.seeds if seed in (other.seeds or one.seeds)]
     rows, rows_of_other = (
-        each.sums[[each.seeds.index(seed) for seed in common]] for each in (one, other)
+        each.sums[[each.seeds.index(seed) for seed in common]] if each.seeds else each.sums
+        for each in (one, other)
     )
     if one.text is not None and one.text == other.text:
         return interval(rows - rows_of_other, one.tokens)

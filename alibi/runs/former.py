@@ -56,19 +56,17 @@ def changed_defaults(position: str, *, former: bool) -> dict[str, Any]:
 
     with contextlib.suppress(ValueError):  # a class that can't be imported can't be computed
         kinds = [method_class(name) for name in names]
-        own = [kind.options() for kind in kinds]
         for name, options in DEFAULTS.items():
-            # a class of the user's own may take its default from a changed one
-            derived = [issubclass(kind, method_class(name)) for kind in kinds]
             for option, before in options.items():
                 default = before if former else BY_LENGTH
+                # a class of the user's own may take its default from a changed one
                 takes = [
-                    is_derived and of[option] == BY_LENGTH
-                    for is_derived, of in zip(derived, own, strict=True)
+                    issubclass(kind, method_class(name)) and kind.options()[option] == BY_LENGTH
+                    for kind in kinds
                 ]
                 values = tuple(
-                    default if takes_it else of.get(option, default)
-                    for takes_it, of in zip(takes, own, strict=True)
+                    default if takes_it else kind.options().get(option, default)
+                    for kind, takes_it in zip(kinds, takes, strict=True)
                 )
                 if any(takes):
                     found[option] = values if len(set(values)) > 1 else values[0]

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import types
@@ -165,8 +166,7 @@ def usable_cores() -> int:
 def processor() -> str:
     """Returns the model name of this host's CPU, or its architecture where the system tells no name."""
     with contextlib.suppress(OSError):
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        if names:  # none on most ARM CPUs
-            return names[0]
+        cpus = pathlib.Path("/proc/cpuinfo").read_text()
+        if named := re.search(r"model name\s*: (.*)", cpus):  # none on most ARM CPUs
+            return named[1]
     return platform.processor() or platform.machine()

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from alibi.runs.provenance import usable_cores, versions
+from alibi.runs.provenance import processor, usable_cores, versions
 from benchmarks.processes import Contender, Process, matmul_step, prepare, turn
 
 MATMUL = "matmul"
@@ -247,12 +247,9 @@ def about(rounds: int) -> Row:
     found = versions()
     torch = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
     packages = {package: found[package] for package in ("jax", "jaxlib", "flax", "optax")}
-    file = pathlib.Path("/proc/cpuinfo")
-    name = re.search(r"model name\s*: (.*)", file.read_text()) if file.exists() else None
-    cpu = name[1] if name else platform.processor() or platform.machine()
     return {
         "rounds": rounds,
-        "machine": {"cpu": cpu, "cores": usable_cores(), "system": platform.platform()},
+        "machine": {"cpu": processor(), "cores": usable_cores(), "system": platform.platform()},
         "versions": {**packages, "torch": torch},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -157,6 +157,18 @@ def test_differences_are_paired_by_seed_and_by_part():
     assert difference(sample(hard[:1], [0], None), sample(hard[:1], [0], None)) is None
 
 
+def test_an_n_gram_is_paired_with_every_seed_of_a_model():
+    """It has no seed, so one seed of the model must not speak for all."""
+    hard = np.random.default_rng(0).normal(5, 3, (1, PARTS))
+    model = sample(hard + np.array([[-0.2], [0.1], [0.3]]), (0, 1, 2))
+    found = difference(model, sample(hard, ()))
+    means = np.array([-0.2, 0.1, 0.3])
+    assert found.covers == (SEEDS, TEXT)
+    assert found.bounds == pytest.approx(ttest_1samp(means, 0).confidence_interval())
+    assert difference(sample(hard, ()), model).bounds == pytest.approx((-found.high, -found.low))
+    assert difference(sample(hard, ()), sample(hard + 1, ())).covers == (TEXT,)
+
+
 def test_a_share_has_wilsons_interval():
     for found in (0, 1, 30, 199, 200):
         low, high = binomtest(found, 200).proportion_ci(method="wilson")
