@@ -45,7 +45,6 @@ class NGram:
     order: int
     smoothing: str
     grams: int  # distinct n-grams of this and the lower orders
-    tokens: int  # of the run, whose NLL counts
     nll_nats: float
     parts: tuple[float, ...]  # the NLL of consecutive parts of the text, as in a row
     seconds: float  # of counting and scoring, all orders and smoothings together
@@ -71,6 +70,12 @@ class Texts:
         text = self.train.manifest
         ends = text.description if self.config.data.isolate_documents else ""
         return content_key({"sha256": text.sha256, "of": text.tokenizer_fingerprint, "ends": ends})
+
+    @property
+    def tokens(self) -> int:
+        """The number of the run's tokens whose NLL counts: all, or the masked ones."""
+        every = np.empty(self.own.tokens, bool)
+        return every[self.objective.predicted(0, every.size)].size
 
 
 def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -145,14 +150,13 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
 def _score(texts: Texts) -> list[NGram]:
     """Returns all orders of each smoothing, ascending; order 1 alone for masked tokens."""
     started, found = time.perf_counter(), []
-    causal, vocab_size = texts.objective.causal, texts.train.manifest.vocab_size
+    vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
         for smoothing, nats in scores.nats.items():
             nats = nats[texts.objective.predicted(0, nats.size)]
-            tokens = texts.own.tokens if causal else nats.size
             sums = float(nats.sum()), six_digits(part_sums(nats))
-            found.append(NGram(scores.order, smoothing, scores.grams, tokens, *sums, 0.0))
-        if not causal:
+            found.append(NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
+        if not texts.objective.causal:
             break
     seconds = time.perf_counter() - started
     return [dataclasses.replace(each, seconds=seconds) for each in found]
@@ -161,7 +165,7 @@ def _score(texts: Texts) -> list[NGram]:
 def _table(run: RunDirectory, texts: Texts, found: Sequence[NGram]) -> str:
     """Returns perplexity and bits per byte of all orders and smoothings, the best with an asterisk."""
     own, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
-    tokens = found[0].tokens
+    tokens = texts.tokens
     size = own.bytes * tokens / own.tokens
     smoothings = list(dict.fromkeys(each.smoothing for each in found))
     least = {
@@ -227,7 +231,7 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
     )
     return row.scored(
         found.nll_nats,
-        tokens=found.tokens,
+        tokens=texts.tokens,
         words=own.words if given.causal else None,
         bytes=own.bytes if given.causal else None,
         seconds=found.seconds,
