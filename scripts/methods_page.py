@@ -52,7 +52,7 @@ OPTIONS = (
         "model.logit_scale=log_n_beyond",
         "queries times max(1, ln n / ln L), so nothing changes within the training length",
         "Qwen 2023, [arXiv 2309.16609](https://arxiv.org/abs/2309.16609), LogN-Scaling",
-        (("rotary", "rotary-log-n"), ("none", "none-log-n")),
+        (("rotary", "rotary with logit scale log_n_beyond"), ("none", "none-log-n")),
     ),
     (
         "model.logit_scale=ssmax",

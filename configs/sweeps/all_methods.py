@@ -21,6 +21,8 @@ TESTED_AS = {
         {"position": "rotary_ntk"},
         {"position": "yarn", "options": {"fast": 32.0}},
         {"position": "yarn"},
+        # 1 throughout training
+        {"logit_scale": "log_n_beyond"},
         WINDOW,
     ),
     "sinusoidal": (WINDOW,),
@@ -53,7 +55,6 @@ METHODS = {
     # below the longest test, and below four times it, as in the source
     "randomised-rotary": {"position": "rotary", "model.max_position": 2048},
     "randomised-rotary-8192": {"position": "rotary", "model.max_position": 8192},
-    "rotary-log-n": {"position": "rotary", "model.logit_scale": "log_n_beyond"},
     "rotary-log-n-trained": {"position": "rotary", "model.logit_scale": "log_n"},
     "alibi-ssmax": {"position": "alibi", "model.logit_scale": "ssmax_queries"},
     "alibi-ssmax-logits": {"position": "alibi", "model.logit_scale": "ssmax"},
