@@ -34,7 +34,7 @@ def get_sweep():
     return {{"config": {config!r}, "product": {{"position": ["alibi"], "seed": [0]}}, "multiples": [1, 2]}}
 """
 # of a row, which differ between two equal runs
-OWN_KEYS = ("seconds", "tokens_per_second", "commit")
+OWN_KEYS = ("seconds", "tokens_per_second", "date", "commit")
 
 
 def make_inputs(folder: pathlib.Path) -> None:
