@@ -116,11 +116,6 @@ OPTIONS = (
         tuple((name, f"{name} with window 128") for name in ("alibi", "rotary", "sinusoidal")),
     ),
 )
-# Marks of the runs on passkeys with more updates than most.
-MARKS = {
-    steps: "*" * number for number, steps in enumerate(sorted({*passkey.LATE.values()}), start=1)
-}
-
 HEAD = """\
 # Position methods
 
@@ -145,8 +140,8 @@ The quickstart's model, trained at L = {length}:
   ([intervals and figures](../results/methods/README.md));
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts;
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
-  were trained on books with passkeys, {key_seeds}, {of_keys:,} updates ({late})
-  ([all distances](../results/passkey/README.md));
+  were trained on books with passkeys, {of_keys:,} updates, means over one to {key_seeds} seeds
+  ([all distances, and methods that find them later](../results/passkey/README.md));
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options and with
   `max_distance` 128 of `t5` and 16 of `shaw`, `threshold=512` of `fire` and `scale_base=512` of `xpos`,
   as a multiple of that of `none`, in which differences below 0.05 can be noise ([more](speed.md#position-methods));
@@ -235,14 +230,12 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
             lines.append(
                 f"| [`{plain}`](#{plain}), `{option.partition('.')[2]}` | {' | '.join(cells)} |"
             )
-    key_seeds = len({row.seed for row in keys})
     head = MEASURED.format(
         length=SIZES["train_length"],
         steps=max((row.step for row in rows), default=0),
         seeds=len({row.seed for row in rows}),
-        key_seeds="one seed" if key_seeds == 1 else f"{key_seeds} seeds",
+        key_seeds=len({row.seed for row in keys}),
         of_keys=passkey.STEPS,
-        late=", ".join(f"{mark}: {steps:,}" for steps, mark in MARKS.items()),
     )
     return head + "\n".join(lines) + "\n"
 
@@ -298,21 +291,17 @@ def _extrapolation(found: list[Row]) -> list[str]:
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Returns the shares of found passkeys, means over seeds; marked if the runs had more updates
-    than most.
-    """
+    """Returns the shares of found passkeys, means over seeds."""
     cells = []
     for times, distance in ASKED:
-        at = [
-            row
-            for row in rows
-            if row.passkey is not None and row.eval_length == times * row.train_length
-        ]
         shares = [
-            row.passkey.accuracy for row in at if row.passkey.distance == distance and not row.error
+            row.passkey.accuracy
+            for row in rows
+            if row.passkey is not None
+            and (row.eval_length, row.passkey.distance) == (times * row.train_length, distance)
+            and not row.error
         ]
-        mark = MARKS.get(max((row.step for row in at), default=0), "")
-        cells.append(f"{statistics.fmean(shares):.0%}{mark}" if shares else "-")
+        cells.append(f"{statistics.fmean(shares):.0%}" if shares else "-")
     return cells
 
 

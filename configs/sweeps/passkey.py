@@ -2,37 +2,31 @@
 
 python scripts/sweep.py --sweep=configs/sweeps/passkey.py --workdir=workdirs/passkey --jobs=0
 
-Trained at L = 128, asked at up to 8 times this length by `scripts/passkey.py`. Methods that change
-only the test of a trained model are asked on the runs of the method they change.
+Trained at L = 128 with three seeds and the same number of updates for all, asked at up to 8 times
+this length by `scripts/passkey.py`. Methods that change only the test of a trained model are asked
+on the runs of the method they change.
 """
 
 from configs.sweeps import all_methods
 
 LENGTHS = {"multiples": [1, 2, 4, 8]}
+SEEDS = (0, 1, 2)
 STEPS = 2_000
-# After which these find next to no key in windows of 128 either, where the others find all; KERPLE
-# power, FIRE and FoX not after 4,000.
-LATE = dict.fromkeys(("sandwich", "rotary-frequencies"), 4000) | dict.fromkeys(
-    ("kerple-power", "fire", "fox"), 12_000
-)
 
 
 def get_sweep() -> dict:
     return {
         "title": "Books with keys: train at 128, test up to 1,024",
         "config": "configs/passkey.py",
-        "runs": [run(name) for name in all_methods.METHODS],
+        "runs": [run(name, seed) for seed in SEEDS for name in all_methods.METHODS],
     }
 
 
-def run(name: str) -> dict:
+def run(name: str, seed: int, steps: int = STEPS) -> dict:
     """Returns a run of a method, asked for keys under this method and under further ones."""
-    keys = {
-        "position": name,
-        **all_methods.METHODS[name],
-        "seed": 0,
-        "train.steps": LATE.get(name, STEPS),
-    }
+    keys = {"position": name, **all_methods.METHODS[name], "seed": seed, "train.steps": steps}
+    if keys.get("position_options.slopes") == "random":
+        keys["position_options.draw"] = seed
     asked = LENGTHS | {"passkey": True}
     others = [asked | {"override": override} for override in all_methods.TESTED_AS.get(name, ())]
-    return keys | {"name": f"{name}-seed0", "evaluations": [LENGTHS, asked, *others]}
+    return keys | {"name": f"{name}-seed{seed}", "evaluations": [LENGTHS, asked, *others]}

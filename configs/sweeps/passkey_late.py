@@ -1,20 +1,27 @@
-"""The methods that find keys late, after fewer updates than in configs/sweeps/passkey.py: all of them
-after 2,000, where they find next to none, and after 4,000 those that still find none.
+"""The methods that find next to no key after the 2,000 updates of configs/sweeps/passkey.py, trained
+for longer: until they find keys, or for 12,000.
 
 python scripts/sweep.py --sweep=configs/sweeps/passkey_late.py --workdir=workdirs/passkey-late --jobs=0
 """
 
 from configs.sweeps import passkey
 
+STEPS = {
+    "sandwich": (4_000,),
+    "rotary-frequencies": (4_000,),
+    "kerple-power": (4_000, 12_000),
+    "fire": (4_000, 12_000),
+    "fox": (4_000, 12_000),
+}
+
 
 def get_sweep() -> dict:
-    late = [(name, 2_000) for name in passkey.LATE]
-    late += [(name, 4_000) for name, steps in passkey.LATE.items() if steps > 4_000]
     return {
         "title": "Books with keys, methods that find them late: train at 128, test up to 1,024",
         "config": "configs/passkey.py",
         "runs": [
-            passkey.run(name) | {"train.steps": steps, "name": f"{name}-{steps}-seed0"}
-            for name, steps in late
+            passkey.run(name, seed=0, steps=steps) | {"name": f"{name}-{steps}-seed0"}
+            for name, steps_of_method in STEPS.items()
+            for steps in steps_of_method
         ],
     }
