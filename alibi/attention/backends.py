@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from jaxtyping import Array
 
-from alibi.attention.augmented import augmented_attention, cannot_augment
+from alibi.attention.accelerator.augmented import augmented_attention, cannot_augment
+from alibi.attention.accelerator.fused import cannot_fuse, fused_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
 from alibi.cpu.decoding import cannot_decode, decoding_attention
@@ -49,6 +50,12 @@ BACKENDS = {
     "saved": Backend(saved_attention, frozenset({"sink"}), cannot_save),
     "blocked": Backend(blocked_attention, frozenset(REASONS) - {"weights"}),
     "augmented": Backend(augmented_attention, frozenset(), cannot_augment),
+    "fused": Backend(
+        fused_attention,
+        frozenset({"masks", "sink", "logit cap"}),
+        cannot_fuse,
+        shares_heads=True,
+    ),
     "decoding": Backend(
         decoding_attention,
         frozenset({"masks", "sink", "logit cap"}),
@@ -139,6 +146,16 @@ RULES = (
         ),
         "augmented",
         "splash attention, with no bias tensor (speed not measured)",
+    ),
+    Rule(
+        ("gpu", "tpu"),
+        f"one device, or several with a sharding, bfloat16 or float32, {WORTH_A_KERNEL:,} keys or more, two queries or "
+        "more, a bias of slopes, of distances, or of a term of the query and one of the key, no dropout or mask",
+        lambda call: (
+            call.devices == 1 and call.key.shape[-3] >= WORTH_A_KERNEL and call.query.shape[-3] > 1
+        ),
+        "fused",
+        "a flash kernel that makes the bias in its tiles and sums its gradients there (speed not measured)",
     ),
     Rule(
         EVERYWHERE,

@@ -133,7 +133,7 @@ class ModelConfig(Section):
     logit_cap: float = number(0.0, at_least=0.0)
     qk_norm: bool = False  # RMS norms of each head's queries and keys, before position enters
     attention_gate: bool = False  # multiplies attention's output by the sigmoid of a projection
-    attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented"))
+    attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented", "fused"))
     logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
 
     def __post_init__(self) -> None:

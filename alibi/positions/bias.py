@@ -112,9 +112,11 @@ class Bias(flax.struct.PyTreeNode):
       bounded: `upper_bound` is given, by which attention skips keys out of reach.
       slopes: m of each head, `[heads]`, if the bias is -m (i - j), or -m |i - j| if `symmetric`; else None.
       symmetric: the bias depends on |i - j| in place of i - j.
-      key_term: if the bias is a number of the query plus a number of the key, the latter, `[batch,
-        k, heads]`; else None. Attention may add it alone, since softmax without a sink ignores a
-        term that all keys of a query share.
+      query_term, key_term: if the bias is a number of the query plus a number of the key, these
+        numbers, `[batch, q, heads]` and `[batch, k, heads]`; else None. Attention may add the
+        latter alone, since softmax without a sink ignores a term that all keys of a query share.
+      diagonals: the bias of query number i and key number j at k - 1 + i - j, `[heads, q + k - 1]`,
+        if the bias depends on i - j alone; else None.
       adds_values: `of_values` is given, by which each query sees other values than the layer's.
     """
 
@@ -123,7 +125,9 @@ class Bias(flax.struct.PyTreeNode):
     adds_values = cast(Any, False)
     slopes = cast(Any, None)
     symmetric = False
+    query_term = cast(Any, None)
     key_term = cast(Any, None)
+    diagonals = cast(Any, None)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         """Returns the bias of each query and key, float32; it is added to logits already scaled by

@@ -133,6 +133,10 @@ class DistanceTable(Bias):
     ) -> "DistanceTable":
         return self
 
+    @property
+    def diagonals(self) -> Float[Array, "heads distances"] | None:
+        return None if self.first_distance is None else self.values
+
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
         return self.function.upper_bound(blocks)
 

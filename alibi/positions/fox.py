@@ -39,6 +39,10 @@ class FoxBias(Bias):
         return of_queries[..., :, None] - of_keys[..., None, :]
 
     @property
+    def query_term(self) -> Float[Array, "batch q heads"]:
+        return self.of_queries
+
+    @property
     def key_term(self) -> Float[Array, "batch k heads"]:
         return -self.of_keys
 

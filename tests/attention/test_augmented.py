@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from alibi.attention.augmented import (
+from alibi.attention.accelerator.augmented import (
     DIGIT,
     MAX_LENGTH,
     augmented_attention,

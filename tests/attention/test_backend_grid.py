@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from alibi import alibi_slopes, attend
 from alibi.attention import tiles
+from alibi.attention.accelerator import fused
 from alibi.attention.backends import BACKENDS, Backend, refusal
 from alibi.cpu import decoding
 
@@ -43,27 +44,27 @@ class Case(NamedTuple):
     seed: int = 0
 
 
-ALL = {"saved", "blocked", "augmented"}
+ALL = {"saved", "blocked", "augmented", "fused"}
 # With blocks of 64: 77 is two and 600 ten, the last ones filled up. Queries stand at the last keys.
 CASES = [
     Case(1, 1, 1, 1, 64, 64, True, (), ALL | {"decoding"}),
     Case(2, 77, 77, 12, 80, 40, True, ("bfloat16", "float16"), ALL),
     Case(1, 600, 600, 3, 64, 128, True, ("bfloat16",), ALL),
-    Case(2, 1, 600, 12, 128, 64, True, (), {"saved", "blocked", "decoding"}),
-    Case(1, 5, 77, 40, 64, 64, True, ("float16",), {"saved", "blocked"}),
-    Case(1, 131, 77, 1, 80, 80, True, (), {"blocked"}),  # the first queries see no key
-    Case(2, 131, 77, 2, 8, 24, False, (), {"saved", "blocked"}),
+    Case(2, 1, 600, 12, 128, 64, True, (), {"saved", "blocked", "fused", "decoding"}),
+    Case(1, 5, 77, 40, 64, 64, True, ("float16",), {"saved", "blocked", "fused"}),
+    Case(1, 131, 77, 1, 80, 80, True, (), {"blocked", "fused"}),  # the first queries see no key
+    Case(2, 131, 77, 2, 8, 24, False, (), {"saved", "blocked", "fused"}),
     Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=1),
     Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=300),  # wider than the sequence
-    Case(1, 70, 200, 2, 8, 8, False, (), {"saved", "blocked"}, window=20),
-    Case(2, 1, 600, 2, 8, 8, True, (), {"saved", "blocked", "decoding"}, window=200),
+    Case(1, 70, 200, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, window=20),
+    Case(2, 1, 600, 2, 8, 8, True, (), {"saved", "blocked", "fused", "decoding"}, window=200),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, window=100, hiding="mask"),
-    Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, hiding="segments"),
-    Case(2, 150, 150, 3, 8, 8, False, (), {"blocked"}, window=100, hiding="segments"),
+    Case(2, 150, 150, 3, 8, 8, True, (), {"blocked", "fused"}, hiding="segments"),
+    Case(2, 150, 150, 3, 8, 8, False, (), {"blocked", "fused"}, window=100, hiding="segments"),
     Case(2, 1, 150, 3, 8, 8, True, (), {"blocked", "decoding"}, hiding="mask"),
     Case(2, 1, 150, 3, 8, 8, False, (), {"blocked", "decoding"}, window=90, hiding="mask"),
-    Case(1, 90, 150, 2, 8, 8, False, (), {"saved", "blocked"}, hiding="gaps"),
-    Case(1, 90, 150, 2, 8, 8, True, (), {"blocked"}, window=40, hiding="gaps"),
+    Case(1, 90, 150, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, hiding="gaps"),
+    Case(1, 90, 150, 2, 8, 8, True, (), {"blocked", "fused"}, window=40, hiding="gaps"),
 ]
 
 
@@ -75,6 +76,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     monkeypatch.setattr(tiles, "BLOCK", 64)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 2 * 64**2)
+    monkeypatch.setattr(fused, "BLOCK", {"mosaic": 64})
+    monkeypatch.setattr(fused, "LANES", 64)
     monkeypatch.setattr(decoding, "BLOCK", 64)
 
 
@@ -217,11 +220,16 @@ def test_drawn_cases_equal_the_reference(lengths, sizes, hiding, causal, **drawn
 # Errors at most, as shares of those of `reference` in the same dtype: of the value (queries that were rounded once more
 # after their scaling would show there); of the gradients, where `blocked` rounds to the dtype before each product and
 # `saved` does not; and of the gradients with the rounding of the inputs.
-SHARES = {"saved": (1.0, 1.0, 1.0), "blocked": (1.0, 1.2, 1.15), "augmented": (1.01, 1.01, 1.01)}
+SHARES = {
+    "saved": (1.0, 1.0, 1.0),
+    "blocked": (1.0, 1.2, 1.15),
+    "augmented": (1.01, 1.01, 1.01),
+    "fused": (1.0, 1.2, 1.15),
+}
 # The gradient of a slope is one sum over all its head's logits, so the luck of its rounding is
 # allowed for, as a share of the largest. In `augmented` it passes through the gradient of the
 # queries, in half precision.
-OF_SLOPES = {"saved": 2e-3, "blocked": 2e-3, "augmented": 2e-2}
+OF_SLOPES = {"saved": 2e-3, "blocked": 2e-3, "augmented": 2e-2, "fused": 2e-3}
 
 
 def assert_no_worse_than_dense(case, half, arrays):
@@ -230,8 +238,8 @@ def assert_no_worse_than_dense(case, half, arrays):
     """
     exact = by("reference", case, arrays)
     rounded = [x.astype(half) for x in arrays]
-    # The columns of `augmented` are made for bfloat16.
-    able = case.backends - ({"augmented"} if half == "float16" else set())
+    # The columns of `augmented` and the kernels of `fused` are made for bfloat16.
+    able = case.backends - ({"augmented", "fused"} if half == "float16" else set())
     assert backends_for(case, rounded) == able
     exact_of_rounded = by("reference", case, [x.astype(np.float32) for x in rounded])
     dense = by("reference", case, rounded)

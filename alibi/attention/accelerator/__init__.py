@@ -1,0 +1,1 @@
+"""Attention by fused kernels of GPUs and TPUs."""

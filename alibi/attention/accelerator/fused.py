@@ -1,0 +1,278 @@
+"""Flash attention with its bias inside the kernel, for GPUs and TPUs.
+
+The algorithm is that of `alibi.attention.blocked`, tile by tile, in one kernel for the forward pass
+and two for the backward pass (Dao 2023, arXiv 2307.08691). The kernels know a bias as one of three
+kinds, for query i at position p_i and key j at p_j:
+
+    slopes      -m (p_i - p_j), or -m |p_i - p_j|
+    diagonals   a number for each i - j
+    terms       a number of the query plus a number of the key
+
+They make its values for each tile where they are needed, and sum its gradients tile by tile in a
+fixed order; nothing of the size [q, k] is ever held. Tiles that no query of theirs can see, or that
+the bias makes too light by the proof of `alibi.attention.skipping`, are not in the list of tiles
+that a kernel goes through, and cost nothing.
+"""
+
+import dataclasses
+import functools
+import importlib
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Bool, Float, Int
+
+from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.call import AttentionCall
+from alibi.attention.skipping import tiles_needed
+from alibi.attention.tiles import Tiling, make_sides, make_tiling
+from alibi.cpu.sums import dot_rows
+from alibi.positions.bias import consecutive
+
+# queries, and keys, of a tile; a power of two, since sums of diagonals halve it
+BLOCK = {"mosaic": 512, "triton": 64}
+ON_CPU = "mosaic"  # the kernels that a CPU interprets
+LANES = 128  # a TPU's registers hold rows of so many numbers
+WIDEST = 256  # features of a head that fit into a kernel's memory
+MOST_TILES = 2**17  # that a TPU's kernel lists in scalar memory, of 1 MiB
+
+
+def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
+    """Computes attention by one kernel, in memory linear in the length; differentiable once, by
+    reverse mode, in queries, keys, values, the bias and the sink.
+
+    On a CPU the kernels are interpreted, for tests.
+    """
+    batch_dims, tiling = call.query.ndim - 3, _tiling(call)
+    sides = make_sides(call, tiling)
+    needed = tiles_needed(call.with_own_heads(), tiling, sides)
+    rows = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
+    of_side = tiling.q_blocks, tiling.k_blocks, tiling.k_blocks
+    query, key, value = (
+        _padded(x.transpose(0, 2, 1, 3), 2, blocks * tiling.q_block)
+        for x, blocks in zip(rows, of_side, strict=True)
+    )
+    plan = _plan(call, tiling, needed.shape)
+    names = ["query_segments", "key_segments"]
+    if plan.first is None:
+        names += ["query_positions", "key_positions"]
+    operands = Operands(
+        query,
+        key,
+        value,
+        _bias_arrays(call, tiling, batch_dims),
+        None if call.sink is None else call.sink.astype(jnp.float32),
+        {name: _rows_of(sides[name]) for name in names if sides[name] is not None},
+    )
+    attended = _attention(operands, needed, plan)
+    attended = attended[:, :, : call.query.shape[-3]].transpose(0, 2, 1, 3)
+    return attended.reshape(*call.query.shape[:-1], -1)
+
+
+def cannot_fuse(call: AttentionCall) -> str:
+    """Returns why `fused_attention` can't do the call on its platform; the empty string if it can."""
+    bias, platform = call.bias, call.options.platform
+    if call.mask is not None:
+        return "it takes segments, and no mask"
+    if not (
+        bias is None
+        or bias.slopes is not None
+        or bias.diagonals is not None
+        or bias.query_term is not None
+    ):
+        return (
+            "its bias is none of slopes, of distances at consecutive positions known when it is traced, or of a "
+            "number of the query plus a number of the key"
+        )
+    if call.devices > 1:
+        return "its kernels run on one device, and several need sharding= to split the call"
+    dtypes = {x.dtype for x in (call.query, call.key, call.value)}
+    if len(dtypes) > 1 or call.query.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"it takes bfloat16 or float32, one for all, and got {', '.join(map(str, sorted(dtypes, key=str)))}"
+    if platform == "tpu" and call.precision not in (
+        None,
+        lax.Precision.DEFAULT,
+        lax.Precision.HIGHEST,
+    ):
+        return f"on TPUs it takes the default precision or the highest, and got {call.precision}"
+    if max(call.query.shape[-1], call.value.shape[-1]) > WIDEST:
+        return f"it takes heads of up to {WIDEST} features"
+    block, least = call.options.block, LANES if platform == "tpu" else 16
+    if block and (block < least or block & (block - 1)):
+        return f"its blocks are powers of two from {least} on, and got {block}"
+    tiling = _tiling(call)
+    shape = (
+        math.prod(call.query.shape[:-3]),
+        call.query.shape[-2],
+        tiling.q_blocks,
+        tiling.k_blocks,
+    )
+    if (tiles := _most_tiles(call, tiling, shape)) > MOST_TILES and platform == "tpu":
+        return f"its list holds {MOST_TILES:,} tiles, and this call can need {tiles:,}"
+    return ""
+
+
+def _kernels_for(call: AttentionCall) -> str:
+    return {"tpu": "mosaic", "gpu": "triton", "cpu": ON_CPU}[call.options.platform]
+
+
+def _block(call: AttentionCall) -> int:
+    kernels = _kernels_for(call)
+    width = max(call.query.shape[-1], call.value.shape[-1]) * call.query.dtype.itemsize
+    # So that all blocks of a program fit into the 99 KiB that the smallest GPU of today shares.
+    half = kernels == "triton" and width > 256
+    return BLOCK[kernels] // 2 if half else BLOCK[kernels]
+
+
+def _tiling(call: AttentionCall) -> Tiling:
+    """Returns equal blocks of queries and of keys, a sequence and a head at a time."""
+    longest = max(call.query.shape[-3], call.key.shape[-3])
+    whole = max(LANES, 1 << (longest - 1).bit_length())
+    block = min(call.options.block or _block(call), whole)
+    q_blocks, k_blocks = (-(-x.shape[-3] // block) for x in (call.query, call.key))
+    batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
+    return dataclasses.replace(
+        make_tiling(call),
+        batch_groups=batch,
+        head_groups=heads,
+        batch_group=1,
+        head_group=1,
+        q_blocks=q_blocks,
+        k_blocks=k_blocks,
+        q_block=block,
+        k_block=block,
+    )
+
+
+def _plan(call: AttentionCall, tiling: Tiling, shape: tuple[int, ...]) -> Plan:
+    sides, first = call.known_positions, None
+    if sides is not None and consecutive(*sides):
+        first = int(sides[0][0]), int(sides[1][0])
+    return Plan(
+        batch=shape[0],
+        heads=shape[1],
+        group=call.query.shape[-2] // call.key.shape[-2],
+        q_blocks=tiling.q_blocks,
+        k_blocks=tiling.k_blocks,
+        block=tiling.q_block,
+        k_length=tiling.k_length,
+        causal=call.causal,
+        window=call.options.window,
+        logit_cap=call.options.logit_cap,
+        precision=call.precision,
+        scale=call.query.shape[-1] ** -0.5,
+        first=first,
+        symmetric=call.bias is not None and call.bias.symmetric,
+        most_tiles=_most_tiles(call, tiling, shape),
+        kernels=_kernels_for(call),
+        interpret=call.options.platform == "cpu",
+    )
+
+
+def _most_tiles(call: AttentionCall, tiling: Tiling, shape: tuple[int, ...]) -> int:
+    """Returns the number of tiles that a call needs if its bias skips none, or one for each block of
+    queries or of keys if those are more.
+    """
+    batch, heads, q_blocks, k_blocks = shape
+    if call.known_positions is None:
+        return math.prod(shape)
+    queries, keys = (
+        np.pad(side, (0, blocks * tiling.q_block - side.size), mode="edge").reshape(blocks, -1)
+        for side, blocks in zip(call.known_positions, (q_blocks, k_blocks), strict=True)
+    )
+    behind = queries.min(axis=1)[:, None] - keys.max(axis=1)
+    ahead = keys.min(axis=1) - queries.max(axis=1)[:, None]
+    seen = ahead <= 0 if call.causal else np.ones(behind.shape, bool)
+    if call.options.window is not None:
+        seen = seen & (behind < call.options.window) & (ahead < call.options.window)
+    of_rows, of_columns = (np.maximum(seen.sum(axis=axis), 1).sum() for axis in (1, 0))
+    return batch * heads * int(max(of_rows, of_columns))
+
+
+def _bias_arrays(call: AttentionCall, tiling: Tiling, batch_dims: int) -> dict[str, Array]:
+    """Returns the arrays of `Operands.bias`."""
+    if call.bias is None:
+        return {}
+    if call.bias.slopes is not None:
+        return {"slopes": jnp.asarray(call.bias.slopes, jnp.float32)}
+    bias = call.bias.folded(batch_dims)
+    more_queries, more_keys = tiling.padding
+    if bias.diagonals is not None:
+        values = jnp.pad(
+            bias.diagonals.astype(jnp.float32), ((0, 0), (more_keys + 1, more_queries))
+        )
+        blocks = tiling.q_blocks + tiling.k_blocks
+        return {"diagonals": values[:, ::-1].reshape(len(values), blocks, 1, tiling.q_block)}
+    terms = {"query_term": (bias.query_term, more_queries), "key_term": (bias.key_term, more_keys)}
+    return {
+        name: jnp.pad(term.astype(jnp.float32), ((0, 0), (0, more), (0, 0))).transpose(0, 2, 1)[
+            :, :, None
+        ]
+        for name, (term, more) in terms.items()
+    }
+
+
+def _rows_of(side: Array) -> Int[Array, "batch_or_1 one length"]:
+    return side.reshape(-1, 1, side.shape[-1])
+
+
+def _padded(x: Array, axis: int, size: int) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attention(
+    operands: Operands, needed: Bool[Array, "batch heads q_blocks k_blocks"], plan: Plan
+) -> Float[Array, "batch heads q value_dim"]:
+    return _kernels(plan).forward(plan, operands, needed, operands.value.dtype)[0]
+
+
+def _kernels(plan: Plan) -> Any:
+    return importlib.import_module(f"alibi.attention.accelerator.{plan.kernels}")
+
+
+def _forward(operands: Any, needed: Any, plan: Plan) -> tuple[Array, Any]:
+    # The names are keys of a dictionary, since what is saved must be arrays.
+    learned = {name: () for name, x in operands.bias.items() if x.perturbed}
+    operands, needed = jax.tree.map(lambda x: x.value, (operands, needed))
+    # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq
+    # and dk up to 1.4 times as large.
+    out, lse = _kernels(plan).forward(plan, operands, needed, jnp.float32)
+    return out.astype(operands.value.dtype), (operands, needed, out, lse, learned)
+
+
+def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
+    operands, needed, out, lse, learned = saved
+    if isinstance(dout, SymbolicZero):
+        dout = jnp.zeros(dout.shape, dout.dtype)
+    backward = Backward(dout, lse, dot_rows(dout, out)[:, :, None])
+    dquery = _kernels(plan).backward_queries(plan, operands, needed, backward)
+    names = tuple(name for name in learned if name != "query_term")
+    dkey, dvalue, found = _kernels(plan).backward_keys(plan, operands, needed, backward, names)
+    if plan.group > 1:
+        dkey, dvalue = (
+            x.reshape(plan.batch, -1, plan.group, *x.shape[2:]).sum(axis=2) for x in (dkey, dvalue)
+        )
+    dbias = {name: jnp.zeros_like(x) for name, x in operands.bias.items()} | found
+    if "slopes" in found:
+        dbias["slopes"] = found["slopes"].sum(axis=(1, 2, 3))
+    dsink = None
+    if operands.sink is not None:
+        # A term of the query shifts all its logits alike, which only a sink notices.
+        of_queries = jnp.exp(operands.sink[None, :, None, None] - lse) * backward.delta
+        dsink = -of_queries.sum(axis=(0, 2, 3))
+        if "query_term" in learned:
+            dbias["query_term"] = of_queries
+    dkey, dvalue = dkey.astype(operands.key.dtype), dvalue.astype(operands.value.dtype)
+    dsides: dict[str, Any] = dict.fromkeys(operands.sides)
+    return Operands(dquery, dkey, dvalue, dbias, dsink, dsides), None
+
+
+_attention.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -1,0 +1,75 @@
+"""A call of attention as the fused kernels get it."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static values of a call.
+
+    Attributes:
+      batch, heads: numbers of sequences and of query heads.
+      group: query heads for each head of keys and values.
+      q_blocks, k_blocks: numbers of blocks.
+      block: queries, and keys, of a tile.
+      k_length: keys of the call, without those that fill the last block.
+      causal, window, logit_cap, precision: those of the call.
+      scale: the factor of the products of queries and keys.
+      first: positions of the first query and the first key if both stand at consecutive positions
+        known when the call is traced; else None.
+      symmetric: slopes count |p_i - p_j|.
+      most_tiles: the most tiles that the call can need, known when it is traced.
+      kernels: "mosaic" or "triton".
+      interpret: the kernels run as JAX operations, for tests on a CPU.
+    """
+
+    batch: int
+    heads: int
+    group: int
+    q_blocks: int
+    k_blocks: int
+    block: int
+    k_length: int
+    causal: bool
+    window: int | None
+    logit_cap: float | None
+    precision: Any
+    scale: float
+    first: tuple[int, int] | None
+    symmetric: bool
+    most_tiles: int
+    kernels: str
+    interpret: bool
+
+
+class Operands(NamedTuple):
+    """The arrays of a call, in whole blocks.
+
+    Attributes:
+      bias: "slopes" `[heads]`; or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from the
+        largest i - j to the least, so that a tile reads two neighbouring rows of them; or
+        "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`; float32.
+      sink: float32, or None.
+      sides: "query_positions", "key_positions", "query_segments" and "key_segments", those that are
+        needed, `[batch or 1, 1, length]`, int32.
+    """
+
+    query: Float[Array, "batch heads q head_dim"]
+    key: Float[Array, "batch kv_heads k head_dim"]
+    value: Float[Array, "batch kv_heads k value_dim"]
+    bias: dict[str, Array]
+    sink: Float[Array, " heads"] | None
+    sides: dict[str, Array]
+
+
+class Backward(NamedTuple):
+    """What the backward pass reads besides: the gradient of the result; the logarithm of the sum of
+    the exponentials of each query's logits; and the product of the result and its gradient.
+    """
+
+    dout: Float[Array, "batch heads q value_dim"]
+    lse: Float[Array, "batch heads 1 q"]
+    delta: Float[Array, "batch heads 1 q"]

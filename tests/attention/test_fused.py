@@ -1,0 +1,250 @@
+"""The fused kernels: equal to the reference in values and every gradient, lowered for GPUs and TPUs,
+and, where libtpu is installed, compiled for TPUs.
+
+test_backend_grid.py compares the kernels for TPUs over shapes, masks and dtypes.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi import alibi_slopes, attend
+from alibi.attention.accelerator import fused
+from alibi.attention.accelerator.mosaic import _Pass
+from alibi.attention.backends import choose, refusal
+from alibi.attention.call import AttentionCall, AttentionOptions, traced_for
+from alibi.attention.skipping import tiles_needed
+from alibi.attention.tiles import make_sides
+from alibi.positions import AlibiBias, make_position
+from alibi.positions.fox import FoxBias
+from tests.attention.calls import abstract_tpu, inputs, on
+
+KERNELS = ["mosaic", "triton"]
+METHODS = ["none", "alibi_learned", "t5", "kerple_log", "sandwich", "fox"]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
+    monkeypatch.setattr(fused, "BLOCK", dict.fromkeys(KERNELS, 16))
+    monkeypatch.setattr(fused, "LANES", 16)
+
+
+def bias_of(name, heads, head_dim, batch=2, length=40):
+    """Returns the parameters of a method's bias, and the function from them to the bias."""
+    if name == "none":
+        return {}, lambda params: None
+    if name == "fox":
+        gates = np.random.default_rng(1).standard_normal((batch, length, heads), np.float32)
+        return jnp.cumsum(jax.nn.log_sigmoid(gates), axis=1), lambda c: FoxBias(c, c)
+    sizes = {"num_heads": heads, "head_dim": head_dim, "width": heads * head_dim}
+    method = make_position(name, **sizes, train_length=16, options={})
+    params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(1))}
+    return params, method.bias
+
+
+def by(backend, arrays, params, bias, sink=None, **arguments):
+    """Returns the result and the gradients of queries, keys, values, the parameters and the sink."""
+    *learned, incoming = arrays
+
+    @jax.jit
+    def value_and_gradients(*learned):
+        def attention(query, key, value, params, sink):
+            return attend(
+                query, key, value, bias=bias(params), sink=sink, backend=backend, **arguments
+            )
+
+        attended, to_gradients = jax.vjp(attention, *learned)
+        return attended, *to_gradients(jnp.asarray(incoming))
+
+    return jax.tree.leaves(value_and_gradients(*learned, params, sink))
+
+
+def assert_equals_reference(arrays, params, bias, **arguments):
+    expected = by("reference", arrays, params, bias, **arguments)
+    for got, right in zip(by("fused", arrays, params, bias, **arguments), expected, strict=True):
+        np.testing.assert_allclose(got, right, rtol=0, atol=1e-5 * (1 + np.abs(right).max()))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(kernels, name, monkeypatch, small_blocks):
+    """With more keys than queries, so that tiles differ in what they see, and the last is filled up."""
+    monkeypatch.setattr(fused, "ON_CPU", kernels)
+    length = 40 if name == "fox" else 27
+    arrays = inputs(2, length, 40, 2, 8)
+    assert_equals_reference(arrays, *bias_of(name, 2, 8))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("name", ["alibi_learned", "fox"])
+def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(
+    kernels, name, monkeypatch, small_blocks
+):
+    monkeypatch.setattr(fused, "ON_CPU", kernels)
+    arrays = inputs(2, 40, 40, 4, 8, kv_heads=2, value_dim=12)
+    tokens = np.arange(40)
+    segments = jnp.asarray(np.stack([tokens // 15, 0 * tokens]))
+    positions = jnp.asarray(np.stack([tokens % 15, tokens]))
+    sides = {"query_positions": positions, "key_positions": positions, "segment_ids": segments}
+    assert_equals_reference(
+        arrays,
+        *bias_of(name, 4, 8),
+        sink=jnp.asarray([0.0, 0.5, -1.0, 2.0]),
+        window=12,
+        logit_cap=2.0,
+        **sides,
+    )
+
+
+def test_the_gradient_of_a_bias_is_the_same_each_time(small_blocks):
+    arrays = inputs(2, 40, 40, 2, 8)
+    once, again = (by("fused", arrays, *bias_of("t5", 2, 8)) for _ in range(2))
+    for one, other in zip(once, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_tiles_out_of_reach_are_no_steps(small_blocks):
+    """Under steep slopes a block sees itself and the one before: the grid has so many steps."""
+    query, key, value, _ = (jnp.asarray(x) for x in inputs(1, 160, 160, 2, 8))
+    call = AttentionCall(
+        query,
+        key,
+        value,
+        bias=AlibiBias(jnp.asarray([64.0, 0.0])),
+        causal=True,
+        query_positions=np.arange(160),
+        key_positions=np.arange(160),
+    )
+    tiling = fused._tiling(call)
+    needed = tiles_needed(call, tiling, make_sides(call, tiling))
+    plan = fused._plan(call, tiling, needed.shape)
+    assert np.asarray(needed).sum(axis=(0, 2, 3)).tolist() == [10 + 9, 55]
+    for by_keys in (False, True):
+        assert _Pass(plan, needed, by_keys=by_keys).counts.tolist() == [10 + 9, 55]
+    assert plan.most_tiles == 2 * 55, "known when it is traced: those that causality leaves"
+
+
+def call_of(platform, bias, length=1024, head_dim=64, dtype=jnp.bfloat16, **changes):
+    array = jnp.zeros((1, length, 4, head_dim), dtype)
+    options = AttentionOptions(platform=platform)
+    positions = {"query_positions": np.arange(length), "key_positions": np.arange(length)}
+    arguments = {"bias": bias, "causal": True, "devices": 1, "options": options} | positions
+    return AttentionCall(array, array, array, **(arguments | changes))
+
+
+def tabulated(name, call):
+    params, bias = bias_of(name, 4, 64)
+    return bias(params).tabulated(call.query_positions, call.key_positions)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_auto_takes_it_where_no_columns_give_the_bias(platform):
+    plain = call_of(platform, None)
+    known = call_of(platform, AlibiBias(alibi_slopes(4)))
+    assert choose(known) == "augmented"
+    assert choose(plain) == choose(call_of(platform, tabulated("t5", plain))) == "fused"
+    assert choose(call_of(platform, tabulated("kerple_log", plain))) == "fused"
+    assert choose(call_of(platform, None, length=512)) == "reference", "the logits are small"
+
+
+def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
+    plain = call_of("tpu", None)
+    assert refusal("fused", plain) == ""
+    params, fire = bias_of("fire", 4, 64)
+    t5_params, t5 = bias_of("t5", 4, 64)
+    refused = [
+        ({"bias": fire(params)}, "its bias is none of slopes"),
+        ({"bias": t5(t5_params), "key_positions": jnp.arange(1024)}, "positions known when it is"),
+        ({"mask": jnp.ones((1, 1, 1024, 1024), bool)}, "segments, and no mask"),
+        ({"devices": 4}, "several need sharding="),
+        ({"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}, "no dropout"),
+        ({"precision": jax.lax.Precision.HIGH}, "default precision or the highest"),
+        ({"value": plain.value.astype(jnp.float32)}, "one for all, and got bfloat16, float32"),
+    ]
+    for changes, reason in refused:
+        assert reason in refusal("fused", dataclasses.replace(plain, **changes))
+    blocks = AttentionOptions(platform="tpu", block=64)
+    assert "powers of two from 128 on" in refusal("fused", call_of("tpu", None, options=blocks))
+    wide = call_of("tpu", None, head_dim=512)
+    assert "heads of up to 256 features" in refusal("fused", wide)
+    half = call_of("tpu", None, dtype=jnp.float16)
+    assert "takes bfloat16 or float32" in refusal("fused", half)
+    long = call_of("tpu", None, length=2**18, head_dim=1)
+    assert "holds 131,072 tiles, and this call can need 525,312" in refusal("fused", long)
+    assert refusal("fused", on(long, "gpu")) == "", "its kernels hold no list"
+
+
+def gradients(name, head_dim, length, batch=2, heads=4):
+    """Returns a function that computes attention and all gradients, and shapes of its arguments."""
+    params, bias = bias_of(name, heads, head_dim, batch, length)
+
+    def computed(query, key, value, params, incoming):
+        def attention(query, key, value, params):
+            return attend(query, key, value, bias=bias(params), backend="fused")
+
+        attended, to_gradients = jax.vjp(attention, query, key, value, params)
+        return attended, *to_gradients(incoming)
+
+    array = jax.ShapeDtypeStruct((batch, length, heads, head_dim), jnp.bfloat16)
+    return computed, (array, array, array, jax.eval_shape(lambda: params), array)
+
+
+@pytest.mark.parametrize("name", ["none", "alibi_learned", "t5", "fox"])
+@pytest.mark.parametrize(("platform", "target"), [("gpu", "cuda"), ("tpu", "tpu")])
+def test_lowers_without_a_square_of_pairs(platform, target, name, monkeypatch):
+    """By Pallas' own lowering, of Triton or Mosaic; neither compiler is here."""
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
+    function, shapes = gradients(name, 80, 1000)
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract_tpu())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(traced_for(platform, 1))
+        if platform == "tpu":
+            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+        lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=(target,))
+    module = lowered.as_text()
+    kernel = "tpu_custom_call" if platform == "tpu" else "__gpu$xla.gpu.triton"
+    diagonals = platform == "gpu" and name == "t5"  # in a kernel of its own
+    assert module.count(f"@{kernel}") == 3 + diagonals
+    assert not re.findall(r"tensor<[0-9x]*(?:1000x1000|1024x1024)x[a-z]", module)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="libtpu, the compiler for TPUs, is not installed: bash scripts/setup.sh --extra=tpu",
+)
+@pytest.mark.parametrize(
+    ("topology", "head_dim", "name"),
+    [
+        *(("v5e:2x2", dim, name) for dim in (64, 128) for name in METHODS),
+        *((other, dim, "t5") for dim in (64, 128) for other in ("v5p:2x2x1", "v6e:2x2")),
+    ],
+)
+def test_compiles_for_tpus(topology, head_dim, name, monkeypatch):
+    from jax.experimental import topologies
+
+    for variable, value in (
+        ("SKIP_MDS_QUERY", "1"),
+        ("ACCELERATOR_TYPE", "v5litepod-8"),
+        ("WORKER_ID", "0"),
+        ("WORKER_HOSTNAMES", "localhost"),
+    ):
+        monkeypatch.setitem(os.environ, f"TPU_{variable}", value)
+    device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+    function, shapes = gradients(name, head_dim, 8192, batch=1, heads=8)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes
+    )
+    with traced_for("tpu", 1):
+        compiled = jax.jit(function).lower(*shapes).compile()
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    # One [q, k] array of a head in bfloat16 would be 128 MiB, of all heads 1 GiB.
+    assert temporary < 2**29
