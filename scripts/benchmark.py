@@ -11,6 +11,7 @@ position methods.
     python scripts/benchmark.py generate              # tokens/s of reading a prompt and of decoding after it
     python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
+    python scripts/benchmark.py compiled              # a step's cycles on TPUs, as libtpu estimates them
     python scripts/benchmark.py data --text=FILE      # MB/s of making token files, beside numpy and tokenizers
 
 Each contender lives in a process of its own. In every round each is timed in turn while the others
@@ -29,6 +30,7 @@ import clone  # noqa: F401
 from benchmarks import (
     adaptive,
     attention,
+    compiled,
     data,
     evaluate,
     generate,
@@ -59,6 +61,10 @@ COMMANDS = {
     "adaptive": (
         "adaptive embeddings: training, and the loss against a dense softmax",
         adaptive.add_arguments,
+    ),
+    "compiled": (
+        "a step's cycles on TPUs, as their compiler estimates them",
+        compiled.add_arguments,
     ),
     "data": ("text made into tokens, by tokenizer and workers", data.add_arguments),
 }

@@ -7,7 +7,6 @@ of a large model takes minutes. Prints the bytes on a device, planned and compil
 arguments, and its peak.
 """
 
-import os
 import time
 
 import clone  # noqa: F401
@@ -22,31 +21,16 @@ _TOPOLOGY = flags.DEFINE_string(
 
 
 def main() -> None:
-    import importlib.util
+    from benchmarks.compiled import tpu_devices
 
-    if importlib.util.find_spec("libtpu") is None:
-        raise ValueError(
-            "compiling for TPUs needs the package libtpu; install it by bash scripts/setup.sh --extra=tpu"
-        )
-    for name, value in (
-        ("SKIP_MDS_QUERY", "1"),  # there is no TPU with metadata
-        ("ACCELERATOR_TYPE", "v5litepod-8"),
-        ("WORKER_ID", "0"),
-        ("WORKER_HOSTNAMES", "localhost"),
-    ):
-        os.environ.setdefault(f"TPU_{name}", value)
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
+    devices = tpu_devices(_TOPOLOGY.value)
     from benchmarks.training_contenders import compile_step
-    from jax.experimental import topologies
 
     from alibi.attention.call import traced_for
     from alibi.parallel.device_kinds import GIB
     from alibi.parallel.sharding import make_mesh
     from alibi.planning.plan import make_plan
 
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY.value).devices
     plan = make_plan(_CONFIG.value, len(devices), devices[0].device_kind)
     start = time.perf_counter()
     with traced_for(plan.kind.platform, len(devices)):

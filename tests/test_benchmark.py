@@ -388,3 +388,52 @@ def test_making_tokens_is_timed_beside_plain_loops(load, monkeypatch, capsys):
     ]  # fmt: skip
     assert all(0 < row["mb_per_core_second"] < 1e5 for row in rows)
     assert "| words, 1 workers |" in capsys.readouterr().out
+
+
+def test_cycles_are_counted_by_part_and_loops_times_their_rounds(load):
+    """The lines of a program that libtpu compiled, cut to what is read; kernels have no cycles."""
+
+    def line(name, cycles, scope):
+        return (
+            f'  %{name} = f32[8] fusion(%a), calls=%f, metadata={{op_name="jit(update)/{scope}"}}, '
+            f'backend_config={{"window_config":{{"estimated_cycles":"{cycles}"}}}}'
+        )
+
+    program = "\n".join(
+        [
+            "%known (p: s32[]) -> pred[] {",
+            "  %limit = s32[]{:T(128)} constant(8)",
+            "  ROOT %less = pred[] compare(%p, %limit), direction=LT",
+            "}",
+            "%unknown (p: s32[]) -> pred[] {",
+            "  ROOT %less = pred[] compare(%p, %q), direction=LT",
+            "}",
+            "%body (p: s32[]) -> s32[] {",
+            line("loss", 10, "jvp(DecoderLM.token_nll)/while/body/dot"),
+            "}",
+            "ENTRY %main_spmd (p: s32[]) -> s32[] {",
+            line("up", 100, "jvp(DecoderLM)/layers_0/up/dot_general"),
+            line("out", 1000, "transpose(jvp(DecoderLM))/layers_0/attention/out/dot_general"),
+            '  %kernel = custom-call(%a), custom_call_target="tpu_custom_call", frontend={"a":{',
+            '}}, metadata={op_name="jit(update)/layers_0/attention/pallas_call"}',
+            "  %w = s32[] while(%t), condition=%known, body=%body",
+            "  %v = s32[] while(%t), condition=%unknown, body=%body",
+            line("adam", 7, "mul"),
+            "}",
+        ]
+    )
+    cycles, unknown = load("compiled").cycles_by_part(program)
+    assert {part: count for part, count in cycles.items() if count} == {
+        "feed-forward": 100,
+        "projections of attention": 1000,
+        "embedding and loss": 8 * 10 + 10,
+        "optimizer": 7,
+    }
+    assert unknown == 1
+
+
+def test_a_step_is_compiled_for_tpus_only_with_their_compiler(load, monkeypatch):
+    compiled = load("compiled")
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs the package libtpu; install it by bash scripts"):
+        compiled.tpu_devices("v5e:2x2")

@@ -20,7 +20,7 @@ PARTS = {
     "attention": r"/attention/",
     "feed-forward": r"/layers_\d+/(?!\w*norm)",  # with the sums of the residual stream
     "norms": r"norm/",
-    "embedding and loss": r"DecoderLM",
+    "embedding and loss": r"(Decoder|Flax)LM",
     "optimizer": r"^jit\(update\)",
     "other": "",
 }

@@ -1,0 +1,272 @@
+"""`scripts/benchmark.py compiled`: training and scoring as libtpu compiles them for TPUs, with its
+own estimate of their cycles. Nothing is run, and no TPU is needed.
+"""
+
+import argparse
+import collections
+import importlib.util
+import os
+import re
+import time
+from typing import Any
+
+import numpy as np
+
+from alibi.config import Config, make_config
+from benchmarks.profile import PARTS
+from benchmarks.rounds import Row, about, known, print_table
+
+SHAPE = (
+    "model.num_layers=2,model.width=1024,model.num_heads=8,model.feed_forward=4096,"
+    "model.dtype=bfloat16,length=2048,train.batch_tokens=65536"
+)
+FLAX = "flax"  # the peer
+SCORED = 8192  # tokens
+CYCLES = 1.5e9, 1.75e9  # a second, of TPU v5e and of v5p and v6e, from their peaks
+NOTE = """
+An estimate of the compiler, not a measurement. Cycles are those of libtpu's cost model, loops times
+their rounds where the program tells them; kernels (Pallas) have none: their products are counted
+here and taken at the peak, so that the seconds are the least that they can be, and the share of the
+peak the most. Waiting for other chips and for memory is left out, and bytes count loops once.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--topology", default="v5e:2x2", help="generation and shape of the slice")
+    parser.add_argument(
+        "--positions", default=f"none,alibi,t5,{FLAX}", help=f"methods; {FLAX}: plain Flax, as peer"
+    )
+    parser.add_argument("--config", default=SHAPE, help="config keys of the model and the batch")
+    parser.add_argument("--vocab_size", type=int, default=32_768)
+    parser.add_argument("--passes", default="train", help="train, score or both: train,score")
+    parser.set_defaults(command=compile_all)
+
+
+def tpu_devices(topology: str) -> list[Any]:
+    """Returns the devices of a TPU slice, which need not be here, and sets JAX to compile for them.
+
+    Raises:
+      ValueError: libtpu is missing, or there is no such slice.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError(
+            "compiling for TPUs needs the package libtpu; install it by bash scripts/setup.sh --extra=tpu"
+        )
+    for name, value in (
+        ("SKIP_MDS_QUERY", "1"),  # there is no TPU with metadata
+        ("ACCELERATOR_TYPE", "v5litepod-8"),
+        ("WORKER_ID", "0"),
+        ("WORKER_HOSTNAMES", "localhost"),
+    ):
+        os.environ.setdefault(f"TPU_{name}", value)
+    import jax
+    from jax.experimental import topologies
+
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except Exception as error:  # of the compiler, of no class of its own
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"--topology={topology} is no slice that libtpu knows ({reason}); use one such as v5e:2x2, v5p:2x2x1 or "
+            "v6e:2x2"
+        ) from None
+    return list(found.devices)
+
+
+def compile_all(arguments: argparse.Namespace) -> list[Row]:
+    from alibi.positions import METHODS
+
+    names = known(arguments.positions, [*METHODS, FLAX], "position method")
+    passes = known(arguments.passes, ["train", "score"], "pass")
+    devices = tpu_devices(arguments.topology)
+    rows = [_compiled(name, way, devices, arguments) for way in passes for name in names]
+    for way in passes:
+        _print(way, [row for row in rows if row["pass"] == way])
+    print(NOTE)
+    return rows
+
+
+def _compiled(name: str, way: str, devices: list[Any], arguments: argparse.Namespace) -> Row:
+    """Returns what the compiler says of a pass of a method."""
+    from alibi.attention.call import traced_for
+    from alibi.model.flops import TRAIN_PASSES, forward_flops
+    from alibi.parallel.device_kinds import known_device_kind
+
+    position = "none" if name == FLAX else name
+    config = make_config(f"{arguments.config},position={position}")
+    kind = known_device_kind(devices[0].device_kind)
+    start = time.perf_counter()
+    with traced_for("tpu", len(devices)):
+        build = {"train": _train, "score": _score}[way] if name != FLAX else _flax
+        program = build(config, arguments.vocab_size, devices, way)
+    seconds, text = time.perf_counter() - start, program.as_text()
+    cycles, unknown = cycles_by_part(text)
+    memory, cost = program.memory_analysis(), program.cost_analysis()
+    length = config.train_length if way == "train" else SCORED
+    of_forward = forward_flops(config, arguments.vocab_size, length)
+    flops = of_forward * (TRAIN_PASSES if way == "train" else 1)
+    # of tiles on the diagonal whole, and the backward pass's five products in seven
+    kernels = text.count('custom_call_target="tpu_custom_call"')
+    attention = 4 * config.model.width * (length + 512) / 2 * config.model.num_layers
+    passes = 4.5 if way == "train" else 1
+    tokens = config.train.batch_tokens / len(devices)
+    of_kernels = attention * passes * tokens / kind.bfloat16 if kernels else 0.0
+    clock = CYCLES[0] if kind.name == "TPU v5e" else CYCLES[1]
+    estimate = sum(cycles.values()) / clock + of_kernels
+    return {
+        "contender": name,
+        "pass": way,
+        "device": kind.name,
+        "devices": len(devices),
+        "compile_seconds": seconds,
+        "cycles": cycles,
+        "loops_of_unknown_rounds": unknown,
+        "kernels": kernels,
+        "kernel_seconds": of_kernels,
+        "seconds": estimate,
+        "of_peak": flops * tokens / kind.bfloat16 / estimate,
+        "bytes": cost["bytes accessed"],
+        "memory_bytes": memory.temp_size_in_bytes + memory.argument_size_in_bytes,
+        **about(1),
+    }
+
+
+def _train(config: Config, vocab_size: int, devices: list[Any], _: str) -> Any:
+    from alibi.parallel.sharding import make_mesh
+    from benchmarks.training_contenders import compile_step
+
+    return compile_step(config, vocab_size, make_mesh(config.mesh, devices))[-1]
+
+
+def _score(config: Config, vocab_size: int, devices: list[Any], _: str) -> Any:
+    """Returns the NLL of windows of `SCORED` tokens, as many in all as a training batch has."""
+    import jax
+
+    from alibi.evaluation.perplexity import model_nll
+    from alibi.model.decoder import build_model
+    from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
+
+    mesh = make_mesh(config.mesh, devices)
+    sharding = batch_sharding(mesh)
+    model = build_model(config, vocab_size, sharding=sharding)
+    shape = config.train.batch_tokens // SCORED, SCORED
+    tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    return jax.jit(model_nll(model)).lower(laid_out(params, mesh), tokens, tokens).compile()
+
+
+def _flax(config: Config, vocab_size: int, devices: list[Any], way: str) -> Any:
+    """Returns the same model without positions as Flax's own layers make it, under AdamW: the plain
+    way to write it.
+    """
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from alibi.parallel.sharding import batch_sharding, make_mesh
+
+    sizes, length = config.model, config.train_length if way == "train" else SCORED
+
+    class FlaxLM(nn.Module):  # with our names, by which cycles are counted by part
+        @nn.compact
+        def __call__(self, tokens: Any) -> Any:
+            embed = nn.Embed(vocab_size, sizes.width, dtype=sizes.dtype)
+            x, mask = embed(tokens), nn.make_causal_mask(tokens)
+            for number in range(sizes.num_layers):
+                x = FlaxLayer(name=f"layers_{number}")(x, mask)
+            return embed.attend(nn.LayerNorm(dtype=sizes.dtype, name="final_norm")(x))
+
+    class FlaxLayer(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, mask: Any) -> Any:
+            attention = nn.MultiHeadDotProductAttention(
+                sizes.num_heads, dtype=sizes.dtype, name="attention"
+            )
+            x = x + attention(nn.LayerNorm(dtype=sizes.dtype, name="attention_norm")(x), mask=mask)
+            up = nn.Dense(sizes.feed_forward, dtype=sizes.dtype, name="up")
+            down = nn.Dense(sizes.width, dtype=sizes.dtype, name="down")
+            return x + down(nn.relu(up(nn.LayerNorm(dtype=sizes.dtype, name="up_norm")(x))))
+
+    model, optimizer = FlaxLM(), optax.adamw(1e-3)
+    sharding = batch_sharding(make_mesh(config.mesh, devices))
+    whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    shape = config.train.batch_tokens // length, length
+    tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+
+    def nll(params: Any, inputs: Any, targets: Any) -> Any:
+        logits = model.apply(params, inputs).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+
+    def update(params: Any, state: Any, inputs: Any, targets: Any) -> Any:
+        loss, gradients = jax.value_and_grad(lambda *x: nll(*x).mean())(params, inputs, targets)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    params, state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
+        (params, jax.eval_shape(optimizer.init, params)),
+    )
+    if way == "score":
+        return jax.jit(nll).lower(params, tokens, tokens).compile()
+    return jax.jit(update, donate_argnums=(0, 1)).lower(params, state, tokens, tokens).compile()
+
+
+def cycles_by_part(program: str) -> tuple[dict[str, int], int]:
+    """Returns the estimated cycles of a program compiled for a TPU by part of the model, and the
+    number of its loops whose rounds it does not tell, which count once.
+    """
+    bodies = dict(re.findall(r"^(?:ENTRY )?%([\w.\-]+) [^\n]*\{\n(.*?)^\}$", program, re.M | re.S))
+    (entry,) = re.findall(r"^ENTRY %([\w.\-]+) ", program, re.M)
+    cycles: collections.Counter[str] = collections.Counter(dict.fromkeys(PARTS, 0))
+    unknown = 0
+
+    def add(name: str, times: int) -> None:
+        nonlocal unknown
+        for line in bodies[name].splitlines():
+            if loop := re.search(r" while\(.*condition=%([\w.\-]+), body=%([\w.\-]+)", line):
+                rounds = _rounds(bodies[loop[1]])
+                unknown += rounds is None
+                add(loop[2], times * (rounds or 1))
+            elif found := re.search(r'"estimated_cycles":"(\d+)"', line):
+                scope = re.search(r'op_name="([^"]*)"', line)
+                path = scope[1] if scope else ""
+                part = next(part for part, of in PARTS.items() if re.search(of, path))
+                cycles[part] += times * int(found[1])
+
+    add(entry, 1)
+    return dict(cycles), unknown
+
+
+def _rounds(condition: str) -> int | None:
+    """Returns the rounds of a loop that counts from 0, by its condition; None if it has another."""
+    limits = re.findall(r"= s32\[\]\S* constant\((\d+)\)", condition)
+    return int(limits[0]) if len(limits) == 1 and "direction=LT" in condition else None
+
+
+def _print(way: str, rows: list[Row]) -> None:
+    parts = list(PARTS)
+    first = rows[0]
+    title = "a training step" if way == "train" else f"scoring windows of {SCORED:,} tokens"
+    print(
+        f"\n{title}, {first['devices']} x {first['device']}, millions of cycles a device by part:\n"
+    )
+    titles = ["", *parts, "kernels, ms", "ms", "of peak", "GB", "GiB", "compiled, s"]
+    cells = [
+        [
+            row["contender"],
+            *(f"{row['cycles'][part] / 1e6:.1f}" for part in parts),
+            f"{row['kernel_seconds'] * 1e3:.1f}" if row["kernels"] else "-",
+            f"{row['seconds'] * 1e3:.1f}",
+            f"{row['of_peak']:.2f}",
+            f"{row['bytes'] / 1e9:.1f}",
+            f"{row['memory_bytes'] / 2**30:.2f}",
+            f"{row['compile_seconds']:.0f}",
+        ]
+        for row in rows
+    ]
+    print_table(titles, cells)
+    if unknown := sum(row["loops_of_unknown_rounds"] for row in rows):
+        print(f"\n{unknown} loops do not tell their rounds, and count once")
