@@ -4,11 +4,13 @@ and PyTorch.
 
 import argparse
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from alibi.attention.backends import OF_SEQUENCES
+from alibi.positions import METHODS
 from benchmarks.attention_contenders import Shape, Way, contender, token_step
 from benchmarks.processes import Contender, require_torch
 from benchmarks.rounds import (
@@ -37,7 +39,9 @@ FACTS = (
 GROUPS = 4  # of heads, from the steepest slopes to the flattest
 PEERS = {
     "torch": {"PyTorch sdpa, dense bias": Way("sdpa"), "PyTorch FlexAttention": Way("flex")},
+    "flex": {},  # FlexAttention with each position's score
     "flax": {"Flax, dense bias": Way("flax")},
+    "cudnn": {"cuDNN, no bias": Way("cudnn")},
 }
 
 TOKEN_WAYS = {
@@ -56,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", default="none", help=f"some of {', '.join(PEERS)}; or none")
     parser.add_argument(
         "--backends", default="auto", help=f"some of auto, {', '.join(OF_SEQUENCES)}"
+    )
+    parser.add_argument(
+        "--positions", default="alibi", help="methods with a bias, fox or none, comma-separated"
     )
     parser.add_argument(
         "--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none"
@@ -94,18 +101,20 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
             f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree"
         )
     backends = known(arguments.backends, ["auto", *OF_SEQUENCES], "attention backend")
+    positions = known(arguments.positions, METHODS, "position method")
     ways = {}
-    for backend in backends:
+    for position, backend in itertools.product(positions, backends):
         for word in arguments.skip_epsilon.lower().split(","):
             epsilon = None if word == "none" else float(word)
-            ways[f"alibi {backend}, skip {'none' if epsilon is None else format(epsilon, 'g')}"] = (
-                Way(backend, epsilon)
-            )
+            skip = "none" if epsilon is None else format(epsilon, "g")
+            ways[f"{position} {backend}, skip {skip}"] = Way(backend, epsilon, position=position)
     peers: dict[str, Way] = {}
     for peer in known(arguments.peer, PEERS, "peer"):
-        if peer == "torch":
+        if peer in ("torch", "flex"):
             require_torch()
         peers |= PEERS[peer]
+        if peer == "flex":
+            peers |= {f"FlexAttention {name}": Way("flex", position=name) for name in positions}
     rows = []
     for shape in _shapes(arguments):
         contenders = {name: contender(shape, way) for name, way in (ways | peers).items()}

@@ -44,12 +44,14 @@ class Way:
     """A way to compute: the backend, the share of mass to lose at most, and whether a cache knows its
     largest norms.
 
-    Peers are backends too: "flax" with a dense bias, "sdpa" and "flex" of PyTorch.
+    Peers are backends too: "flax" with a dense bias, "cudnn" without one, "sdpa" and "flex" of
+    PyTorch. `position` is the method whose bias is added; its parameters get gradients.
     """
 
     backend: str
     skip_epsilon: float | None = None
     knows_norms: bool = True
+    position: str = "alibi"
 
 
 # The least float32 tensors that a way holds: those [batch, heads, length, length], and those
@@ -59,9 +61,8 @@ TENSORS = {"reference": (4.0, 0.0), "saved": (0.5, 0.0), "flax": (4.0, 1.25), "s
 
 def contender(shape: Shape, way: Way) -> Contender:
     """Returns both passes of attention, computed in a way."""
-    build = {"flax": flax_step, "sdpa": torch_step, "flex": torch_step}.get(
-        way.backend, project_step
-    )
+    peers = {"flax": flax_step, "cudnn": cudnn_step, "sdpa": torch_step, "flex": torch_step}
+    build = peers.get(way.backend, project_step)
     weights, biases = TENSORS.get(way.backend, (0.0, 0.0))
     needed = 4.0 * (shape.batch * weights + biases) * shape.heads * shape.length**2
     return Contender(build, (shape, way), needed, measure_passes)
@@ -134,13 +135,45 @@ def project_step(shape: Shape, way: Way) -> Step:
     from alibi.attention import attend
     from alibi.slopes import alibi_slopes
 
+    call = functools.partial(attend, backend=way.backend, skip_epsilon=way.skip_epsilon)
+    if way.position != "alibi":
+        params, bias = bias_of(shape, way.position)
+        return _jax_step(shape, lambda *x: call(*x[:3], bias=bias(x[3])), learned=(params,))
     slopes = alibi_slopes(shape.heads)
-    attention = functools.partial(
-        attend, slopes=slopes, backend=way.backend, skip_epsilon=way.skip_epsilon
-    )
-    step = _jax_step(shape, attention)
+    step = _jax_step(shape, functools.partial(call, slopes=slopes))
     step.facts["computed_weights"] = lambda: computed_weights(*_jax_arrays(shape)[:3], slopes, way)
     return step
+
+
+def bias_of(shape: Shape, position: str) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns the parameters of a method's bias, and the function from them to the bias; the gates
+    of FoX are drawn.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from alibi.positions import make_position
+    from alibi.positions.fox import FoxBias
+
+    if position == "fox":
+        size = shape.batch, shape.length, shape.heads
+        gates = jax.nn.log_sigmoid(4.0 + jax.random.normal(jax.random.key(0), size))
+        return jnp.cumsum(gates, axis=1), lambda sums: FoxBias(sums, sums)
+    width = shape.heads * shape.head_dim
+    sizes = {"num_heads": shape.heads, "head_dim": shape.head_dim, "width": width}
+    method = make_position(position, **sizes, train_length=shape.length)
+    key = jax.random.key(0)
+    return {**method.init(key), **method.init_layer(key)}, method.bias
+
+
+def cudnn_step(shape: Shape, way: Way) -> Step:
+    """Returns the passes of cuDNN's causal attention without a bias."""
+    import jax
+
+    attention = functools.partial(
+        jax.nn.dot_product_attention, is_causal=True, implementation="cudnn"
+    )
+    return _jax_step(shape, attention)
 
 
 def computed_weights(query: Any, key: Any, value: Any, slopes: Any, way: Way) -> list[int] | None:
@@ -192,20 +225,20 @@ def flax_step(shape: Shape, way: Way) -> Step:
     return _jax_step(shape, nn.dot_product_attention, *jax.jit(bias_and_mask)())
 
 
-def _jax_step(shape: Shape, attention: Callable, *held: Any) -> Step:
-    """Returns the passes of attention(query, key, value, *held); `held_bytes` are those of a dense
-    bias.
+def _jax_step(shape: Shape, attention: Callable, *held: Any, learned: tuple[Any, ...] = ()) -> Step:
+    """Returns the passes of attention(query, key, value, *learned, *held), with gradients of all
+    but `held`, a dense bias, whose size `held_bytes` says.
     """
     import jax
 
-    def both(query: Any, key: Any, value: Any, cotangent: Any, *held: Any) -> tuple:
-        result, pull = jax.vjp(lambda *arrays: attention(*arrays, *held), query, key, value)
+    def both(arrays: tuple[Any, ...], cotangent: Any, *held: Any) -> tuple:
+        result, pull = jax.vjp(lambda *arrays: attention(*arrays, *held), *arrays)
         return result, pull(cotangent)
 
     query, key, value, cotangent = _jax_arrays(shape)
-    held_bytes = sum(x.nbytes for x in held)
-    run, compiled = _program(both, (query, key, value, cotangent, *held))
-    forward, _ = _program(attention, (query, key, value, *held))
+    held_bytes, arrays = sum(x.nbytes for x in held), (query, key, value, *learned)
+    run, compiled = _program(both, (arrays, cotangent, *held))
+    forward, _ = _program(attention, (*arrays, *held))
 
     def compiler_bytes() -> int | None:
         memory = compiled().memory_analysis()
@@ -228,19 +261,21 @@ def _program(function: Callable, arguments: Sequence[Any]) -> tuple[Run, Callabl
 
 
 def torch_step(shape: Shape, way: Way) -> Step:
-    """Returns the passes of PyTorch's attention."""
+    """Returns the passes of PyTorch's attention, on a GPU if there is one."""
     import torch
 
     from benchmarks.torch_peer import ATTENTION
 
+    on_gpu = torch.cuda.is_available()
     arrays = (
         torch.from_numpy(_arrays(shape))
         .transpose(2, 3)
-        .to(getattr(torch, shape.dtype))
+        .to("cuda" if on_gpu else "cpu", getattr(torch, shape.dtype))
         .contiguous()
     )
     cotangent, inputs = arrays[3], [x.clone().requires_grad_() for x in arrays[:3]]
-    attention, held_bytes = ATTENTION[way.backend](shape.heads, shape.length, arrays.dtype)
+    with arrays.device:
+        attention, held_bytes = ATTENTION[way.backend](shape, arrays.dtype, way.position)
 
     def run(steps: int) -> None:
         try:
@@ -250,11 +285,15 @@ def torch_step(shape: Shape, way: Way) -> Step:
         except NotImplementedError:
             torch.compiler.reset()  # else the forward pass would not be compiled either
             raise
+        if on_gpu:
+            torch.cuda.synchronize()
 
     def forward(steps: int) -> None:
         with torch.no_grad():
             for _ in range(steps):
                 attention(*(x.detach() for x in inputs))
+        if on_gpu:
+            torch.cuda.synchronize()
 
     return Step({"run": run, "forward": forward}, {"held_bytes": held_bytes})
 

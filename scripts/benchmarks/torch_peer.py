@@ -13,6 +13,7 @@ for each.
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -267,21 +268,35 @@ def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) 
     return bias
 
 
-def dense_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
-    """Returns attention with the bias and the causal mask in a tensor, and its bytes."""
-    bias = alibi_bias(num_heads, length, dtype)
+def dense_attention(shape: Any, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
+    """Returns attention with ALiBi and the causal mask in a tensor, and its bytes."""
+    bias = alibi_bias(shape.heads, shape.length, dtype)
     attend = functional.scaled_dot_product_attention
     return lambda query, key, value: attend(query, key, value, attn_mask=bias), bias.nbytes
 
 
-def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Attention, int]:
+def flex_attention(shape: Any, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
     """Returns FlexAttention, compiled, with the bias as a score_mod and a causal block mask; it
-    holds nothing.
+    holds nothing. The bias is ALiBi's by slopes, FoX's by sums, others' a table by distance; its
+    parameters get no gradient.
     """
-    slopes, compiled = alibi_slopes(num_heads), torch.compile(flex.flex_attention, dynamic=False)
+    length, compiled = shape.length, torch.compile(flex.flex_attention, dynamic=False)
+    slopes = alibi_slopes(shape.heads)
+    sums = torch.zeros(shape.batch, shape.heads, length).cumsum(dim=2)
+    table = torch.zeros(shape.heads, length)
 
     def alibi(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score - slopes[head] * (query - key)
+
+    def fox(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + sums[batch, head, query] - sums[batch, head, key]
+
+    def by_distance(
+        score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
+    ) -> Tensor:
+        return score + table[head, query - key]
+
+    scores = {"alibi": alibi, "fox": fox, "none": None}
 
     def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
@@ -298,8 +313,9 @@ def flex_attention(num_heads: int, length: int, dtype: torch.dtype) -> tuple[Att
         mask_mod=causal,
         seq_lengths=(length, length),
     )
+    score = scores.get(position, by_distance)
     return lambda query, key, value: compiled(
-        query, key, value, score_mod=alibi, block_mask=mask
+        query, key, value, score_mod=score, block_mask=mask
     ), 0
 
 
