@@ -9,11 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from alibi.cpu.products import Products
 from alibi.parallel.sharding import for_lookup, split_batch
+
+LSE = "lse"  # names what a chunk's backward pass does not compute again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +110,37 @@ def chunked_token_nll(
     padding = ((0, 0), (0, chunks * chunk - length))
     features = jnp.pad(features, (*padding, (0, 0))).reshape(batch, chunks, chunk, -1)
     padded = jnp.pad(targets, padding, constant_values=-1).reshape(batch, chunks, chunk)
-    nll = jax.lax.map(
-        jax.checkpoint(lambda part: token_nll(head(part[0]), part[1])),
-        (jnp.moveaxis(features, 1, 0), jnp.moveaxis(padded, 1, 0)),
+    # The backward pass computes a chunk's logits again, and takes the logarithm of their sum of
+    # exponentials from the forward pass.
+    of_chunk = jax.checkpoint(
+        lambda part: _recomputed_nll(head(part[0]).astype(jnp.float32), part[1]),
+        policy=jax.checkpoint_policies.save_only_these_names(LSE),
     )
+    nll = jax.lax.map(of_chunk, (jnp.moveaxis(features, 1, 0), jnp.moveaxis(padded, 1, 0)))
     return jnp.moveaxis(nll, 0, 1).reshape(batch, -1)[:, :length]
+
+
+@jax.custom_vjp
+def _recomputed_nll(
+    logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
+) -> Float[Array, "batch length"]:
+    return token_nll(logits, targets)
+
+
+def _forward(logits: Array, targets: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    lse = checkpoint_name(jax.nn.logsumexp(logits, axis=-1), LSE)
+    of_target = jnp.where(_is_target(logits, targets), logits, 0.0).sum(axis=-1)
+    return jnp.where(targets < 0, 0.0, lse - of_target), (logits, lse, targets)
+
+
+def _backward(saved: tuple[Array, Array, Array], dnll: Array) -> tuple[Array, None]:
+    logits, lse, targets = saved
+    probabilities = jnp.exp(logits - lse[..., None])
+    of_tokens = jnp.where(targets < 0, 0.0, dnll)[..., None]
+    return (probabilities - _is_target(logits, targets)) * of_tokens, None
+
+
+_recomputed_nll.defvjp(_forward, _backward)
 
 
 def token_nll(
@@ -119,13 +148,15 @@ def token_nll(
 ) -> Float[Array, "batch length"]:
     """Returns -log softmax(logits)[target] in nats, float32; 0 for negative targets."""
     logits = logits.astype(jnp.float32)
-    # A comparison instead of a gather: its gradient is one fused pass and no scatter.
-    is_target = (
-        jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
-    )
-    of_target = jnp.where(is_target, logits, 0.0).sum(axis=-1)
+    of_target = jnp.where(_is_target(logits, targets), logits, 0.0).sum(axis=-1)
     nll = jax.nn.logsumexp(logits, axis=-1) - of_target
     return jnp.where(targets < 0, 0.0, nll)
+
+
+def _is_target(logits: Array, targets: Array) -> Bool[Array, "batch length vocabulary"]:
+    # A comparison instead of a gather: its gradient is one fused pass and no scatter.
+    numbers = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return numbers == targets[..., None]
 
 
 def selected_token_nll(
