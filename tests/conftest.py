@@ -14,9 +14,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
-# Before JAX is imported, and for the commands that tests start: the CPU, and no trace in the user's
-# own cache.
-os.environ["JAX_PLATFORMS"] = "cpu"
+# Before JAX is imported, and for the commands that tests start: the CPU, unless scripts/device_check.sh
+# names another platform for its own tests, and no trace in the user's own cache.
+os.environ["JAX_PLATFORMS"] = os.environ.get("ALIBI_TEST_PLATFORM", "cpu")
 # Compiling takes most of the tests' time, and running almost none: XLA's quick passes only. (Its
 # older code generator is quicker still, but rounds otherwise than the one users get: 1% of a
 # gradient's norm after 50 updates.)
