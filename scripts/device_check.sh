@@ -2,7 +2,7 @@
 # Checks and measures this project on a machine with one GPU and no network, in 8 minutes at most.
 #
 #   bash scripts/device_check.sh FOLDER [WHEELS]   # WHEELS: the folder of scripts/pack_wheels.sh
-#   bash scripts/device_check.sh --dry FOLDER      # the same at tiny sizes, on any machine
+#   bash scripts/device_check.sh --dry FOLDER      # a trial at tiny sizes, on any machine
 #
 # FOLDER gets what each part printed, and the rows of attention. A part that fails or outlasts its time does not stop
 # the others; the last line says which.
@@ -14,10 +14,12 @@ dry=""
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 python=${PYTHON:-python3}
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
 cd "$root" || exit 1
 if [[ $# -ge 2 ]]; then
-  "$python" -m pip install --quiet --no-index --no-deps --target "$out/site" "$2"/*.whl || exit 1
-  export PYTHONPATH="$out/site${PYTHONPATH:+:$PYTHONPATH}"
+  "$python" -m pip install --quiet --no-index --no-deps --target "$tmp/site" "$2"/*.whl || exit 1
+  export PYTHONPATH="$tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 export XLA_PYTHON_CLIENT_PREALLOCATE=false  # contenders share the GPU's memory
 if [[ -z "$dry" ]] && ! "$python" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'; then
@@ -31,7 +33,7 @@ part() {
   local name=$1 seconds=$2
   shift 2
   echo "== $name: $*"
-  timeout "$seconds" "$@" 2>&1 | tee "$out/$name.txt" || failed="$failed $name"
+  timeout -k 5 "$seconds" "$@" 2>&1 | tee "$out/$name.txt" || failed="$failed $name"
 }
 benchmark() { part "$1" "$2" "$python" scripts/benchmark.py attention "${@:3}" --json="$out/$1.json"; }
 
@@ -40,7 +42,7 @@ if [[ -n "$dry" ]]; then
   part tests 100 env ALIBI_TEST_PLATFORM=cpu "$python" -m pytest -q -p no:cacheprovider -k t5-64 tests/attention/test_device.py
   benchmark attention-64 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=alibi \
     --backends=fused
-  part train 100 "$python" train.py --workdir="$out/run" --config="configs/quickstart.py:position=t5,model.num_layers=1,\
+  part train 100 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,model.num_layers=1,\
 model.width=32,length=32,train.batch_tokens=64,train.steps=2,optimizer.warmup_steps=1,eval.every_steps=2,\
 checkpoint.every_steps=2,data.max_valid_bytes=64"
 else
@@ -52,9 +54,8 @@ else
   benchmark attention-128 60 "${common[@]}" --lengths=16384 --head_dim=128 --backends=fused --positions=none,alibi,t5 \
     --peer=cudnn
   benchmark flex-64 70 "${common[@]}" --lengths=16384 --head_dim=64 --backends=fused --positions=alibi,t5,fox --peer=flex
-  part train 70 "$python" train.py --workdir="$out/run" --config="configs/quickstart.py:position=t5,$train,\
+  part train 70 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,$train,\
 train.batch_tokens=65536,train.steps=60,optimizer.warmup_steps=10,eval.every_steps=60,checkpoint.every_steps=60"
 fi
-rm -rf "$out/run" "$out/site"
 [[ -z "$failed" ]] || { echo "device_check: failed:$failed" >&2; exit 1; }
 echo "device_check: all parts are done; see $out"

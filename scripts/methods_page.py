@@ -22,7 +22,7 @@ from alibi.config.former import BY_LENGTH, DEFAULTS
 from alibi.config.override import Override
 from alibi.positions import METHODS, PositionMethod, make_position, method_class
 from alibi.reporting.rows import Row, latest, read_rows
-from configs.sweeps import all_methods, passkey
+from configs.sweeps import all_methods, passkey, passkey_late
 
 PAGE = clone.ROOT / "docs" / "methods.md"
 ROWS = clone.ROOT / "results" / "methods" / "results.jsonl"
@@ -140,8 +140,8 @@ The quickstart's model, trained at L = {length}:
   ([intervals and figures](../results/methods/README.md));
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts;
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
-  were trained on books with passkeys, {of_keys:,} updates, means over one to {key_seeds} seeds
-  ([all distances, and methods that find them later](../results/passkey/README.md));
+  were trained on books with passkeys, {of_keys:,} updates, means over {key_seeds}; "late": next to none in
+  windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer));
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options and with
   `max_distance` 128 of `t5` and 16 of `shaw`, `threshold=512` of `fire` and `scale_base=512` of `xpos`,
   as a multiple of that of `none`, in which differences below 0.05 can be noise ([more](speed.md#position-methods));
@@ -234,7 +234,7 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
         length=SIZES["train_length"],
         steps=max((row.step for row in rows), default=0),
         seeds=len({row.seed for row in rows}),
-        key_seeds=len({row.seed for row in keys}),
+        key_seeds="one to three seeds" if len({row.seed for row in keys}) == 3 else "one seed",
         of_keys=passkey.STEPS,
     )
     return head + "\n".join(lines) + "\n"
@@ -291,7 +291,7 @@ def _extrapolation(found: list[Row]) -> list[str]:
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Returns the shares of found passkeys, means over seeds."""
+    """Returns the shares of found passkeys, means over seeds; "late" if there may be more later."""
     cells = []
     for times, distance in ASKED:
         shares = [
@@ -302,6 +302,8 @@ def _passkeys(rows: list[Row]) -> list[str]:
             and not row.error
         ]
         cells.append(f"{statistics.fmean(shares):.0%}" if shares else "-")
+    if rows and rows[0].series in passkey_late.STEPS:
+        return ["late" if cell == "0%" else cell for cell in cells]
     return cells
 
 

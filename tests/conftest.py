@@ -25,9 +25,10 @@ QUICK = (
     "llvm_disable_expensive_passes=true",
     "cpu_parallel_codegen_split_count=1",
 )
-os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)]
-)
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.environ["XLA_FLAGS"] = " ".join(
+        [os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)]
+    )
 # The workers of pytest-xdist inherit the first process's folder, which that process removes at its
 # end.
 if "ALIBI_TEST_CACHE" not in os.environ:

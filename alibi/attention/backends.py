@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from alibi.attention.accelerator.augmented import augmented_attention, cannot_augment
@@ -149,10 +150,14 @@ RULES = (
     ),
     Rule(
         ("gpu", "tpu"),
-        f"one device, or several with a sharding, bfloat16 or float32, {WORTH_A_KERNEL:,} keys or more, two queries or "
-        "more, a bias of slopes, of distances, or of a term of the query and one of the key, no dropout or mask",
+        f"one device, or several with a sharding, bfloat16, on TPUs also float32, {WORTH_A_KERNEL:,} keys or more, two "
+        "queries or more, no bias or one of slopes, of distances, or of a term of the query and one of the key, no "
+        "dropout or mask, but segments",
         lambda call: (
-            call.devices == 1 and call.key.shape[-3] >= WORTH_A_KERNEL and call.query.shape[-3] > 1
+            call.devices == 1
+            and call.key.shape[-3] >= WORTH_A_KERNEL
+            and call.query.shape[-3] > 1
+            and (call.options.platform == "tpu" or call.query.dtype == jnp.bfloat16)
         ),
         "fused",
         "a flash kernel that makes the bias in its tiles and sums its gradients there (speed not measured)",

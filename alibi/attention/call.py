@@ -55,8 +55,8 @@ class AttentionOptions:
 
     Attributes:
       window, skip_epsilon, sharding, backend: see `alibi.attention.attend`.
-      block: the largest tile of `blocked`, in queries and in keys, and the number of keys
-        `decoding` reads at a time; None: the fastest sizes measured.
+      block: the largest tile of `blocked` and `fused`, in queries and in keys, and the number of
+        keys `decoding` reads at a time; None: the fastest sizes measured.
       platform: the platform the program is compiled for: "cpu", "gpu" or "tpu".
       logit_cap: see `alibi.attention.attend`.
     """

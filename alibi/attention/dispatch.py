@@ -61,7 +61,8 @@ def attend(
       segment_ids: integers, for all tokens or as (queries', keys'); a query sees only keys of its
         own segment.
       window: a query sees only keys at distances below it: under the causal mask, itself and the
-        window - 1 keys before. None: no limit. `blocked` doesn't compute the tiles outside.
+        window - 1 keys before. None: no limit. `blocked` and `fused` don't compute the
+        tiles outside.
       mask: True if a query may see a key, besides `causal`, `segment_ids` and `window`. Zeros and
         ones are taken too, and an additive mask: zeros show a key and values below zero (at most
         -1000) hide it. Floats that are zeros alone show all keys, integers none; under `jax.vmap`
@@ -71,7 +72,7 @@ def attend(
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
       skip_epsilon: the largest share of a query's attention weights lost to keys out of reach of a
         `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and the result
-        is the same bit by bit; with None nothing is left out. `blocked` and `decoding` use it, see
+        is the same bit by bit; with None nothing is left out. `blocked`, `fused` and `decoding` use it, see
         `alibi.attention.skipping`. Heads that are computed together, as on several devices without
         `sharding`, leave out only keys out of reach for all of them.
       key_norm: for each sequence and head an upper bound of the norms of its keys, not finite if a

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from alibi.cpu.products import Products
 from alibi.parallel.sharding import for_lookup, split_batch
 
-LSE = "lse"  # names what a chunk's backward pass does not compute again
+LSE = "lse"  # the name of the saved logarithm of a token's sum of exponentials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,27 +120,22 @@ def chunked_token_nll(
     return jnp.moveaxis(nll, 0, 1).reshape(batch, -1)[:, :length]
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _recomputed_nll(
     logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
 ) -> Float[Array, "batch length"]:
     return token_nll(logits, targets)
 
 
-def _forward(logits: Array, targets: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    lse = checkpoint_name(jax.nn.logsumexp(logits, axis=-1), LSE)
-    of_target = jnp.where(_is_target(logits, targets), logits, 0.0).sum(axis=-1)
-    return jnp.where(targets < 0, 0.0, lse - of_target), (logits, lse, targets)
-
-
-def _backward(saved: tuple[Array, Array, Array], dnll: Array) -> tuple[Array, None]:
-    logits, lse, targets = saved
-    probabilities = jnp.exp(logits - lse[..., None])
-    of_tokens = jnp.where(targets < 0, 0.0, dnll)[..., None]
-    return (probabilities - _is_target(logits, targets)) * of_tokens, None
-
-
-_recomputed_nll.defvjp(_forward, _backward)
+@_recomputed_nll.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    (logits, targets), (dlogits, _) = primals, tangents
+    lse, is_target = jax.nn.logsumexp(logits, axis=-1), _is_target(logits, targets)
+    lse = checkpoint_name(lse, LSE)
+    of_target = jnp.where(is_target, logits, 0.0).sum(axis=-1)
+    dnll = ((jnp.exp(logits - lse[..., None]) - is_target) * dlogits).sum(axis=-1)
+    nll, dnll = (jnp.where(targets < 0, 0.0, x) for x in (lse - of_target, dnll))
+    return nll, dnll
 
 
 def token_nll(

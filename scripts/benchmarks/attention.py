@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from alibi.attention.backends import OF_SEQUENCES
-from alibi.positions import METHODS
 from benchmarks.attention_contenders import Shape, Way, contender, token_step
 from benchmarks.processes import Contender, require_torch
 from benchmarks.rounds import (
@@ -24,6 +23,7 @@ from benchmarks.rounds import (
     whole_numbers,
 )
 
+BIASES = ("none", "alibi", "alibi_learned", "t5", "kerple_log", "kerple_power", "sandwich", "fox")
 TURN_SECONDS = 0.5  # of a pass of a contender in a round, but at least one call
 TOKEN_TURN_SECONDS = 0.3
 LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
@@ -37,9 +37,9 @@ FACTS = (
     "no_backward",
 )
 GROUPS = 4  # of heads, from the steepest slopes to the flattest
-PEERS = {
+PEERS = {  # with ALiBi
     "torch": {"PyTorch sdpa, dense bias": Way("sdpa"), "PyTorch FlexAttention": Way("flex")},
-    "flex": {},  # FlexAttention with each position's score
+    "flex": {},  # FlexAttention with the score of each bias
     "flax": {"Flax, dense bias": Way("flax")},
     "cudnn": {"cuDNN, no bias": Way("cudnn")},
 }
@@ -61,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backends", default="auto", help=f"some of auto, {', '.join(OF_SEQUENCES)}"
     )
-    parser.add_argument(
-        "--positions", default="alibi", help="methods with a bias, fox or none, comma-separated"
-    )
+    parser.add_argument("--positions", default="alibi", help=f"biases, some of {', '.join(BIASES)}")
     parser.add_argument(
         "--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none"
     )
@@ -101,7 +99,7 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
             f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree"
         )
     backends = known(arguments.backends, ["auto", *OF_SEQUENCES], "attention backend")
-    positions = known(arguments.positions, METHODS, "position method")
+    positions = known(arguments.positions, BIASES, "bias")
     ways = {}
     for position, backend in itertools.product(positions, backends):
         for word in arguments.skip_epsilon.lower().split(","):

@@ -18,7 +18,7 @@ from benchmarks.training_contenders import VOCABULARY, training_step
 PARTS = {
     "projections of attention": r"/attention/(query|key|value|out)/",
     "attention": r"/attention/",
-    "feed-forward": r"/layers_\d+/(?!\w*norm)",  # with the sums of the residual stream
+    "feed-forward": r"\b(layers_\d+|Block)/(?!\w*norm)",  # with the sums of the residual stream
     "norms": r"norm/",
     "embedding and loss": r"(Decoder|Flax)LM",
     "optimizer": r"^jit\(update\)",

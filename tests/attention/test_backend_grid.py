@@ -76,7 +76,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     monkeypatch.setattr(tiles, "BLOCK", 64)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 2 * 64**2)
-    monkeypatch.setattr(fused, "BLOCK", {"mosaic": 64})
+    monkeypatch.setattr(fused, "BLOCK", 64)
     monkeypatch.setattr(fused, "LANES", 64)
     monkeypatch.setattr(decoding, "BLOCK", 64)
 

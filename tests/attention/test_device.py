@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.attention.calls import inputs
 from tests.attention.test_fused import bias_of, by
 
 pytestmark = pytest.mark.skipif(
@@ -33,3 +34,29 @@ def test_kernels_equal_the_reference(name, head_dim, monkeypatch):
     expected = by("reference", arrays, params, bias)
     for got, right in zip(found, expected, strict=True):
         assert error(got, right) < 0.02
+
+
+@pytest.mark.parametrize("head_dim", [80, 256])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_all_features_at_once_equal_the_reference(dtype, head_dim, monkeypatch):
+    """Packed documents, shared keys, a window, a sink and a cap."""
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
+    length = 100 if jax.default_backend() == "cpu" else 1100
+    arrays = [jnp.asarray(x, dtype) for x in inputs(2, length, length, 4, head_dim, kv_heads=2)]
+    tokens = np.arange(length)
+    segments = jnp.asarray(np.stack([tokens // 30, 0 * tokens]))
+    positions = jnp.asarray(np.stack([tokens % 30, tokens]))
+    params, bias = bias_of("alibi_learned", 4, head_dim)
+    arguments = {
+        "query_positions": positions,
+        "key_positions": positions,
+        "segment_ids": segments,
+        "sink": jnp.asarray([0.0, 0.5, -1.0, 2.0]),
+        "window": 90,
+        "logit_cap": 4.0,
+        "precision": "highest" if dtype == jnp.float32 else None,
+    }
+    found = by("fused", arrays, params, bias, **arguments)
+    expected = by("reference", arrays, params, bias, **arguments)
+    for got, right in zip(found, expected, strict=True):
+        assert error(got, right) < (1e-4 if dtype == jnp.float32 else 0.02)

@@ -23,6 +23,7 @@ from alibi.attention.call import AttentionCall, AttentionOptions, traced_for
 from alibi.attention.skipping import tiles_needed
 from alibi.attention.tiles import make_sides
 from alibi.positions import AlibiBias, make_position
+from alibi.positions.alibi import TwoSidedAlibiBias
 from alibi.positions.fox import FoxBias
 from tests.attention.calls import abstract_tpu, inputs, on
 
@@ -33,7 +34,8 @@ METHODS = ["none", "alibi_learned", "t5", "kerple_log", "sandwich", "fox"]
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    monkeypatch.setattr(fused, "BLOCK", dict.fromkeys(KERNELS, 16))
+    monkeypatch.setattr(fused, "BLOCK", 16)
+    monkeypatch.setattr(fused, "GPU_BLOCK", 16)
     monkeypatch.setattr(fused, "LANES", 16)
 
 
@@ -77,7 +79,7 @@ def assert_equals_reference(arrays, params, bias, **arguments):
 @pytest.mark.parametrize("name", METHODS)
 def test_methods(kernels, name, monkeypatch, small_blocks):
     """With more keys than queries, so that tiles differ in what they see, and the last is filled up."""
-    monkeypatch.setattr(fused, "ON_CPU", kernels)
+    monkeypatch.setattr(fused, "INTERPRET_GPU", kernels == "triton")
     length = 40 if name == "fox" else 27
     arrays = inputs(2, length, 40, 2, 8)
     assert_equals_reference(arrays, *bias_of(name, 2, 8))
@@ -88,7 +90,7 @@ def test_methods(kernels, name, monkeypatch, small_blocks):
 def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(
     kernels, name, monkeypatch, small_blocks
 ):
-    monkeypatch.setattr(fused, "ON_CPU", kernels)
+    monkeypatch.setattr(fused, "INTERPRET_GPU", kernels == "triton")
     arrays = inputs(2, 40, 40, 4, 8, kv_heads=2, value_dim=12)
     tokens = np.arange(40)
     segments = jnp.asarray(np.stack([tokens // 15, 0 * tokens]))
@@ -102,6 +104,20 @@ def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(
         logit_cap=2.0,
         **sides,
     )
+
+
+def test_queries_that_fill_a_block_add_nothing_to_keys_that_none_needs(small_blocks):
+    """A row of keys without a needed tile computes its first, whose added queries have no bias of
+    their own.
+    """
+    arrays = inputs(1, 20, 64, 2, 8)
+    slopes = jnp.asarray([200.0, 100.0])
+    bias = TwoSidedAlibiBias(slopes, slopes)
+    found = by("fused", arrays, bias, lambda bias: bias)
+    expected = by("reference", arrays, bias, lambda bias: bias)
+    for got, right in zip(found, expected, strict=True):
+        assert not np.isnan(got).any()
+        np.testing.assert_allclose(got, right, rtol=0, atol=1e-5 * (1 + np.abs(right).max()))
 
 
 def test_the_gradient_of_a_bias_is_the_same_each_time(small_blocks):
@@ -125,7 +141,7 @@ def test_tiles_out_of_reach_are_no_steps(small_blocks):
     )
     tiling = fused._tiling(call)
     needed = tiles_needed(call, tiling, make_sides(call, tiling))
-    plan = fused._plan(call, tiling, needed.shape)
+    plan = fused._plan(call, tiling)
     assert np.asarray(needed).sum(axis=(0, 2, 3)).tolist() == [10 + 9, 55]
     for by_keys in (False, True):
         assert _Pass(plan, needed, by_keys=by_keys).counts.tolist() == [10 + 9, 55]
@@ -178,7 +194,13 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     half = call_of("tpu", None, dtype=jnp.float16)
     assert "takes bfloat16 or float32" in refusal("fused", half)
     long = call_of("tpu", None, length=2**18, head_dim=1)
-    assert "holds 131,072 tiles, and this call can need 525,312" in refusal("fused", long)
+    # in blocks of 1,024, of which there are 256
+    assert "hold 131,072 tiles, and this call can need 131,584" in refusal("fused", long)
+    shorter = call_of("tpu", None, length=2**17, head_dim=1)
+    assert refusal("fused", shorter) == ""
+    assert fused._tiling(shorter).q_block == 1024
+    with jax.default_matmul_precision("high"):
+        assert "default precision or the highest, and got high" in refusal("fused", plain)
     assert refusal("fused", on(long, "gpu")) == "", "its kernels hold no list"
 
 

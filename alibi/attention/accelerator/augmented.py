@@ -81,7 +81,7 @@ def cannot_augment(call: AttentionCall) -> str:
         return f"on {platform} it takes {' or '.join(dtypes)}, and got {call.query.dtype}"
     if platform == "gpu":
         capability, width = (
-            _compute_capability(),
+            compute_capability(),
             _kernel_width(call.query.shape[-1], call.value.shape[-1]),
         )
         if jax.default_backend() == "gpu" and capability < 8.0:
@@ -223,7 +223,7 @@ def _kernel_width(head_dim: int, value_dim: int) -> int:
     return width + -width % 8
 
 
-def _compute_capability() -> float:
+def compute_capability() -> float:
     """Returns the compute capability of the first NVIDIA GPU; 0 if there is none."""
     try:
         return float(jax.local_devices(backend="cuda")[0].compute_capability)

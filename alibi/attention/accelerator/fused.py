@@ -16,9 +16,8 @@ that a kernel goes through, and cost nothing.
 
 import dataclasses
 import functools
-import importlib
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,16 +26,19 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, Int
 
+from alibi.attention.accelerator.augmented import compute_capability
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
 from alibi.attention.call import AttentionCall
+from alibi.attention.reference import MASKED
 from alibi.attention.skipping import tiles_needed
 from alibi.attention.tiles import Tiling, make_sides, make_tiling
 from alibi.cpu.sums import dot_rows
 from alibi.positions.bias import consecutive
 
-# queries, and keys, of a tile; a power of two, since sums of diagonals halve it
-BLOCK = {"mosaic": 512, "triton": 64}
-ON_CPU = "mosaic"  # the kernels that a CPU interprets
+# queries, and keys, of a tile; powers of two, since the sum along diagonals halves a tile again and
+# again
+BLOCK, GPU_BLOCK = 512, 64
+INTERPRET_GPU = False  # whether a CPU interprets the kernels for GPUs, not those for TPUs
 LANES = 128  # a TPU's registers hold rows of so many numbers
 WIDEST = 256  # features of a head that fit into a kernel's memory
 MOST_TILES = 2**17  # that a TPU's kernel lists in scalar memory, of 1 MiB
@@ -57,7 +59,7 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
         _padded(x.transpose(0, 2, 1, 3), 2, blocks * tiling.q_block)
         for x, blocks in zip(rows, of_side, strict=True)
     )
-    plan = _plan(call, tiling, needed.shape)
+    plan = _plan(call, tiling)
     names = ["query_segments", "key_segments"]
     if plan.first is None:
         names += ["query_positions", "key_positions"]
@@ -94,93 +96,106 @@ def cannot_fuse(call: AttentionCall) -> str:
     dtypes = {x.dtype for x in (call.query, call.key, call.value)}
     if len(dtypes) > 1 or call.query.dtype not in (jnp.bfloat16, jnp.float32):
         return f"it takes bfloat16 or float32, one for all, and got {', '.join(map(str, sorted(dtypes, key=str)))}"
-    if platform == "tpu" and call.precision not in (
-        None,
-        lax.Precision.DEFAULT,
-        lax.Precision.HIGHEST,
-    ):
-        return f"on TPUs it takes the default precision or the highest, and got {call.precision}"
+    try:
+        _precision(call)
+    except ValueError as error:
+        return str(error)
+    if platform == "gpu" and jax.default_backend() == "gpu" and compute_capability() < 8.0:
+        return "Triton needs an NVIDIA GPU of compute capability 8.0 or more"
     if max(call.query.shape[-1], call.value.shape[-1]) > WIDEST:
         return f"it takes heads of up to {WIDEST} features"
     block, least = call.options.block, LANES if platform == "tpu" else 16
     if block and (block < least or block & (block - 1)):
         return f"its blocks are powers of two from {least} on, and got {block}"
-    tiling = _tiling(call)
-    shape = (
-        math.prod(call.query.shape[:-3]),
-        call.query.shape[-2],
-        tiling.q_blocks,
-        tiling.k_blocks,
-    )
-    if (tiles := _most_tiles(call, tiling, shape)) > MOST_TILES and platform == "tpu":
-        return f"its list holds {MOST_TILES:,} tiles, and this call can need {tiles:,}"
+    if (tiles := _most_tiles(call, _tiling(call))) > MOST_TILES and platform == "tpu":
+        return f"its lists hold {MOST_TILES:,} tiles, and this call can need {tiles:,}"
     return ""
 
 
-def _kernels_for(call: AttentionCall) -> str:
-    return {"tpu": "mosaic", "gpu": "triton", "cpu": ON_CPU}[call.options.platform]
+def _on_gpu(call: AttentionCall) -> bool:
+    platform = call.options.platform
+    return platform == "gpu" or (platform == "cpu" and INTERPRET_GPU)
+
+
+def _precision(call: AttentionCall) -> lax.Precision | None:
+    """Returns the precision of the products: the highest, or None, the default. Those of bfloat16 are
+    exact by default.
+
+    Raises:
+      ValueError: another one, of the call or of JAX's configuration.
+    """
+    given, config = call.precision, cast(Any, jax.config)
+    given = config.jax_default_matmul_precision if given is None else given
+    names = given if isinstance(given, tuple) else (given, given)
+    found = {lax.Precision(name) if isinstance(name, str) else name for name in names}
+    if not found <= {None, lax.Precision.DEFAULT, lax.Precision.HIGHEST} or len(found) > 1:
+        raise ValueError(f"it takes the default precision or the highest, and got {given}")
+    highest = lax.Precision.HIGHEST in found and call.query.dtype != jnp.bfloat16
+    return lax.Precision.HIGHEST if highest else None
 
 
 def _block(call: AttentionCall) -> int:
-    kernels = _kernels_for(call)
+    if not _on_gpu(call):
+        return BLOCK
     width = max(call.query.shape[-1], call.value.shape[-1]) * call.query.dtype.itemsize
     # So that all blocks of a program fit into the 99 KiB that the smallest GPU of today shares.
-    half = kernels == "triton" and width > 256
-    return BLOCK[kernels] // 2 if half else BLOCK[kernels]
+    return GPU_BLOCK // 2 if width > 256 else GPU_BLOCK
 
 
 def _tiling(call: AttentionCall) -> Tiling:
     """Returns equal blocks of queries and of keys, a sequence and a head at a time."""
     longest = max(call.query.shape[-3], call.key.shape[-3])
-    whole = max(LANES, 1 << (longest - 1).bit_length())
-    block = min(call.options.block or _block(call), whole)
-    q_blocks, k_blocks = (-(-x.shape[-3] // block) for x in (call.query, call.key))
     batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
-    return dataclasses.replace(
-        make_tiling(call),
-        batch_groups=batch,
-        head_groups=heads,
-        batch_group=1,
-        head_group=1,
-        q_blocks=q_blocks,
-        k_blocks=k_blocks,
-        q_block=block,
-        k_block=block,
+    of_call = dataclasses.replace(
+        make_tiling(call), batch_groups=batch, head_groups=heads, batch_group=1, head_group=1
     )
 
+    def in_blocks(block: int) -> Tiling:
+        q_blocks, k_blocks = (-(-x.shape[-3] // block) for x in (call.query, call.key))
+        return dataclasses.replace(
+            of_call, q_blocks=q_blocks, k_blocks=k_blocks, q_block=block, k_block=block
+        )
 
-def _plan(call: AttentionCall, tiling: Tiling, shape: tuple[int, ...]) -> Plan:
+    whole = max(LANES, 1 << (longest - 1).bit_length())
+    tiling = in_blocks(min(call.options.block or _block(call), whole))
+    if call.options.block or _on_gpu(call) or _most_tiles(call, tiling) <= MOST_TILES:
+        return tiling
+    return in_blocks(2 * tiling.q_block)
+
+
+def _plan(call: AttentionCall, tiling: Tiling) -> Plan:
     sides, first = call.known_positions, None
     if sides is not None and consecutive(*sides):
         first = int(sides[0][0]), int(sides[1][0])
     return Plan(
-        batch=shape[0],
-        heads=shape[1],
+        batch=tiling.batch_groups,
+        heads=tiling.head_groups,
         group=call.query.shape[-2] // call.key.shape[-2],
         q_blocks=tiling.q_blocks,
         k_blocks=tiling.k_blocks,
         block=tiling.q_block,
+        q_length=tiling.q_length,
         k_length=tiling.k_length,
         causal=call.causal,
         window=call.options.window,
         logit_cap=call.options.logit_cap,
-        precision=call.precision,
+        precision=_precision(call),
         scale=call.query.shape[-1] ** -0.5,
         first=first,
         symmetric=call.bias is not None and call.bias.symmetric,
-        most_tiles=_most_tiles(call, tiling, shape),
-        kernels=_kernels_for(call),
+        most_tiles=_most_tiles(call, tiling),
+        on_gpu=_on_gpu(call),
         interpret=call.options.platform == "cpu",
     )
 
 
-def _most_tiles(call: AttentionCall, tiling: Tiling, shape: tuple[int, ...]) -> int:
+def _most_tiles(call: AttentionCall, tiling: Tiling) -> int:
     """Returns the number of tiles that a call needs if its bias skips none, or one for each block of
     queries or of keys if those are more.
     """
-    batch, heads, q_blocks, k_blocks = shape
+    groups, q_blocks, k_blocks = tiling.groups, tiling.q_blocks, tiling.k_blocks
     if call.known_positions is None:
-        return math.prod(shape)
+        return groups * q_blocks * k_blocks
     queries, keys = (
         np.pad(side, (0, blocks * tiling.q_block - side.size), mode="edge").reshape(blocks, -1)
         for side, blocks in zip(call.known_positions, (q_blocks, k_blocks), strict=True)
@@ -191,7 +206,7 @@ def _most_tiles(call: AttentionCall, tiling: Tiling, shape: tuple[int, ...]) -> 
     if call.options.window is not None:
         seen = seen & (behind < call.options.window) & (ahead < call.options.window)
     of_rows, of_columns = (np.maximum(seen.sum(axis=axis), 1).sum() for axis in (1, 0))
-    return batch * heads * int(max(of_rows, of_columns))
+    return groups * int(max(of_rows, of_columns))
 
 
 def _bias_arrays(call: AttentionCall, tiling: Tiling, batch_dims: int) -> dict[str, Array]:
@@ -235,7 +250,14 @@ def _attention(
 
 
 def _kernels(plan: Plan) -> Any:
-    return importlib.import_module(f"alibi.attention.accelerator.{plan.kernels}")
+    """Returns the module of the kernels, whose import takes a while; see `plan`."""
+    if plan.on_gpu:
+        from alibi.attention.accelerator import triton
+
+        return triton
+    from alibi.attention.accelerator import mosaic
+
+    return mosaic
 
 
 def _forward(operands: Any, needed: Any, plan: Plan) -> tuple[Array, Any]:
@@ -245,6 +267,9 @@ def _forward(operands: Any, needed: Any, plan: Plan) -> tuple[Array, Any]:
     # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq
     # and dk up to 1.4 times as large.
     out, lse = _kernels(plan).forward(plan, operands, needed, jnp.float32)
+    # Rows that fill the last block have no weights: what a bias adds to them is arbitrary.
+    rows = jnp.arange(lse.shape[-1])[None, None, None]
+    lse = jnp.where(rows < plan.q_length, lse, -MASKED)
     return out.astype(operands.value.dtype), (operands, needed, out, lse, learned)
 
 
@@ -261,8 +286,6 @@ def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
             x.reshape(plan.batch, -1, plan.group, *x.shape[2:]).sum(axis=2) for x in (dkey, dvalue)
         )
     dbias = {name: jnp.zeros_like(x) for name, x in operands.bias.items()} | found
-    if "slopes" in found:
-        dbias["slopes"] = found["slopes"].sum(axis=(1, 2, 3))
     dsink = None
     if operands.sink is not None:
         # A term of the query shifts all its logits alike, which only a sink notices.

@@ -25,7 +25,7 @@ from alibi.attention.accelerator.tile_math import (
     product,
 )
 
-VMEM_LIMIT = 96 * 2**20  # bytes that a kernel may use, of 128 MiB
+VMEM_LIMIT = 48 * 2**20  # bytes that a kernel may use, of 64 MiB or more since TPU v5
 
 
 class _Place(NamedTuple):
@@ -61,8 +61,8 @@ class _Pass:
     ) -> None:
         self.plan, self.by_keys = plan, by_keys
         batch, heads = plan.batch, plan.heads
-        # Chips of two cores take a part each. Neighbouring heads go apart, since their biases reach
-        # about as far.
+        # Chips of two cores take a part each. Neighbouring heads go to different cores: their biases
+        # reach about as far, so that both cores get about the same work.
         self.parts = 2 if heads % 2 == 0 else 1
         by_part = needed.reshape(batch, heads // self.parts, self.parts, *needed.shape[2:])
         # heads before sequences, so that the gradient of a head's bias is summed over all of them
@@ -283,9 +283,7 @@ def _to_diagonals(tile: Float[Array, "block block"]) -> Float[Array, "1 two_bloc
 def forward(
     plan: Plan, operands: Operands, needed: Array, dtype: Any
 ) -> tuple[Float[Array, "batch heads q value_dim"], Float[Array, "batch heads 1 q"]]:
-    """Returns the result, in `dtype`, and for each query the logarithm of the sum of the
-    exponentials of its logits.
-    """
+    """See `plan`."""
     tiles, value_dim = _Pass(plan, needed, by_keys=False), operands.value.shape[-1]
     shape = operands.query.shape[:3]
     return tiles.run(
@@ -331,7 +329,7 @@ def _forward(
 def backward_queries(
     plan: Plan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "batch heads q head_dim"]:
-    """Returns the gradient of the queries."""
+    """See `plan`."""
     tiles, query = _Pass(plan, needed, by_keys=False), operands.query
     width = query.shape[-1]
     return tiles.run(
@@ -370,9 +368,7 @@ def _backward_queries(
 def backward_keys(
     plan: Plan, operands: Operands, needed: Array, backward: Backward, learned: tuple[str, ...]
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """Returns the gradients of keys and of values, for each query head, and of the arrays of the
-    bias that `learned` names.
-    """
+    """See `plan`."""
     tiles = _Pass(plan, needed, by_keys=True)
     batch, heads, *_ = operands.query.shape
     block, length = plan.block, operands.key.shape[2]
@@ -399,7 +395,10 @@ def backward_keys(
         blocks,
         [(block, width) for width in widths],
     )
-    return dkey, dvalue, dict(zip(learned, dbias, strict=True))
+    found = dict(zip(learned, dbias, strict=True))
+    if "slopes" in found:
+        found["slopes"] = found["slopes"].sum(axis=(1, 2, 3))
+    return dkey, dvalue, found
 
 
 def _backward_keys(

@@ -1,4 +1,15 @@
-"""A call of attention as the fused kernels get it."""
+"""A call of attention as the fused kernels get it.
+
+Both modules of kernels, `mosaic` for TPUs and `triton` for GPUs, have three functions. All get the
+plan, the operands, and `needed`, whether each tile is computed, `[batch, heads, q_blocks,
+k_blocks]`:
+
+    forward(..., dtype)                  the result, in `dtype`, and `Backward.lse`
+    backward_queries(..., backward)      the gradient of the queries
+    backward_keys(..., backward, names)  the gradients of keys and of values, for each query head, and
+                                         those of the arrays of the bias with these names, as a
+                                         dictionary, in the shapes of `Operands.bias`
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -15,14 +26,14 @@ class Plan:
       group: query heads for each head of keys and values.
       q_blocks, k_blocks: numbers of blocks.
       block: queries, and keys, of a tile.
-      k_length: keys of the call, without those that fill the last block.
+      q_length, k_length: queries and keys of the call, without those that fill the last block.
       causal, window, logit_cap, precision: those of the call.
       scale: the factor of the products of queries and keys.
       first: positions of the first query and the first key if both stand at consecutive positions
         known when the call is traced; else None.
       symmetric: slopes count |p_i - p_j|.
       most_tiles: the most tiles that the call can need, known when it is traced.
-      kernels: "mosaic" or "triton".
+      on_gpu: the kernels are those for GPUs.
       interpret: the kernels run as JAX operations, for tests on a CPU.
     """
 
@@ -32,6 +43,7 @@ class Plan:
     q_blocks: int
     k_blocks: int
     block: int
+    q_length: int
     k_length: int
     causal: bool
     window: int | None
@@ -41,7 +53,7 @@ class Plan:
     first: tuple[int, int] | None
     symmetric: bool
     most_tiles: int
-    kernels: str
+    on_gpu: bool
     interpret: bool
 
 
@@ -66,8 +78,12 @@ class Operands(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What the backward pass reads besides: the gradient of the result; the logarithm of the sum of
-    the exponentials of each query's logits; and the product of the result and its gradient.
+    """The further arrays of the backward pass.
+
+    Attributes:
+      dout: the gradient of the result.
+      lse: for each query the logarithm of the sum of the exponentials of its logits.
+      delta: the product of the result and its gradient.
     """
 
     dout: Float[Array, "batch heads q value_dim"]

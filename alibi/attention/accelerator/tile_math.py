@@ -14,7 +14,7 @@ ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = (1, 1), (1, 0), (0, 0)
 
 
 class Tile(NamedTuple):
-    """What a tile is computed from.
+    """The arrays of a tile.
 
     Attributes:
       query_positions, key_positions: a column and a row.

@@ -164,7 +164,7 @@ def _numbers(plan: Plan) -> Any:
 def forward(
     plan: Plan, operands: Operands, needed: Array, dtype: Any
 ) -> tuple[Float[Array, "batch heads q value_dim"], Float[Array, "batch heads 1 q"]]:
-    """As `mosaic.forward`."""
+    """See `plan`."""
     value_dim, operands = operands.value.shape[-1], _prepared(operands)
     width = operands.value.shape[-1]
     shape = operands.query.shape[:3]
@@ -202,7 +202,7 @@ def _forward(plan: Plan, refs: Operands, ranges: Any, out: Any, lse: Any) -> Non
 def backward_queries(
     plan: Plan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "batch heads q head_dim"]:
-    """As `mosaic.backward_queries`."""
+    """See `plan`."""
     head_dim, operands = operands.query.shape[-1], _prepared(operands)
     query, backward = operands.query, _prepared_backward(operands, backward)
     found = _run(
@@ -236,7 +236,7 @@ def _backward_queries(plan: Plan, refs: Operands, more: Backward, ranges: Any, o
 def backward_keys(
     plan: Plan, operands: Operands, needed: Array, backward: Backward, learned: tuple[str, ...]
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """As `mosaic.backward_keys`."""
+    """See `plan`."""
     dims = operands.key.shape[-1], operands.value.shape[-1]
     operands = _prepared(operands)
     backward = _prepared_backward(operands, backward)
@@ -256,7 +256,7 @@ def backward_keys(
     )  # fmt: skip
     found = dict(zip(by_columns, dbias, strict=True))
     if "slopes" in found:
-        found["slopes"] = found["slopes"].sum(axis=0)[:, None]
+        found["slopes"] = found["slopes"].sum(axis=(0, 2, 3))
     if "diagonals" in learned:
         found["diagonals"] = _diagonals(plan, operands, needed, backward)
     return dkey[..., : dims[0]], dvalue[..., : dims[1]], found
