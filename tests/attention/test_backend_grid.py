@@ -212,7 +212,8 @@ def test_drawn_cases_equal_the_reference(lengths, sizes, hiding, causal, **drawn
     q, k = lengths if hiding != "segments" else lengths[:1] * 2
     case = Case(sizes[0], q, k, sizes[1], 4, 4, causal, (), set(), hiding=hiding, **drawn)
     arrays = inputs(case)
-    case = case._replace(backends=backends_for(case, arrays))
+    # The interpreted kernels of `fused` take long to compile.
+    case = case._replace(backends=backends_for(case, arrays) - {"fused"})
     assert "blocked" in case.backends
     assert_equals_reference(case, arrays)
 
