@@ -188,7 +188,7 @@ def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
     jax.grad(
         lambda slopes: attend(*arrays, slopes=slopes, sharding=sharding).astype(jnp.float32).sum()
     )(alibi_slopes(4))
-    assert taken[2] == "reference", "slopes that learn"
+    assert taken[2] == "fused", "slopes that learn"
 
 
 @pytest.mark.parametrize("gradient", [False, True])
