@@ -16,7 +16,7 @@ def test_every_part_runs_in_the_dry(tmp_path):
     parts = {"attention-64.json", "attention-64.txt", "tests.txt", "train.txt"}
     assert {file.name for file in (tmp_path / "out").iterdir()} == parts
     (row,) = json.loads((tmp_path / "out" / "attention-64.json").read_text())
-    assert (row["contender"], row["failed"]) == ("alibi fused, skip 0", None)
+    assert (row["contender"], row["failed"]) == ("t5 blocked, skip 0", None)
     assert "1 passed" in (tmp_path / "out" / "tests.txt").read_text()
     assert result.stdout.splitlines()[-1].startswith("device_check: all parts are done")
 

@@ -181,7 +181,9 @@ def test_equals_reference(case):
 
 def assert_equals_reference(case, arrays):
     expected = by("reference", case, arrays)
-    for backend in sorted(case.backends):
+    # Interpreted kernels of many tiles take long.
+    slow = {"fused"} if case.q == case.k == 600 else set()
+    for backend in sorted(case.backends - slow):
         for name, got, right in zip(RESULTS, by(backend, case, arrays), expected, strict=True):
             assert got.dtype == np.float32
             # A slope's gradient takes each dlogit times a distance, which is large with gaps.
@@ -225,12 +227,11 @@ SHARES = {
     "saved": (1.0, 1.0, 1.0),
     "blocked": (1.0, 1.2, 1.15),
     "augmented": (1.01, 1.01, 1.01),
-    "fused": (1.0, 1.2, 1.15),
 }
 # The gradient of a slope is one sum over all its head's logits, so the luck of its rounding is
 # allowed for, as a share of the largest. In `augmented` it passes through the gradient of the
 # queries, in half precision.
-OF_SLOPES = {"saved": 2e-3, "blocked": 2e-3, "augmented": 2e-2, "fused": 2e-3}
+OF_SLOPES = {"saved": 2e-3, "blocked": 2e-3, "augmented": 2e-2}
 
 
 def assert_no_worse_than_dense(case, half, arrays):
@@ -244,7 +245,7 @@ def assert_no_worse_than_dense(case, half, arrays):
     assert backends_for(case, rounded) == able
     exact_of_rounded = by("reference", case, [x.astype(np.float32) for x in rounded])
     dense = by("reference", case, rounded)
-    for backend in sorted(able):
+    for backend in sorted(able - {"fused"}):  # test_device.py has its half precision
         found = by(backend, case, rounded)
         for name, got, of_dense, right, unrounded in zip(
             RESULTS, found, dense, exact_of_rounded, exact, strict=True
