@@ -72,8 +72,8 @@ def attend(
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
       skip_epsilon: the largest share of a query's attention weights lost to keys out of reach of a
         `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and the result
-        is the same bit by bit; with None nothing is left out. `blocked`, `fused` and `decoding` use it, see
-        `alibi.attention.skipping`. Heads that are computed together, as on several devices without
+        is the same bit by bit; with None nothing is left out. `blocked`, `fused` and `decoding` use
+        it, see `alibi.attention.skipping`. Heads that are computed together, as on several devices without
         `sharding`, leave out only keys out of reach for all of them.
       key_norm: for each sequence and head an upper bound of the norms of its keys, not finite if a
         key or value is not. `decoding` uses it; without it, `decoding` reads all keys to find it.

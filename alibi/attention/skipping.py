@@ -25,13 +25,13 @@ keys have together at most exp(U - g) * (s of one + s of the next + ...), divide
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.tiles import Sides, Tiling, make_sides, make_tiling
@@ -158,16 +158,11 @@ def tiles_needed(
     """Returns the tiles to compute: neither causal mask nor window hides them, and the proof can't
     leave them out.
     """
-    epsilon, window, nearest = call.options.skip_epsilon, call.options.window, nearest_keys(call)
-    lowest_query, highest_query = _extremes(sides["query_positions"], tiling.q_blocks)
-    lowest_key, highest_key = _extremes(sides["key_positions"], tiling.k_blocks)
-    # the least distance in the tile
-    behind = lowest_query[:, None, :, None] - highest_key[:, None, None, :]
-    ahead = lowest_key[:, None, None, :] - highest_query[:, None, :, None]
-    seen = ahead <= 0 if call.causal else jnp.ones(behind.shape, bool)
-    if window is not None:
-        seen = seen & (behind < window) & (ahead < window)
+    epsilon, nearest = call.options.skip_epsilon, nearest_keys(call)
+    positions = sides["query_positions"], sides["key_positions"]
+    behind, ahead = tile_distances(*positions, tiling)
     batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
+    seen = seen_tiles(call, behind, ahead)[:, None]
     seen = jnp.broadcast_to(seen, (batch, heads, *seen.shape[-2:]))
     if epsilon is None or call.bias is None or not call.bias.bounded or nearest is None:
         return seen
@@ -176,12 +171,12 @@ def tiles_needed(
         tiling.k_block, tiling.k_length - tiling.k_block * np.arange(tiling.k_blocks)
     )
     blocks = Blocks(
-        behind[:, 0],
-        ahead[:, 0],
+        behind,
+        ahead,
         tiling.q_blocks,
         tiling.k_blocks,
         count.reshape(1, 1, 1, -1),
-        first_query=lowest_query,
+        first_query=_extremes(positions[0], tiling.q_blocks)[0],
     )
     excess = key_excess(call, nearest, tiling)[..., None]
     if epsilon == 0:
@@ -198,7 +193,29 @@ def tiles_needed(
     return seen & ~functools.reduce(jnp.logical_or, left_out)
 
 
-def _extremes(positions: Int[Array, "*batch length"], blocks: int) -> tuple[Array, Array]:
+def tile_distances(
+    query_positions: Integer[Array | np.ndarray, "*batch q"],
+    key_positions: Integer[Array | np.ndarray, "*batch k"],
+    tiling: Tiling,
+) -> tuple[Any, Any]:
+    """Returns the least distance of each tile, `[batch or 1, q_blocks, k_blocks]`: of a query behind
+    a key, and of a key ahead of a query; negative if the other stands first. NumPy positions, known
+    when the call is traced, give NumPy distances.
+    """
+    lowest_query, highest_query = _extremes(query_positions, tiling.q_blocks)
+    lowest_key, highest_key = _extremes(key_positions, tiling.k_blocks)
+    behind = lowest_query[:, :, None] - highest_key[:, None, :]
+    return behind, lowest_key[:, None, :] - highest_query[:, :, None]
+
+
+def seen_tiles(call: AttentionCall, behind: Any, ahead: Any) -> Any:
+    """Returns whether causal mask and window leave anything of each tile, by its least distances."""
+    window = call.options.window
+    seen = ahead <= 0 if call.causal else ahead == ahead
+    return seen if window is None else seen & (behind < window) & (ahead < window)
+
+
+def _extremes(positions: Any, blocks: int) -> tuple[Any, Any]:
     """Returns the least and the greatest position of each block, `[batch or 1, blocks]`."""
     by_block = positions.reshape(-1, blocks, positions.shape[-1] // blocks)
     return by_block.min(axis=-1), by_block.max(axis=-1)

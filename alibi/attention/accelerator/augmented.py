@@ -134,8 +134,8 @@ def by_dot_product(
     # multiples of 16. Queries, keys and values must have one width. The causal mask hides the added
     # keys from the real queries, and the results of added queries are cut off.
     width, padded_length = _kernel_width(head_dim, value.shape[-1]), length + -length % 16
-    rows = [_padded(x, -1, width) for x in (*_with_columns(query, key, slopes / scale), value)]
-    query, key, padded_value = (_padded(x, 1, padded_length) for x in rows)
+    rows = [padded(x, -1, width) for x in (*_with_columns(query, key, slopes / scale), value)]
+    query, key, padded_value = (padded(x, 1, padded_length) for x in rows)
     attended = jax.nn.dot_product_attention(
         query,
         key,
@@ -166,7 +166,7 @@ def by_splash(
     _, length, heads, head_dim = query.shape
     scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
     padded_length = length + -length % 128
-    rows = [_padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
+    rows = [padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
     block = next(size for size in (512, 256, 128) if padded_length % size == 0)
     square = (padded_length, padded_length)
     mask = (
@@ -231,7 +231,8 @@ def compute_capability() -> float:
         return 0.0
 
 
-def _padded(x: Array, axis: int, size: int) -> Array:
+def padded(x: Array, axis: int, size: int) -> Array:
+    """Returns `x` with zeros after it along `axis`, `size` in all."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
     return jnp.pad(x, widths)

@@ -24,13 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from alibi.attention.accelerator.augmented import compute_capability
+from alibi.attention.accelerator.augmented import compute_capability, padded
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
-from alibi.attention.skipping import tiles_needed
+from alibi.attention.skipping import seen_tiles, tile_distances, tiles_needed
 from alibi.attention.tiles import Tiling, make_sides, make_tiling
 from alibi.cpu.sums import dot_rows
 from alibi.positions.bias import consecutive
@@ -56,7 +56,7 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
     rows = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
     of_side = tiling.q_blocks, tiling.k_blocks, tiling.k_blocks
     query, key, value = (
-        _padded(x.transpose(0, 2, 1, 3), 2, blocks * tiling.q_block)
+        padded(x.transpose(0, 2, 1, 3), 2, blocks * tiling.q_block)
         for x, blocks in zip(rows, of_side, strict=True)
     )
     plan = _plan(call, tiling)
@@ -69,7 +69,7 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
         value,
         _bias_arrays(call, tiling, batch_dims),
         None if call.sink is None else call.sink.astype(jnp.float32),
-        {name: _rows_of(sides[name]) for name in names if sides[name] is not None},
+        {name: x.reshape(-1, 1, x.shape[-1]) for name in names if (x := sides[name]) is not None},
     )
     attended = _attention(operands, needed, plan)
     attended = attended[:, :, : call.query.shape[-3]].transpose(0, 2, 1, 3)
@@ -193,20 +193,13 @@ def _most_tiles(call: AttentionCall, tiling: Tiling) -> int:
     """Returns the number of tiles that a call needs if its bias skips none, or one for each block of
     queries or of keys if those are more.
     """
-    groups, q_blocks, k_blocks = tiling.groups, tiling.q_blocks, tiling.k_blocks
     if call.known_positions is None:
-        return groups * q_blocks * k_blocks
-    queries, keys = (
-        np.pad(side, (0, blocks * tiling.q_block - side.size), mode="edge").reshape(blocks, -1)
-        for side, blocks in zip(call.known_positions, (q_blocks, k_blocks), strict=True)
-    )
-    behind = queries.min(axis=1)[:, None] - keys.max(axis=1)
-    ahead = keys.min(axis=1) - queries.max(axis=1)[:, None]
-    seen = ahead <= 0 if call.causal else np.ones(behind.shape, bool)
-    if call.options.window is not None:
-        seen = seen & (behind < call.options.window) & (ahead < call.options.window)
+        return tiling.groups * tiling.q_blocks * tiling.k_blocks
+    sides = zip(call.known_positions, tiling.padding, strict=True)
+    queries, keys = (np.pad(side, (0, more), mode="edge") for side, more in sides)
+    (seen,) = seen_tiles(call, *tile_distances(queries, keys, tiling))
     of_rows, of_columns = (np.maximum(seen.sum(axis=axis), 1).sum() for axis in (1, 0))
-    return groups * int(max(of_rows, of_columns))
+    return tiling.groups * int(max(of_rows, of_columns))
 
 
 def _bias_arrays(call: AttentionCall, tiling: Tiling, batch_dims: int) -> dict[str, Array]:
@@ -224,22 +217,11 @@ def _bias_arrays(call: AttentionCall, tiling: Tiling, batch_dims: int) -> dict[s
         blocks = tiling.q_blocks + tiling.k_blocks
         return {"diagonals": values[:, ::-1].reshape(len(values), blocks, 1, tiling.q_block)}
     terms = {"query_term": (bias.query_term, more_queries), "key_term": (bias.key_term, more_keys)}
-    return {
-        name: jnp.pad(term.astype(jnp.float32), ((0, 0), (0, more), (0, 0))).transpose(0, 2, 1)[
-            :, :, None
-        ]
-        for name, (term, more) in terms.items()
-    }
-
-
-def _rows_of(side: Array) -> Int[Array, "batch_or_1 one length"]:
-    return side.reshape(-1, 1, side.shape[-1])
-
-
-def _padded(x: Array, axis: int, size: int) -> Array:
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, size - x.shape[axis])
-    return jnp.pad(x, widths)
+    found = {}
+    for name, (term, more) in terms.items():
+        whole = padded(term.astype(jnp.float32), 1, term.shape[1] + more)
+        found[name] = whole.transpose(0, 2, 1)[:, :, None]
+    return found
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
