@@ -17,7 +17,7 @@ import pytest
 
 from alibi import alibi_slopes, attend
 from alibi.attention.accelerator import fused
-from alibi.attention.accelerator.mosaic import _Pass
+from alibi.attention.accelerator.mosaic_grid import Pass
 from alibi.attention.backends import choose, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions, traced_for
 from alibi.attention.skipping import tiles_needed
@@ -137,7 +137,7 @@ def test_tiles_out_of_reach_are_no_steps(small_blocks):
     plan = fused._plan(call, tiling)
     assert np.asarray(needed).sum(axis=(0, 2, 3)).tolist() == [10 + 9, 55]
     for by_keys in (False, True):
-        assert _Pass(plan, needed, by_keys=by_keys).counts.tolist() == [10 + 9, 55]
+        assert Pass(plan, needed, by_keys=by_keys).counts.tolist() == [10 + 9, 55]
     assert plan.most_tiles == 2 * 55, "known when it is traced: those that causality leaves"
 
 

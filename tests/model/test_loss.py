@@ -41,6 +41,22 @@ def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
     )
 
 
+def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_again() -> None:
+    rng = np.random.default_rng(0)
+    features, tangent = rng.standard_normal((2, 2, 11, 8), np.float32)
+    embedding = rng.standard_normal((20, 8), np.float32)
+    targets = jnp.asarray(rng.integers(0, 20, (2, 11)))
+
+    def mean(features: jax.Array) -> jax.Array:
+        return chunked_token_nll(lambda x: x @ embedding.T, features, targets, 6).mean()
+
+    _, forward = jax.jit(lambda *x: jax.jvp(mean, *((one,) for one in x)))(features, tangent)
+    backward = (jax.jit(jax.grad(mean))(features) * tangent).sum()
+    np.testing.assert_allclose(forward, backward, rtol=1e-5)
+    program = str(jax.make_jaxpr(jax.grad(mean))(features))
+    assert program.count("reduce_max") == 1, "of the forward pass"
+
+
 def test_huge_logits_stay_finite() -> None:
     nll = jax.jit(token_nll)(np.asarray([[[1e4, -1e4, 0.0]]]), np.asarray([[1]]))
     np.testing.assert_allclose(nll, 2e4)

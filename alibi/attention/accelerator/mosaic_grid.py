@@ -1,0 +1,263 @@
+"""The grid of a fused kernel for TPUs: the tiles that it goes through, and what each reads and writes.
+
+The grid is one list of tiles for each core, in scalar memory, made when the program runs. The tiles
+of a row follow each other; a row is a block of queries in the forward pass and for their gradients,
+a block of keys for the other gradients.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Bool, Float
+
+from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.accelerator.tile_math import Tile
+
+VMEM_LIMIT = 48 * 2**20  # bytes that a kernel may use, of 64 MiB or more since TPU v5
+
+
+class Place(NamedTuple):
+    """The numbers of a tile's sequence, query head, block of queries and block of keys."""
+
+    batch: Any
+    head: Any
+    q: Any
+    k: Any
+
+
+class Step(NamedTuple):
+    """A step of a kernel: its tile, whether that is computed, and whether it is the first of a head
+    and the first and the last of a row.
+    """
+
+    at: Place
+    is_computed: Any
+    begins_head: Any
+    begins_row: Any
+    ends_row: Any
+
+
+class Pass:
+    """The lists of tiles of a kernel, and the block of each array that a tile reads or writes.
+
+    Args:
+      by_keys: rows are blocks of keys.
+    """
+
+    def __init__(
+        self, plan: Plan, needed: Bool[Array, "batch heads q_blocks k_blocks"], *, by_keys: bool
+    ) -> None:
+        self.plan, self.by_keys = plan, by_keys
+        batch, heads = plan.batch, plan.heads
+        # Chips of two cores take a part each. Neighbouring heads go to different cores: their biases
+        # reach about as far, so that both cores get about the same work.
+        self.parts = 2 if heads % 2 == 0 else 1
+        by_part = needed.reshape(batch, heads // self.parts, self.parts, *needed.shape[2:])
+        # heads before sequences, so that the gradient of a head's bias is summed over all of them
+        by_part = by_part.transpose((2, 1, 0, 4, 3) if by_keys else (2, 0, 1, 3, 4))
+        rows = by_part.reshape(self.parts, -1, by_part.shape[-1])
+        # A row that needs no tile computes its first, so that its result is written.
+        rows = rows.at[:, :, 0].max(~rows.any(axis=2))
+        most = plan.most_tiles // self.parts
+        lists = [jnp.nonzero(part.reshape(-1), size=most, fill_value=0)[0] for part in rows]
+        self.tiles = jnp.stack(lists).astype(jnp.int32)
+        self.counts = rows.sum(axis=(1, 2), dtype=jnp.int32)
+
+    def place(self, part: Any, number: Any) -> Place:
+        """Returns the place of a tile, given as its row times the columns plus its column."""
+        plan, heads = self.plan, self.plan.heads // self.parts
+        if self.by_keys:
+            row, q = _divided(number, plan.q_blocks)
+            outer, k = _divided(row, plan.k_blocks)
+            head, batch = _divided(outer, plan.batch)
+        else:
+            row, k = _divided(number, plan.k_blocks)
+            outer, q = _divided(row, plan.q_blocks)
+            batch, head = _divided(outer, heads)
+        return Place(batch, head * self.parts + part, q, k)
+
+    def step(self, steps: Any) -> "Step":
+        """Returns the step at hand; `steps` are the lists and their lengths."""
+        tiles, counts = steps
+        part, step = pl.program_id(0), pl.program_id(1)
+        columns, last = self.plan.q_blocks if self.by_keys else self.plan.k_blocks, counts[part] - 1
+
+        def row(step: Any) -> Any:
+            return lax.div(tiles[part, step], jnp.int32(columns))
+
+        here = jnp.minimum(step, last)
+        before, after = jnp.maximum(here - 1, 0), jnp.minimum(here + 1, last)
+        at = self.place(part, tiles[part, here])
+        head_before = self.place(part, tiles[part, before]).head
+        return Step(
+            at,
+            is_computed=step <= last,
+            begins_head=(here == 0) | (head_before != at.head),
+            begins_row=(here == 0) | (row(before) != row(here)),
+            ends_row=(here == last) | (row(after) != row(here)),
+        )
+
+    def block(self, shape: tuple[int, ...], of: Callable[[Place], tuple[Any, ...]]) -> Any:
+        """Returns the block of `shape` that each step reads or writes."""
+
+        def index(part: Any, step: Any, tiles: Any, counts: Any) -> tuple[Any, ...]:
+            # The shorter list stays at its last tile.
+            return of(self.place(part, tiles[part, jnp.minimum(step, counts[part] - 1)]))
+
+        return pl.BlockSpec(shape, index)
+
+    def queries(self, width: int) -> Any:
+        return self.block((1, 1, self.plan.block, width), lambda at: (at.batch, at.head, at.q, 0))
+
+    def keys(self, width: int, group: int) -> Any:
+        """Returns the block of keys of a head that `group` query heads share."""
+        return self.block(
+            (1, 1, self.plan.block, width),
+            lambda at: (at.batch, lax.div(at.head, jnp.int32(group)), at.k, 0),
+        )
+
+    def numbers(self, of: str) -> Any:
+        """Returns the block of a number for each query or key, `[batch, heads, 1, length]`."""
+        return self.block(
+            (1, 1, 1, self.plan.block), lambda at: (at.batch, at.head, 0, getattr(at, of))
+        )
+
+    def operands(self, operands: Operands) -> Any:
+        block, group = self.plan.block, self.plan.group
+        scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
+
+        def half(more: int) -> Any:
+            first = self.plan.q_blocks - 1 + more
+            return self.block((1, 1, 1, block), lambda at: (at.head, first - at.q + at.k, 0, 0))
+
+        def side(name: str, array: Array) -> Any:
+            of, own = "q" if name.startswith("query") else "k", len(array) > 1
+            return self.block(
+                (1, 1, block), lambda at: (at.batch if own else 0, 0, getattr(at, of))
+            )
+
+        of_bias = {
+            "slopes": scalars,
+            "diagonals": (half(0), half(1)),
+            "query_term": self.numbers("q"),
+            "key_term": self.numbers("k"),
+        }
+        of_sink: Any = None if operands.sink is None else scalars
+        return Operands(
+            self.queries(operands.query.shape[-1]),
+            self.keys(operands.key.shape[-1], group),
+            self.keys(operands.value.shape[-1], group),
+            {name: of_bias[name] for name in operands.bias},
+            of_sink,
+            {name: side(name, array) for name, array in operands.sides.items()},
+        )
+
+    def backward(self, backward: Backward) -> Any:
+        numbers = self.numbers("q")
+        return Backward(self.queries(backward.dout.shape[-1]), numbers, numbers)
+
+    def run(
+        self,
+        name: str,
+        kernel: Callable[..., None],
+        operands: Operands,
+        backward: Backward | None,
+        out: Any,
+        out_blocks: Any,
+        scratch: list[tuple[int, int]],
+    ) -> Any:
+        """Runs a kernel; `scratch` gives the shapes of its float32 arrays."""
+        blocks = self.operands(operands), None if backward is None else self.backward(backward)
+        if "diagonals" in operands.bias:  # a tile reads two blocks
+            both: Any = (operands.bias["diagonals"],) * 2
+            operands = operands._replace(bias={"diagonals": both})
+
+        def computed(tiles: Any, counts: Any, *refs: Any) -> None:
+            step = self.step((tiles, counts))
+            pl.when(step.is_computed)(lambda: kernel(self, step, *refs))
+
+        return pl.pallas_call(
+            computed,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=2,
+                grid=(self.parts, self.counts.max()),
+                in_specs=list(blocks),
+                out_specs=out_blocks,
+                scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+            ),
+            out_shape=out,
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+            ),
+            interpret=self.plan.interpret,
+            name=name,
+        )(self.tiles, self.counts, operands, backward)
+
+    def read(self, refs: Operands, at: Place) -> Tile:
+        """Returns the tile at a place."""
+        plan, bias, sides = self.plan, refs.bias, refs.sides
+        block = plan.block
+        numbers = lax.broadcasted_iota(jnp.int32, (1, block), 1) + at.k * block
+        if plan.first is None:
+            rows = sides["query_positions"][0].reshape(block, 1)
+            columns = sides["key_positions"][0]
+        else:
+            of_query, of_key = plan.first
+            rows = lax.broadcasted_iota(jnp.int32, (block, 1), 0) + (of_query + at.q * block)
+            columns = numbers + of_key
+        segments = values = None
+        if "query_segments" in sides:
+            segments = sides["query_segments"][0].reshape(block, 1), sides["key_segments"][0]
+        if "diagonals" in bias:
+            values = _from_diagonals([half[0, 0] for half in bias["diagonals"]])
+        elif "query_term" in bias:
+            values = bias["query_term"][0, 0].reshape(block, 1) + bias["key_term"][0, 0]
+        return Tile(
+            refs.query[0, 0],
+            refs.key[0, 0],
+            refs.value[0, 0],
+            rows,
+            columns,
+            numbers,
+            segments,
+            bias["slopes"][at.head] if "slopes" in bias else None,
+            values,
+        )
+
+    def add(self, refs: Operands, at: Place, add: Callable[..., None]) -> None:
+        """Calls `add(tile, masked=...)`, without a mask if each query surely sees all keys."""
+        plan = self.plan
+        if plan.first is None or "query_segments" in refs.sides:
+            add(self.read(refs, at), masked=True)
+            return
+        least = plan.first[0] - plan.first[1] + (at.q - at.k - 1) * plan.block + 1
+        whole = (at.k + 1) * plan.block <= plan.k_length
+        if plan.causal:
+            whole &= least >= 0
+        if plan.window is not None:
+            most = least + 2 * (plan.block - 1)
+            whole &= (most < plan.window) & (-least < plan.window)
+        pl.when(whole)(lambda: add(self.read(refs, at), masked=False))
+        pl.when(jnp.logical_not(whole))(lambda: add(self.read(refs, at), masked=True))
+
+    def gradients(
+        self, tile: Tile, more: Backward, *, masked: bool
+    ) -> tuple[Float[Array, "block block"], ...]:
+        lse, delta = (x[0, 0].reshape(self.plan.block, 1) for x in (more.lse, more.delta))
+        return tile.gradients(self.plan, more.dout[0, 0], lse, delta, masked=masked)
+
+
+def _divided(number: Any, by: int) -> tuple[Any, Any]:
+    return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
+
+
+def _from_diagonals(halves: list[Float[Array, "1 block"]]) -> Float[Array, "block block"]:
+    """Returns a tile with the number `block - 1 - r + c` of both halves at row r and column c."""
+    numbers = jnp.concatenate(halves, axis=1)
+    block = numbers.shape[1] // 2
+    rows = jnp.broadcast_to(numbers, (block, 2 * block))
+    return pltpu.roll(rows, block + 1, 1, stride=1, stride_axis=0)[:, :block]
