@@ -106,10 +106,11 @@ def _compiled(name: str, way: str, devices: list[Any], arguments: argparse.Names
     length = config.train_length if way == "train" else SCORED
     of_forward = forward_flops(config, arguments.vocab_size, length)
     flops = of_forward * (TRAIN_PASSES if way == "train" else 1)
-    # of tiles on the diagonal whole, and the backward pass's five products in seven
     kernels = text.count('custom_call_target="tpu_custom_call"')
+    # Tiles of 512 on the diagonal are whole. The forward pass has two products, and again with
+    # remat; the two kernels of the backward pass have seven.
     attention = 4 * config.model.width * (length + 512) / 2 * config.model.num_layers
-    passes = 4.5 if way == "train" else 1
+    passes = 4.5 + config.model.remat if way == "train" else 1
     tokens = config.train.batch_tokens / len(devices)
     of_kernels = attention * passes * tokens / kind.bfloat16 if kernels else 0.0
     clock = CYCLES[0] if kind.name == "TPU v5e" else CYCLES[1]
