@@ -252,6 +252,7 @@ def test_compiles_for_tpus(topology, head_dim, name, monkeypatch):
         ("WORKER_HOSTNAMES", "localhost"),
     ):
         monkeypatch.setitem(os.environ, f"TPU_{variable}", value)
+    monkeypatch.setitem(os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # in other workers
     device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
     function, shapes = gradients(name, head_dim, 8192, batch=1, heads=8)
     sharding = jax.sharding.SingleDeviceSharding(device)

@@ -37,7 +37,7 @@ from alibi.positions.bias import consecutive
 
 # queries, and keys, of a tile; powers of two, since the sum along diagonals halves a tile again and
 # again
-BLOCK, GPU_BLOCK = 512, 64
+BLOCK, GPU_BLOCK = 512, 128
 INTERPRET_GPU = False  # whether a CPU interprets the kernels for GPUs, not those for TPUs
 LANES = 128  # a TPU's registers hold rows of so many numbers
 WIDEST = 256  # features of a head that fit into a kernel's memory
@@ -137,9 +137,7 @@ def _precision(call: AttentionCall) -> lax.Precision | None:
 def _block(call: AttentionCall) -> int:
     if not _on_gpu(call):
         return BLOCK
-    width = max(call.query.shape[-1], call.value.shape[-1]) * call.query.dtype.itemsize
-    # So that all blocks of a program fit into the 99 KiB that the smallest GPU of today shares.
-    return GPU_BLOCK // 2 if width > 256 else GPU_BLOCK
+    return GPU_BLOCK
 
 
 def _tiling(call: AttentionCall) -> Tiling:
@@ -211,9 +209,8 @@ def _bias_arrays(call: AttentionCall, tiling: Tiling, batch_dims: int) -> dict[s
     bias = call.bias.folded(batch_dims)
     more_queries, more_keys = tiling.padding
     if bias.diagonals is not None:
-        values = jnp.pad(
-            bias.diagonals.astype(jnp.float32), ((0, 0), (more_keys + 1, more_queries))
-        )
+        around = (0, 0), (more_keys + 1, more_queries)
+        values = jnp.pad(bias.diagonals.astype(jnp.float32), around, mode="edge")
         blocks = tiling.q_blocks + tiling.k_blocks
         return {"diagonals": values[:, ::-1].reshape(len(values), blocks, 1, tiling.q_block)}
     terms = {"query_term": (bias.query_term, more_queries), "key_term": (bias.key_term, more_keys)}
@@ -228,7 +225,12 @@ def _bias_arrays(call: AttentionCall, tiling: Tiling, batch_dims: int) -> dict[s
 def _attention(
     operands: Operands, needed: Bool[Array, "batch heads q_blocks k_blocks"], plan: Plan
 ) -> Float[Array, "batch heads q value_dim"]:
-    return _kernels(plan).forward(plan, operands, needed, operands.value.dtype)[0]
+    return _kernels(plan).forward(plan, _in_units(operands, plan), needed, operands.value.dtype)[0]
+
+
+def _in_units(operands: Operands, plan: Plan) -> Operands:
+    bias, sink = jax.tree.map(lambda x: plan.unit * x, (operands.bias, operands.sink))
+    return operands._replace(bias=bias, sink=sink)
 
 
 def _kernels(plan: Plan) -> Any:
@@ -246,6 +248,7 @@ def _forward(operands: Any, needed: Any, plan: Plan) -> tuple[Array, Any]:
     # The names are keys of a dictionary, since what is saved must be arrays.
     learned = {name: () for name, x in operands.bias.items() if x.perturbed}
     operands, needed = jax.tree.map(lambda x: x.value, (operands, needed))
+    operands = _in_units(operands, plan)
     # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq
     # and dk up to 1.4 times as large.
     out, lse = _kernels(plan).forward(plan, operands, needed, jnp.float32)
@@ -271,7 +274,9 @@ def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
     dsink = None
     if operands.sink is not None:
         # A term of the query shifts all its logits alike, which only a sink notices.
-        of_queries = jnp.exp(operands.sink[None, :, None, None] - lse) * backward.delta
+        of_queries = (
+            jnp.exp((operands.sink[None, :, None, None] - lse) / plan.unit) * backward.delta
+        )
         dsink = -of_queries.sum(axis=(0, 2, 3))
         if "query_term" in learned:
             dbias["query_term"] = of_queries

@@ -75,7 +75,7 @@ def _forward(
 
     @pl.when(step.ends_row)
     def end() -> None:
-        attended, of_rows = Online(*(ref[...] for ref in softmax)).result()
+        attended, of_rows = Online(*(ref[...] for ref in softmax)).result(tiles.plan)
         out[0, 0], lse[0, 0] = attended.astype(out.dtype), of_rows.reshape(1, -1)
 
 

@@ -206,16 +206,16 @@ class Pass:
             rows = sides["query_positions"][0].reshape(block, 1)
             columns = sides["key_positions"][0]
         else:
-            of_query, of_key = plan.first
-            rows = lax.broadcasted_iota(jnp.int32, (block, 1), 0) + (of_query + at.q * block)
-            columns = numbers + of_key
-        segments = values = None
+            ahead = plan.first[0] - plan.first[1] + (at.q - at.k) * block
+            rows = lax.broadcasted_iota(jnp.int32, (block, 1), 0) + ahead
+            columns = lax.broadcasted_iota(jnp.int32, (1, block), 1)
+        segments = terms = values = None
         if "query_segments" in sides:
             segments = sides["query_segments"][0].reshape(block, 1), sides["key_segments"][0]
         if "diagonals" in bias:
             values = _from_diagonals([half[0, 0] for half in bias["diagonals"]])
         elif "query_term" in bias:
-            values = bias["query_term"][0, 0].reshape(block, 1) + bias["key_term"][0, 0]
+            terms = bias["query_term"][0, 0].reshape(block, 1), bias["key_term"][0, 0]
         return Tile(
             refs.query[0, 0],
             refs.key[0, 0],
@@ -225,6 +225,7 @@ class Pass:
             numbers,
             segments,
             bias["slopes"][at.head] if "slopes" in bias else None,
+            terms,
             values,
         )
 

@@ -8,10 +8,11 @@ k_blocks]`:
     backward_queries(..., backward)      the gradient of the queries
     backward_keys(..., backward, names)  the gradients of keys and of values, for each query head, and
                                          those of the arrays of the bias with these names, as a
-                                         dictionary, in the shapes of `Operands.bias`
+                                         dictionary, in the shapes of `Operands.bias` before `Plan.unit`
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -56,15 +57,20 @@ class Plan:
     on_gpu: bool
     interpret: bool
 
+    @property
+    def unit(self) -> float:
+        """What the kernels' logits are multiplied by: the exponential of GPUs is that of base 2."""
+        return math.log2(math.e) if self.on_gpu else 1.0
+
 
 class Operands(NamedTuple):
     """The arrays of a call, in whole blocks.
 
     Attributes:
-      bias: "slopes" `[heads]`; or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from the
+      bias: times `Plan.unit`; "slopes" `[heads]`; or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from the
         largest i - j to the least, so that a tile reads two neighbouring rows of them; or
         "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`; float32.
-      sink: float32, or None.
+      sink: float32, times `Plan.unit`, or None.
       sides: "query_positions", "key_positions", "query_segments" and "key_segments", those that are
         needed, `[batch or 1, 1, length]`, int32.
     """
@@ -82,7 +88,7 @@ class Backward(NamedTuple):
 
     Attributes:
       dout: the gradient of the result.
-      lse: for each query the logarithm of the sum of the exponentials of its logits.
+      lse: for each query the logarithm of the sum of the exponentials of its logits, times `Plan.unit`.
       delta: the product of the result and its gradient.
     """
 

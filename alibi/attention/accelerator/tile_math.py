@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -14,67 +15,96 @@ ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = (1, 1), (1, 0), (0, 0)
 
 
 class Tile(NamedTuple):
-    """The arrays of a tile.
+    """The arrays of a tile, whose rows are queries and whose columns are keys, or the other way round.
 
     Attributes:
-      query_positions, key_positions: a column and a row.
+      query_positions, key_positions: a column and a row, or a row and a column; if positions are
+        known when the call is traced, relative to that of the tile's first key.
       key_numbers: the keys' numbers in the call.
-      segments: a column of the queries' and a row of the keys'; None: there are none.
+      segments: those of the queries and of the keys; None: there are none.
       slope: m of its head, or None.
+      terms: a bias that is a number of each query plus one of each key, or None.
       bias: the values of another bias, or None.
+      by_keys: the rows are keys.
     """
 
-    query: Float[Array, "block head_dim"]
-    key: Float[Array, "block head_dim"]
-    value: Float[Array, "block value_dim"]
-    query_positions: Int[Array, "block 1"]
-    key_positions: Int[Array, "1 block"]
-    key_numbers: Int[Array, "1 block"]
-    segments: tuple[Int[Array, "block 1"], Int[Array, "1 block"]] | None
+    query: Float[Array, "queries head_dim"]
+    key: Float[Array, "keys head_dim"]
+    value: Float[Array, "keys value_dim"]
+    query_positions: Int[Array, "#rows #columns"]
+    key_positions: Int[Array, "#rows #columns"]
+    key_numbers: Int[Array, "#rows #columns"]
+    segments: tuple[Int[Array, "#rows #columns"], Int[Array, "#rows #columns"]] | None
     slope: Any
-    bias: Float[Array, "block block"] | None
+    terms: tuple[Float[Array, "#rows #columns"], Float[Array, "#rows #columns"]] | None
+    bias: Float[Array, "rows columns"] | None
+    by_keys: bool = False
 
-    def distances(self, plan: Plan) -> Float[Array, "block block"]:
-        distances = (self.query_positions - self.key_positions).astype(jnp.float32)
+    def distances(self, plan: Plan) -> Float[Array, "rows columns"]:
+        if plan.first is None:  # positions may be beyond what float32 counts
+            distances = (self.query_positions - self.key_positions).astype(jnp.float32)
+        else:
+            of_queries, of_keys = self.query_positions, self.key_positions
+            distances = of_queries.astype(jnp.float32) - of_keys.astype(jnp.float32)
         return jnp.abs(distances) if plan.symmetric else distances
 
-    def visible(self, plan: Plan) -> Bool[Array, "block block"]:
+    def added(self, plan: Plan, lse: Any) -> Any:
+        """Returns the bias minus `lse`, a number of each query."""
+        terms = self.terms
+        if self.slope is not None and (plan.first is None or plan.symmetric):
+            return -self.slope * self.distances(plan) - lse
+        if self.slope is not None:
+            sides = self.query_positions, self.key_positions
+            of_queries, of_keys = (self.slope * x.astype(jnp.float32) for x in sides)
+            terms = -of_queries, of_keys
+        if terms is not None:  # so that a pair costs one addition
+            return (terms[0] - lse) + terms[1]
+        return -lse if self.bias is None else self.bias - lse
+
+    def visible(self, plan: Plan) -> Bool[Array, "#rows #columns"]:
         """Returns whether each query sees each key."""
-        rows, columns = self.query_positions, self.key_positions
-        seen = jnp.broadcast_to(self.key_numbers < plan.k_length, (plan.block, plan.block))
+        queries, keys = self.query_positions, self.key_positions
+        seen = self.key_numbers < plan.k_length
         if plan.causal:
-            seen &= columns <= rows
+            seen &= keys <= queries
         if plan.window is not None:
-            seen &= jnp.abs(rows - columns) < plan.window
+            seen &= jnp.abs(queries - keys) < plan.window
         if self.segments is not None:
             seen &= self.segments[0] == self.segments[1]
         return seen
 
+    def product(
+        self, plan: Plan, of_queries: Array, of_keys: Array
+    ) -> Float[Array, "rows columns"]:
+        """Returns the products of vectors of queries and of keys."""
+        left, right = (of_keys, of_queries) if self.by_keys else (of_queries, of_keys)
+        return product(plan, left, right, ROWS_BY_ROWS)
+
     def logits(
-        self, plan: Plan, *, masked: bool
-    ) -> tuple[Float[Array, "block block"], Float[Array, "block block"]]:
-        """Returns the scaled and capped products, and the logits with bias and mask."""
-        products = product(plan, self.query, self.key, ROWS_BY_ROWS) * plan.scale
-        products = logits = capped(products, plan.logit_cap)
-        if self.slope is not None:
-            logits = logits - self.slope * self.distances(plan)
-        if self.bias is not None:
-            logits = logits + self.bias
+        self, plan: Plan, *, masked: bool, lse: Any = 0.0
+    ) -> tuple[Float[Array, "rows columns"], Float[Array, "rows columns"]]:
+        """Returns the products, capped if there is a cap, and the logits with bias and mask minus
+        `lse`, times `plan.unit`.
+        """
+        products, factor = self.product(plan, self.query, self.key), plan.scale * plan.unit
+        if plan.logit_cap is not None:
+            products, factor = capped(products * plan.scale, plan.logit_cap), plan.unit
+        logits = multiply_add(plan, products, factor, self.added(plan, lse))
         return products, jnp.where(self.visible(plan), logits, MASKED) if masked else logits
 
     def gradients(
         self,
         plan: Plan,
-        dout: Float[Array, "block value_dim"],
-        lse: Float[Array, "block 1"],
-        delta: Float[Array, "block 1"],
+        dout: Float[Array, "queries value_dim"],
+        lse: Float[Array, "#rows #columns"],
+        delta: Float[Array, "#rows #columns"],
         *,
         masked: bool,
-    ) -> tuple[Float[Array, "block block"], ...]:
+    ) -> tuple[Float[Array, "rows columns"], ...]:
         """Returns the weights, the gradient of the logits, and that of the products before the cap."""
-        products, logits = self.logits(plan, masked=masked)
-        weights = jnp.exp(logits - lse)
-        dlogits = weights * (product(plan, dout, self.value, ROWS_BY_ROWS) - delta)
+        products, logits = self.logits(plan, masked=masked, lse=lse)
+        weights = exponential(plan, logits)
+        dlogits = weights * (self.product(plan, dout, self.value) - delta)
         cap = plan.logit_cap
         return (
             weights,
@@ -86,6 +116,8 @@ class Tile(NamedTuple):
 class Online(NamedTuple):
     """The online softmax of a block of queries: the largest logit of each, the sum of its
     exponentials and of the values with them as weights, relative to that logit.
+
+    Logits are times `plan.unit`.
     """
 
     largest: Float[Array, "block 1"]
@@ -104,7 +136,8 @@ class Online(NamedTuple):
     def add(self, plan: Plan, tile: Tile, *, masked: bool) -> "Online":
         _, logits = tile.logits(plan, masked=masked)
         largest = jnp.maximum(self.largest, logits.max(axis=1, keepdims=True))
-        exponentials, rescale = jnp.exp(logits - largest), jnp.exp(self.largest - largest)
+        exponentials = exponential(plan, logits - largest)
+        rescale = exponential(plan, self.largest - largest)
         more = product(plan, exponentials.astype(tile.value.dtype), tile.value, ROWS_BY_COLUMNS)
         return Online(
             largest,
@@ -112,14 +145,46 @@ class Online(NamedTuple):
             self.attended * rescale + more,
         )
 
-    def result(self) -> tuple[Float[Array, "block value_dim"], Float[Array, "block 1"]]:
+    def result(self, plan: Plan) -> tuple[Float[Array, "block value_dim"], Float[Array, "block 1"]]:
         """Returns the result and the logarithm of the sum of the exponentials of the logits."""
         # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
         # zeros; with an lse of -MASKED all its weights come out as zero in the backward pass.
         unseen = (self.largest <= MASKED / 2) & (self.total == self.total)  # not if NaN
         total = jnp.where(unseen, 1.0, self.total)
         out = jnp.where(unseen, 0.0, self.attended / total)
-        return out, jnp.where(unseen, -MASKED, self.largest + jnp.log(total))
+        return out, jnp.where(unseen, -MASKED, self.largest + plan.unit * jnp.log(total))
+
+
+def exponential(plan: Plan, logits: Array) -> Array:
+    """Returns e to the power of logits that are times `plan.unit`."""
+    if not plan.on_gpu:
+        return jnp.exp(logits)
+    # That of the library treats denormal numbers apart, in three more instructions.
+    return jnp.exp2(logits) if plan.interpret else _instruction("ex2.approx.ftz.f32", logits)
+
+
+def multiply_add(plan: Plan, x: Array, factor: float, more: Any) -> Array:
+    """Returns `x * factor + more`."""
+    if not plan.on_gpu or plan.interpret:
+        return x * factor + more
+    # XLA lets no compiler join the two.
+    factors, more = (jnp.broadcast_to(jnp.float32(y), x.shape) for y in (factor, more))
+    return _instruction("fma.rn.f32", x, factors, more)
+
+
+def _instruction(name: str, *arrays: Array) -> Array:
+    """Returns the result of an instruction of NVIDIA's GPUs for each element."""
+    from jax.experimental.pallas import triton  # its import takes a while
+
+    places = ", ".join(f"${number}" for number in range(len(arrays) + 1))
+    (found,) = triton.elementwise_inline_asm(
+        f"{name} {places};",
+        args=list(arrays),
+        constraints="=f" + ",f" * len(arrays),
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(arrays[0].shape, jnp.float32)],
+    )
+    return found
 
 
 def product(

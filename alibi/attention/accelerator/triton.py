@@ -1,13 +1,14 @@
 """The fused kernels for GPUs (Pallas, compiled by Triton).
 
-Each program computes a block of queries, or of keys, against the range of blocks of the other side
-that it needs. The gradient of a bias by distance has a kernel of its own: a program goes through
-the tiles of one diagonal, whose sum it writes, and XLA sums the diagonals of that.
+Each program computes a few rows, queries or keys, against the range of the other side that they
+need, some columns at a time, which are loaded while those before are computed. The gradient of a
+bias by distance has a kernel of its own: a program goes through the tiles of one diagonal, whose
+sum it writes, and XLA sums the diagonals of that.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,55 @@ from jax.experimental.pallas import triton as pallas_triton
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
-from alibi.attention.accelerator.tile_math import (
-    COLUMNS_BY_COLUMNS,
-    ROWS_BY_COLUMNS,
-    Online,
-    Tile,
-    product,
-)
+from alibi.attention.accelerator.tile_math import ROWS_BY_COLUMNS, Online, Tile, product
 
-WARPS = 4  # not measured
+
+class Size(NamedTuple):
+    """How a kernel runs.
+
+    Attributes:
+      rows: those of a program.
+      columns: those of a tile.
+      warps: of 32 threads, that share a program.
+      stages: columns in memory at once: those that are computed, and the next ones.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+FORWARD, QUERIES, KEYS, DIAGONALS = (
+    "forward",
+    "backward_queries",
+    "backward_keys",
+    "backward_diagonals",
+)
+# The fastest of those measured on an H200 at 8,192 tokens, by the bytes of a head's features, that
+# fit into the 99 KiB that the smallest GPU of today shares.
+SIZES = {
+    (FORWARD, 128): Size(128, 64, 4, 3),
+    (QUERIES, 128): Size(64, 64, 4, 3),
+    (KEYS, 128): Size(64, 64, 4, 3),
+    (DIAGONALS, 128): Size(64, 64, 4, 2),
+    (FORWARD, 256): Size(128, 64, 4, 2),
+    (QUERIES, 256): Size(64, 64, 4, 2),
+    (KEYS, 256): Size(64, 64, 4, 2),
+    (DIAGONALS, 256): Size(64, 64, 4, 1),
+}
+WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # of every kernel, not measured
+BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias by distance
+COPIES = 4  # of a bias by distance, each one number ahead, so that four neighbours are read at once
+
+
+def _size(plan: Plan, kernel: str, operands: Operands) -> Size:
+    features = max(operands.query.shape[-1], operands.value.shape[-1])
+    width = max(128, features * operands.query.dtype.itemsize)
+    found = WIDE[width] if width in WIDE else SIZES[kernel, width]
+    if "diagonals" in operands.bias and kernel != DIAGONALS and width not in WIDE:
+        found = BY_DISTANCE
+    return found._replace(rows=min(found.rows, plan.block), columns=min(found.columns, plan.block))
 
 
 def _ranges(needed: Bool[Array, "*rows columns"]) -> Int[Array, "*rows two"]:
@@ -38,6 +79,7 @@ def _ranges(needed: Bool[Array, "*rows columns"]) -> Int[Array, "*rows two"]:
 def _run(
     name: str,
     plan: Plan,
+    size: Size,
     kernel: Callable[..., None],
     grid: tuple[int, ...],
     arrays: tuple[Any, ...],
@@ -45,226 +87,363 @@ def _run(
     out_blocks: Any,
 ) -> Any:
     """Runs a kernel whose programs read any part of the arrays."""
-    query = arrays[0].query
-    # Two stages load a block while the one before is computed, which takes twice the memory.
-    stages = 2 if plan.block * query.shape[-1] * query.dtype.itemsize <= 2**13 else 1
     return pl.pallas_call(
-        functools.partial(kernel, plan),
+        functools.partial(kernel, plan, size),
         grid=grid,
         in_specs=jax.tree.map(lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim), arrays),
         out_specs=out_blocks,
         out_shape=out,
-        compiler_params=pallas_triton.CompilerParams(num_warps=WARPS, num_stages=stages),
+        compiler_params=pallas_triton.CompilerParams(num_warps=size.warps, num_stages=size.stages),
         interpret=plan.interpret,
-        name=name,
+        name=f"attention_{name}",
     )(*arrays)
 
 
-def _with_dims_of_powers(operands: Operands) -> Operands:
-    """Returns the operands with features filled up to a power of two of at least 16, as products
-    need.
+def _rows_of_heads(x: Array, width: int | None = None) -> Array:
+    """Returns queries, keys or values as a model has them, `[batch, length, heads, features]`, with
+    features filled up to a power of two of at least 16, as products need.
     """
-    query, key, value = (
-        jnp.pad(x, [(0, 0)] * 3 + [(0, max(16, 1 << (x.shape[-1] - 1).bit_length()) - x.shape[-1])])
-        for x in operands[:3]
-    )
-    return operands._replace(query=query, key=key, value=value)
+    width = width or max(16, 1 << (x.shape[-1] - 1).bit_length())
+    # XLA leaves out this transposition and the one that it undoes.
+    return jnp.pad(x.transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, width - x.shape[-1])])
 
 
-class _Reader:
-    """Reads the tiles of one sequence and head.
+def _floor(columns: int, x: Any) -> Any:
+    """Returns the largest integer up to x / columns; columns are a power of two."""
+    return lax.shift_right_arithmetic(x, jnp.int32(columns.bit_length() - 1))
+
+
+class _Program:
+    """A program of a kernel: its rows of one sequence and head, and the columns that they meet.
 
     Args:
       refs: all arrays of the call.
+      by_keys: the rows are keys.
+      place: sequence, head and rows; None: those of the running program.
     """
 
-    def __init__(self, plan: Plan, refs: Operands, batch: Any, head: Any) -> None:
-        self.plan, self.refs, self.batch, self.head = plan, refs, batch, head
-        self.kv_head = lax.div(head, jnp.int32(plan.group))
+    def __init__(
+        self, plan: Plan, size: Size, refs: Operands, *, by_keys: bool, place: Any = None
+    ) -> None:
+        self.plan, self.size, self.refs, self.by_keys = plan, size, refs, by_keys
+        if place is None:
+            place = _place(tuple(pl.program_id(axis) for axis in range(3)), pl.num_programs(2))
+        self.batch, self.head, self.row = place
+        self.kv_head = lax.div(self.head, jnp.int32(plan.group))
+        self.queries, self.keys = size[:2][:: -1 if by_keys else 1]
 
-    def span(self, number: Any) -> Any:
-        return pl.ds(number * self.plan.block, self.plan.block)
+    def query(self, number: Any) -> Float[Array, "queries head_dim"]:
+        return self.refs.query[self.batch, pl.ds(number * self.queries, self.queries), self.head, :]
 
-    def query(self, number: Any) -> Float[Array, "block head_dim"]:
-        return self.refs.query[self.batch, self.head, self.span(number), :]
+    def dout(self, number: Any, more: Backward) -> Float[Array, "queries value_dim"]:
+        return more.dout[self.batch, pl.ds(number * self.queries, self.queries), self.head, :]
 
-    def key(self, number: Any) -> Float[Array, "block head_dim"]:
-        return self.refs.key[self.batch, self.kv_head, self.span(number), :]
+    def key(self, number: Any) -> Float[Array, "keys head_dim"]:
+        return self.refs.key[self.batch, pl.ds(number * self.keys, self.keys), self.kv_head, :]
 
-    def value(self, number: Any) -> Float[Array, "block value_dim"]:
-        return self.refs.value[self.batch, self.kv_head, self.span(number), :]
+    def value(self, number: Any) -> Float[Array, "keys value_dim"]:
+        return self.refs.value[self.batch, pl.ds(number * self.keys, self.keys), self.kv_head, :]
 
-    def side(self, name: str, number: Any) -> Int[Array, " block"]:
-        array = self.refs.sides[name]
-        return array[self.batch if len(array) > 1 else 0, 0, self.span(number)]
+    def of_queries(self, x: Array) -> Array:
+        """Returns numbers of queries as a column, or as a row where the rows are keys."""
+        return x[None, :] if self.by_keys else x[:, None]
 
-    def tile(self, q: Any, k: Any, query: Array, key: Array, value: Array) -> Tile:
-        """Returns a tile, of the queries, keys and values that were read."""
-        plan, bias, block = self.plan, self.refs.bias, self.plan.block
-        index = lax.broadcasted_iota(jnp.int32, (block,), 0)
-        numbers = index + k * block
+    def of_keys(self, x: Array) -> Array:
+        return x[:, None] if self.by_keys else x[None, :]
+
+    def sides(self, name: str, q: Any, k: Any) -> tuple[Array, Array]:
+        """Returns the positions or segments of a tile's queries and of its keys."""
+
+        def read(side: str, number: Any, size: int) -> Array:
+            array = self.refs.sides[f"{side}_{name}"]
+            return array[self.batch if len(array) > 1 else 0, 0, pl.ds(number * size, size)]
+
+        of_query, of_key = read("query", q, self.queries), read("key", k, self.keys)
+        return self.of_queries(of_query), self.of_keys(of_key)
+
+    def numbers(self, array: Any, q: Any) -> Array:
+        """Returns a number of each query."""
+        found = array[self.batch, self.head, 0, pl.ds(q * self.queries, self.queries)]
+        return self.of_queries(found)
+
+    def start(self) -> Any:
+        """Returns the place in a bias by distance of the first row and the first column."""
+        plan = self.plan
+        least = plan.k_blocks * plan.block if self.by_keys else plan.q_blocks * plan.block - 1
+        return least - self.row * self.size.rows
+
+    def far(self) -> Any:
+        """Returns the number of columns, from the farthest on, whose distances all have one bias; if
+        the rows are keys, the first of these columns.
+        """
+        rows, columns, *_ = self.size
+        number, length = (
+            self.refs.bias["far_numbers"][self.head],
+            self.refs.bias["diagonals"].shape[2],
+        )
+        if self.by_keys:
+            return _floor(columns, length - number + rows - 1 - self.start() + columns - 1)
+        return _floor(columns, number - self.start())
+
+    def values(self, column: Any) -> Any:
+        """Returns the values of a bias by distance in the tile of a column; None: it is another."""
+        diagonals: Any = self.refs.bias.get("diagonals")
+        if diagonals is None:
+            return None
+        # Row r of the tile starts r numbers before its first row does.
+        rows = lax.broadcasted_iota(jnp.int32, (self.size.rows, 1), 0)
+        columns = lax.broadcasted_iota(jnp.int32, (1, self.size.columns), 1)
+        first = self.start() + column * self.size.columns - rows
+        copy, place = (
+            lax.rem(first, jnp.int32(COPIES)),
+            lax.div(first, jnp.int32(COPIES)) * COPIES + columns,
+        )
+        return pallas_triton.load(
+            diagonals.at[self.head, jnp.broadcast_to(copy, place.shape), place]
+        )
+
+    def tile(self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any) -> Tile:
+        """Returns a tile, of the queries, keys, values and biases that were read."""
+        plan, bias = self.plan, self.refs.bias
+        queries = self.of_queries(lax.broadcasted_iota(jnp.int32, (self.queries,), 0))
+        keys = self.of_keys(lax.broadcasted_iota(jnp.int32, (self.keys,), 0))
+        ahead = q * self.queries - k * self.keys
         if plan.first is None:
-            rows, columns = self.side("query_positions", q), self.side("key_positions", k)
+            rows, columns = self.sides("positions", q, k)
         else:
-            rows, columns = index + (q * block + plan.first[0]), numbers + plan.first[1]
-        segments = slope = values = None
+            rows, columns = queries + (ahead + plan.first[0] - plan.first[1]), keys
+        segments = slope = terms = None
         if "query_segments" in self.refs.sides:
-            segments = (
-                self.side("query_segments", q)[:, None],
-                self.side("key_segments", k)[None, :],
-            )
+            segments = self.sides("segments", q, k)
         if "slopes" in bias:
             slope = bias["slopes"][self.head]
-        elif "diagonals" in bias:
-            first = (plan.q_blocks - 1 - q + k) * block + block - 1
-            place = first - index[:, None] + index[None, :]
-            diagonals: Any = bias["diagonals"]
-            values = pallas_triton.load(diagonals.at[self.head, place])
         elif "query_term" in bias:
-            of_query, of_key = (
-                bias[name][self.batch, self.head, 0, self.span(number)]
-                for name, number in (("query_term", q), ("key_term", k))
-            )
-            values = of_query[:, None] + of_key[None, :]
-        return Tile(
-            query, key, value, rows[:, None], columns[None, :], numbers[None, :], segments, slope, values
-        )  # fmt: skip
+            of_key = bias["key_term"][self.batch, self.head, 0, pl.ds(k * self.keys, self.keys)]
+            terms = self.numbers(bias["query_term"], q), self.of_keys(of_key)
+        numbers = keys + k * self.keys
+        vectors = query, key, value
+        return Tile(*vectors, rows, columns, numbers, segments, slope, terms, values, self.by_keys)
 
-    def gradients(self, q: Any, tile: Tile, more: Backward) -> tuple[Array, ...]:
-        lse, delta = (
-            x[self.batch, self.head, 0, self.span(q)][:, None] for x in (more.lse, more.delta)
+    def gradients(self, q: Any, tile: Tile, dout: Array, more: Backward, *, masked: bool) -> Any:
+        lse, delta = (self.numbers(x, q) for x in (more.lse, more.delta))
+        return tile.gradients(self.plan, dout, lse, delta, masked=masked)
+
+    def whole(self) -> tuple[Any, Any]:
+        """Returns the first column that all rows surely see, none of them hidden from another, and
+        the one after the last; no column if that is known only when the program runs.
+        """
+        plan, (rows, columns, *_) = self.plan, self.size
+        nothing = jnp.int32(0), jnp.int32(0)
+        if plan.first is None or "query_segments" in self.refs.sides:
+            return nothing
+
+        ahead = plan.first[0] - plan.first[1]  # of the first query to the first key
+        start = self.row * rows + (-ahead if self.by_keys else ahead)
+        first, after = jnp.int32(0), jnp.int32(2**30)
+        # The rows begin at `start` among the columns, counted as keys or as queries are.
+        before, behind = _floor(columns, start + 1), _floor(columns, start + rows - 2) + 1
+        if plan.causal:
+            first, after = (behind, after) if self.by_keys else (first, before)
+        if plan.window is not None:
+            first = jnp.maximum(first, _floor(columns, start + rows - 1 - plan.window) + 1)
+            after = jnp.minimum(after, _floor(columns, start + plan.window))
+        if not self.by_keys:
+            return first, jnp.minimum(after, plan.k_length // columns)
+        return first, jnp.where((self.row + 1) * rows <= plan.k_length, after, 0)
+
+    def loop(self, ranges: Any, add: Callable[..., Any], state: Any) -> Any:
+        """Returns the state after `add(column, state, masked=...)` of all columns that the rows need."""
+        block = lax.div(self.row, jnp.int32(self.plan.block // self.size.rows))
+        first, after = (
+            ranges[self.batch, self.head, block, end] * (self.plan.block // self.size.columns)
+            for end in range(2)
         )
-        return tile.gradients(self.plan, self.dout(q, more), lse, delta, masked=True)
+        whole_first, whole_after = (jnp.clip(x, first, after) for x in self.whole())
+        whole_after = jnp.maximum(whole_first, whole_after)
 
-    def dout(self, q: Any, more: Backward) -> Float[Array, "block value_dim"]:
-        return more.dout[self.batch, self.head, self.span(q), :]
+        def of_column(column: Any, state: Any, *, masked: bool, far: bool) -> Any:
+            values = self.refs.bias["far"][self.head] if far else self.values(column)
+            return add(column, state, values, masked=masked)
+
+        def over(
+            start: Any, end: Any, state: Any, *, masked: bool = True, far: bool = False
+        ) -> Any:
+            return lax.fori_loop(
+                start, end, functools.partial(of_column, masked=masked, far=far), state
+            )
+
+        state = over(first, whole_first, state)
+        if "diagonals" not in self.refs.bias:
+            state = over(whole_first, whole_after, state, masked=False)
+        elif self.by_keys:
+            middle = jnp.clip(self.far(), whole_first, whole_after)
+            state = over(whole_first, middle, state, masked=False)
+            state = over(middle, whole_after, state, masked=False, far=True)
+        else:
+            middle = jnp.clip(self.far(), whole_first, whole_after)
+            state = over(whole_first, middle, state, masked=False, far=True)
+            state = over(middle, whole_after, state, masked=False)
+        return over(whole_after, after, state)
 
 
-def _prepared(operands: Operands) -> Operands:
-    """Returns the operands as the kernels read them."""
+def _prepared(plan: Plan, operands: Operands, *, by_keys: bool = False) -> Operands:
+    """Returns the operands as the kernels read them.
+
+    A bias by distance comes in copies, from the least i - j to the largest if the rows are keys; with
+    its value at the largest, and how many from there on have it.
+    """
     bias = dict(operands.bias)
     if "diagonals" in bias:
-        bias["diagonals"] = bias["diagonals"].reshape(len(bias["diagonals"]), -1)
-    return _with_dims_of_powers(operands)._replace(bias=bias)
+        numbers = bias["diagonals"].reshape(plan.heads, -1)
+        changes = jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (0, 1)), constant_values=True)
+        bias |= {"far": numbers[:, 0], "far_numbers": changes.argmax(axis=1).astype(jnp.int32) + 1}
+        numbers = jnp.pad(numbers[:, ::-1] if by_keys else numbers, ((0, 0), (0, COPIES)))
+        copies = [numbers[:, more : more - COPIES] for more in range(COPIES)]
+        bias["diagonals"] = jnp.stack(copies, axis=1)
+    query, key, value = map(_rows_of_heads, operands[:3])
+    return operands._replace(query=query, key=key, value=value, bias=bias)
 
 
 def _prepared_backward(operands: Operands, backward: Backward) -> Backward:
-    more = operands.value.shape[-1] - backward.dout.shape[-1]
-    return backward._replace(dout=jnp.pad(backward.dout, [(0, 0)] * 3 + [(0, more)]))
+    return backward._replace(dout=_rows_of_heads(backward.dout, operands.value.shape[-1]))
 
 
-def _rows(plan: Plan, width: int) -> Any:
-    return pl.BlockSpec((1, 1, plan.block, width), lambda batch, head, row: (batch, head, row, 0))
+def _rows(size: Size, width: int, count: int) -> Any:
+    def index(*at: Any) -> tuple[Any, ...]:
+        batch, head, row = _place(at, count)
+        return batch, row, head, 0
+
+    return pl.BlockSpec((1, size.rows, 1, width), index)
 
 
-def _numbers(plan: Plan) -> Any:
-    return pl.BlockSpec((1, 1, 1, plan.block), lambda batch, head, row: (batch, head, 0, row))
+def _numbers(size: Size, count: int) -> Any:
+    def index(*at: Any) -> tuple[Any, ...]:
+        batch, head, row = _place(at, count)
+        return batch, head, 0, row
+
+    return pl.BlockSpec((1, 1, 1, size.rows), index)
+
+
+def _place(at: tuple[Any, ...], count: Any) -> tuple[Any, Any, Any]:
+    """Returns sequence, head and rows of a program, the last rows first: under a causal mask they
+    take longest as queries.
+    """
+    batch, head, row = at
+    return batch, head, count - 1 - row
 
 
 def forward(
     plan: Plan, operands: Operands, needed: Array, dtype: Any
 ) -> tuple[Float[Array, "batch heads q value_dim"], Float[Array, "batch heads 1 q"]]:
     """See `plan`."""
-    value_dim, operands = operands.value.shape[-1], _prepared(operands)
-    width = operands.value.shape[-1]
+    value_dim, operands = operands.value.shape[-1], _prepared(plan, operands)
+    size, width = _size(plan, FORWARD, operands), operands.value.shape[-1]
     shape = operands.query.shape[:3]
+    count = shape[1] // size.rows
     out, lse = _run(
-        "attention_forward",
+        FORWARD,
         plan,
+        size,
         _forward,
-        (plan.batch, plan.heads, plan.q_blocks),
+        (plan.batch, plan.heads, count),
         (operands, _ranges(needed)),
         (
             jax.ShapeDtypeStruct((*shape, width), dtype),
-            jax.ShapeDtypeStruct((*shape[:2], 1, shape[2]), jnp.float32),
+            jax.ShapeDtypeStruct((plan.batch, plan.heads, 1, shape[1]), jnp.float32),
         ),
-        (_rows(plan, width), _numbers(plan)),
+        (_rows(size, width, count), _numbers(size, count)),
     )
-    return out[..., :value_dim], lse
+    return out[..., :value_dim].transpose(0, 2, 1, 3), lse
 
 
-def _forward(plan: Plan, refs: Operands, ranges: Any, out: Any, lse: Any) -> None:
-    batch, head, q = (pl.program_id(axis) for axis in range(3))
-    reader = _Reader(plan, refs, batch, head)
-    query = reader.query(q)
+def _forward(plan: Plan, size: Size, refs: Operands, ranges: Any, out: Any, lse: Any) -> None:
+    program = _Program(plan, size, refs, by_keys=False)
+    query = program.query(program.row)
 
-    def add(k: Any, state: Online) -> Online:
-        tile = reader.tile(q, k, query, reader.key(k), reader.value(k))
-        return state.add(plan, tile, masked=True)
+    def add(k: Any, state: Online, values: Any, *, masked: bool) -> Online:
+        tile = program.tile(program.row, k, query, program.key(k), program.value(k), values)
+        return state.add(plan, tile, masked=masked)
 
-    sink = None if refs.sink is None else refs.sink[head]
-    state = Online.start(plan.block, refs.value.shape[-1], sink)
-    state = lax.fori_loop(ranges[batch, head, q, 0], ranges[batch, head, q, 1], add, state)
-    attended, of_rows = state.result()
-    out[0, 0], lse[0, 0, 0] = attended.astype(out.dtype), of_rows.reshape(-1)
+    sink = None if refs.sink is None else refs.sink[program.head]
+    state = Online.start(size.rows, refs.value.shape[-1], sink)
+    attended, of_rows = program.loop(ranges, add, state).result(plan)
+    out[0, :, 0, :], lse[0, 0, 0] = attended.astype(out.dtype), of_rows.reshape(-1)
 
 
 def backward_queries(
     plan: Plan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "batch heads q head_dim"]:
     """See `plan`."""
-    head_dim, operands = operands.query.shape[-1], _prepared(operands)
-    query, backward = operands.query, _prepared_backward(operands, backward)
+    head_dim, operands = operands.query.shape[-1], _prepared(plan, operands)
+    size, query = _size(plan, QUERIES, operands), operands.query
+    count = query.shape[1] // size.rows
     found = _run(
-        "attention_backward_queries",
+        QUERIES,
         plan,
+        size,
         _backward_queries,
-        (plan.batch, plan.heads, plan.q_blocks),
-        (operands, backward, _ranges(needed)),
+        (plan.batch, plan.heads, count),
+        (operands, _prepared_backward(operands, backward), _ranges(needed)),
         jax.ShapeDtypeStruct(query.shape, query.dtype),
-        _rows(plan, query.shape[-1]),
+        _rows(size, query.shape[-1], count),
     )
-    return found[..., :head_dim]
+    return found[..., :head_dim].transpose(0, 2, 1, 3)
 
 
-def _backward_queries(plan: Plan, refs: Operands, more: Backward, ranges: Any, out: Any) -> None:
-    batch, head, q = (pl.program_id(axis) for axis in range(3))
-    reader = _Reader(plan, refs, batch, head)
-    query = reader.query(q)
+def _backward_queries(
+    plan: Plan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
+) -> None:
+    program = _Program(plan, size, refs, by_keys=False)
+    q = program.row
+    query, dout = program.query(q), program.dout(q, more)
 
-    def add(k: Any, of_query: Array) -> Array:
-        key = reader.key(k)
-        tile = reader.tile(q, k, query, key, reader.value(k))
-        *_, dproducts = reader.gradients(q, tile, more)
+    def add(k: Any, of_query: Array, values: Any, *, masked: bool) -> Array:
+        key = program.key(k)
+        tile = program.tile(q, k, query, key, program.value(k), values)
+        *_, dproducts = program.gradients(q, tile, dout, more, masked=masked)
         return of_query + product(plan, dproducts.astype(key.dtype), key, ROWS_BY_COLUMNS)
 
-    of_query = jnp.zeros(query.shape, jnp.float32)
-    of_query = lax.fori_loop(ranges[batch, head, q, 0], ranges[batch, head, q, 1], add, of_query)
-    out[0, 0] = (of_query * plan.scale).astype(out.dtype)
+    of_query = program.loop(ranges, add, jnp.zeros(query.shape, jnp.float32))
+    out[0, :, 0, :] = (of_query * plan.scale).astype(out.dtype)
 
 
 def backward_keys(
     plan: Plan, operands: Operands, needed: Array, backward: Backward, learned: tuple[str, ...]
 ) -> tuple[Array, Array, dict[str, Array]]:
     """See `plan`."""
-    dims = operands.key.shape[-1], operands.value.shape[-1]
-    operands = _prepared(operands)
+    dims, given = (operands.key.shape[-1], operands.value.shape[-1]), operands
+    operands = _prepared(plan, operands, by_keys=True)
     backward = _prepared_backward(operands, backward)
     widths = operands.key.shape[-1], operands.value.shape[-1]
-    shape = plan.batch, plan.heads, operands.key.shape[2]
+    shape = plan.batch, operands.key.shape[1], plan.heads
     dtype = operands.key.dtype if plan.group == 1 else jnp.float32  # a group's are summed later
-    by_columns = tuple(name for name in learned if name != "diagonals")
-    numbers = jax.ShapeDtypeStruct((*shape[:2], 1, shape[2]), jnp.float32)
+    size = _size(plan, KEYS, operands)
+    count = shape[1] // size.rows
+    by_rows = tuple(name for name in learned if name != "diagonals")
+    numbers = jax.ShapeDtypeStruct((plan.batch, plan.heads, 1, shape[1]), jnp.float32)
     dkey, dvalue, *dbias = _run(
-        "attention_backward_keys",
+        KEYS,
         plan,
-        functools.partial(_backward_keys, by_columns),
-        (plan.batch, plan.heads, plan.k_blocks),
+        size,
+        functools.partial(_backward_keys, by_rows),
+        (plan.batch, plan.heads, count),
         (operands, backward, _ranges(needed.swapaxes(2, 3))),
-        [*(jax.ShapeDtypeStruct((*shape, width), dtype) for width in widths), *[numbers] * len(by_columns)],
-        [*(_rows(plan, width) for width in widths), *[_numbers(plan)] * len(by_columns)],
+        [*(jax.ShapeDtypeStruct((*shape, width), dtype) for width in widths), *[numbers] * len(by_rows)],
+        [*(_rows(size, width, count) for width in widths), *[_numbers(size, count)] * len(by_rows)],
     )  # fmt: skip
-    found = dict(zip(by_columns, dbias, strict=True))
+    found = dict(zip(by_rows, dbias, strict=True))
     if "slopes" in found:
         found["slopes"] = found["slopes"].sum(axis=(0, 2, 3))
     if "diagonals" in learned:
-        found["diagonals"] = _diagonals(plan, operands, needed, backward)
-    return dkey[..., : dims[0]], dvalue[..., : dims[1]], found
+        found["diagonals"] = _diagonals(plan, _prepared(plan, given), needed, backward)
+    dkey, dvalue = (x.transpose(0, 2, 1, 3) for x in (dkey[..., : dims[0]], dvalue[..., : dims[1]]))
+    return dkey, dvalue, found
 
 
 def _backward_keys(
     learned: tuple[str, ...],
     plan: Plan,
+    size: Size,
     refs: Operands,
     more: Backward,
     ranges: Any,
@@ -272,29 +451,28 @@ def _backward_keys(
     dvalue: Any,
     *dbias: Any,
 ) -> None:
-    batch, head, k = (pl.program_id(axis) for axis in range(3))
-    reader = _Reader(plan, refs, batch, head)
-    key, value = reader.key(k), reader.value(k)
+    program = _Program(plan, size, refs, by_keys=True)
+    k = program.row
+    key, value = program.key(k), program.value(k)
 
-    def add(q: Any, state: tuple[Array, ...]) -> tuple[Array, ...]:
+    def add(q: Any, state: tuple[Array, ...], values: Any, *, masked: bool) -> tuple[Array, ...]:
         of_key, of_value, *of_bias = state
-        query, dout = reader.query(q), reader.dout(q, more)
-        tile = reader.tile(q, k, query, key, value)
-        weights, dlogits, dproducts = reader.gradients(q, tile, more)
+        query, dout = program.query(q), program.dout(q, more)
+        tile = program.tile(q, k, query, key, value, values)
+        weights, dlogits, dproducts = program.gradients(q, tile, dout, more, masked=masked)
         if "slopes" in learned:
             dlogits = -dlogits * tile.distances(plan)
         return (
-            of_key + product(plan, dproducts.astype(query.dtype), query, COLUMNS_BY_COLUMNS),
-            of_value + product(plan, weights.astype(dout.dtype), dout, COLUMNS_BY_COLUMNS),
-            *(x + dlogits.sum(axis=0) for x in of_bias),
+            of_key + product(plan, dproducts.astype(query.dtype), query, ROWS_BY_COLUMNS),
+            of_value + product(plan, weights.astype(dout.dtype), dout, ROWS_BY_COLUMNS),
+            *(x + dlogits.sum(axis=1) for x in of_bias),
         )
 
     start = [jnp.zeros(x.shape, jnp.float32) for x in (key, value)]
-    start += [jnp.zeros(plan.block, jnp.float32) for _ in dbias]
-    first, after = (ranges[batch, head, k, place] for place in range(2))
-    of_key, of_value, *of_bias = lax.fori_loop(first, after, add, tuple(start))
-    dkey[0, 0] = (of_key * plan.scale).astype(dkey.dtype)
-    dvalue[0, 0] = of_value.astype(dvalue.dtype)
+    start += [jnp.zeros(size.rows, jnp.float32) for _ in dbias]
+    of_key, of_value, *of_bias = program.loop(ranges, add, tuple(start))
+    dkey[0, :, 0, :] = (of_key * plan.scale).astype(dkey.dtype)
+    dvalue[0, :, 0, :] = of_value.astype(dvalue.dtype)
     for ref, x in zip(dbias, of_bias, strict=True):
         ref[0, 0, 0] = x
 
@@ -303,41 +481,67 @@ def _diagonals(
     plan: Plan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "heads blocks 1 block"]:
     """Returns the gradient of a bias by distance."""
-    block, count = plan.block, plan.q_blocks + plan.k_blocks - 1
+    size = _size(plan, DIAGONALS, operands)
+    rows = size.rows
+    q_rows, k_rows = (blocks * plan.block // rows for blocks in (plan.q_blocks, plan.k_blocks))
+    count = q_rows + k_rows - 1
     sums = _run(
-        "attention_backward_diagonals",
+        DIAGONALS,
         plan,
+        size,
         _sum_diagonal,
         (plan.heads, count),
-        (operands, backward, needed.astype(jnp.int32)),
-        jax.ShapeDtypeStruct((plan.heads, count, block, block), jnp.float32),
-        pl.BlockSpec((1, 1, block, block), lambda head, number: (head, number, 0, 0)),
+        (operands, backward, _diagonal_ranges(needed, plan.block // rows)),
+        jax.ShapeDtypeStruct((plan.heads, count, rows, rows), jnp.float32),
+        pl.BlockSpec((1, 1, rows, rows), lambda head, number: (head, count - 1 - number, 0, 0)),
     )
-    # Row r has to move by block - 1 - r columns: rows one shorter than they are move by one each.
-    rows = jnp.pad(sums[:, :, ::-1], [(0, 0)] * 3 + [(0, block)]).reshape(plan.heads, count, -1)
-    moved = rows[..., : block * (2 * block - 1)].reshape(plan.heads, count, block, -1).sum(axis=2)
-    halves = jnp.pad(moved, [(0, 0)] * 2 + [(0, 1)]).reshape(plan.heads, count, 2, block)
+    # Row r has to move by rows - 1 - r columns: rows one shorter than they are move by one each.
+    flat = jnp.pad(sums[:, :, ::-1], [(0, 0)] * 3 + [(0, rows)]).reshape(plan.heads, count, -1)
+    moved = flat[..., : rows * (2 * rows - 1)].reshape(plan.heads, count, rows, -1).sum(axis=2)
+    halves = jnp.pad(moved, [(0, 0)] * 2 + [(0, 1)]).reshape(plan.heads, count, 2, rows)
     first, second = (jnp.pad(halves[:, :, at], ((0, 0), (at, 1 - at), (0, 0))) for at in range(2))
-    return (first + second)[:, :, None]
+    return (first + second).reshape(plan.heads, -1, 1, plan.block)
 
 
-def _sum_diagonal(plan: Plan, refs: Operands, more: Backward, needed: Any, out: Any) -> None:
-    head, number = pl.program_id(0), pl.program_id(1)
-    ahead = number - (plan.q_blocks - 1)  # block of keys minus block of queries
+def _diagonal_ranges(
+    needed: Bool[Array, "batch heads q k"], times: int
+) -> Int[Array, "batch heads diagonals two"]:
+    """Returns the first block of queries that each diagonal needs and the one after the last, if each
+    block is `times` smaller ones; diagonals from the least k - q to the largest.
+    """
+    needed = needed.repeat(times, axis=2).repeat(times, axis=3)
+    rows, columns = needed.shape[2:]
+    # Row q has to move by rows - 1 - q columns: rows one shorter than they are move by one each.
+    wide = jnp.pad(needed[:, :, ::-1], [(0, 0)] * 3 + [(0, rows)])
+    wide = wide.reshape(*wide.shape[:2], -1)[..., : rows * (rows + columns - 1)]
+    return _ranges(wide.reshape(*wide.shape[:2], rows, -1)[:, :, ::-1].swapaxes(2, 3))
+
+
+def _sum_diagonal(
+    plan: Plan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
+) -> None:
+    head, rows = pl.program_id(0), plan.q_blocks * plan.block // size.rows
+    number = pl.num_programs(1) - 1 - pl.program_id(1)  # under a causal mask the last are empty
+    ahead = number - (rows - 1)  # blocks of keys minus blocks of queries
+    # All tiles have the same bias, and all hide the same pairs but for keys that fill up the last.
+    first = jnp.maximum(-ahead, 0)
+    values = _Program(plan, size, refs, by_keys=False, place=(0, head, first)).values(first + ahead)
 
     def of_sequence(batch: Any, total: Array) -> Array:
-        reader = _Reader(plan, refs, batch, head)
+        def add(q: Any, total: Array, masked: bool) -> Array:
+            program = _Program(plan, size, refs, by_keys=False, place=(batch, head, q))
+            k, dout = q + ahead, program.dout(q, more)
+            tile = program.tile(q, k, program.query(q), program.key(k), program.value(k), values)
+            return total + program.gradients(q, tile, dout, more, masked=masked)[1]
 
-        def add(q: Any, total: Array) -> Array:
-            def computed(total: Array) -> Array:
-                k = q + ahead
-                tile = reader.tile(q, k, reader.query(q), reader.key(k), reader.value(k))
-                return total + reader.gradients(q, tile, more)[1]
+        start, after = (ranges[batch, head, number, end] for end in range(2))
+        program = _Program(plan, size, refs, by_keys=False, place=(batch, head, start))
+        whole_first, whole_after = program.whole()
+        is_whole = (whole_first <= start + ahead) & (start + ahead < whole_after)
+        most = jnp.minimum(after, plan.k_length // size.columns - ahead)
+        split = jnp.where(is_whole, jnp.clip(most, start, after), start)
+        total = lax.fori_loop(start, split, functools.partial(add, masked=False), total)
+        return lax.fori_loop(split, after, functools.partial(add, masked=True), total)
 
-            return lax.cond(needed[batch, head, q, q + ahead] > 0, computed, lambda x: x, total)
-
-        first = jnp.maximum(-ahead, 0)
-        return lax.fori_loop(first, jnp.minimum(plan.q_blocks, plan.k_blocks - ahead), add, total)
-
-    total = jnp.zeros((plan.block, plan.block), jnp.float32)
+    total = jnp.zeros((size.rows, size.rows), jnp.float32)
     out[0, 0] = lax.fori_loop(0, plan.batch, of_sequence, total)
