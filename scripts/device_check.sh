@@ -22,6 +22,7 @@ if [[ $# -ge 2 ]]; then
   export PYTHONPATH="$tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 export XLA_PYTHON_CLIENT_PREALLOCATE=false  # contenders share the GPU's memory
+export TORCHINDUCTOR_COMPILE_THREADS=1      # and its cores
 if [[ -z "$dry" ]] && ! "$python" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'; then
   echo "device_check: JAX sees no GPU here; install jax[cuda13], or try --dry" >&2
   exit 1
@@ -46,14 +47,11 @@ if [[ -n "$dry" ]]; then
 model.width=32,length=32,train.batch_tokens=64,train.steps=2,optimizer.warmup_steps=1,eval.every_steps=2,\
 checkpoint.every_steps=2,data.max_valid_bytes=64"
 else
-  common=(--dtype=bfloat16 --heads=16 --rounds=3 --skip_epsilon=none,0)
-  part tests 90 env ALIBI_TEST_PLATFORM=cuda "$python" -m pytest -q -p no:cacheprovider tests/attention/test_device.py
-  benchmark attention-64 150 "${common[@]}" --lengths=4096,16384,65536 --head_dim=64 --backends=fused \
-    --positions=none,alibi,t5,kerple_log,fox --peer=cudnn
-  benchmark augmented-64 40 "${common[@]}" --lengths=4096,16384,65536 --head_dim=64 --backends=augmented --peer=cudnn
-  benchmark attention-128 60 "${common[@]}" --lengths=16384 --head_dim=128 --backends=fused --positions=none,alibi,t5 \
-    --peer=cudnn
-  benchmark flex-64 70 "${common[@]}" --lengths=16384 --head_dim=64 --backends=fused --positions=alibi,t5,fox --peer=flex
+  common=(--dtype=bfloat16 --heads=16 --rounds=3 --turn_seconds=0.1 --preparing=16 --skip_epsilon=none,0
+    --backends=fused --positions=none,alibi,t5,kerple_log,fox --peer=cudnn,augmented,flex)
+  part tests 90 env ALIBI_TEST_PLATFORM=cuda "$python" -m pytest -q -n 6 -p no:cacheprovider tests/attention/test_device.py
+  benchmark attention-64 200 "${common[@]}" --lengths=1024,4096,16384,65536 --head_dim=64
+  benchmark attention-128 80 "${common[@]}" --lengths=16384 --head_dim=128
   part train 70 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,$train,\
 train.batch_tokens=65536,train.steps=60,optimizer.warmup_steps=10,eval.every_steps=60,checkpoint.every_steps=60"
 fi

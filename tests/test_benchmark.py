@@ -51,7 +51,8 @@ def run(load, monkeypatch):
                     for part in step.parts.values():
                         part(1)
                     runner.facts = step.facts
-            return runners, 1e11
+            facts = {"flops": 1e11, "dtype": "float32", "device": None}
+            return runners, rounds.Runner(None, facts=facts, seconds={"run": [1.0]})
 
         monkeypatch.setattr(rounds, "run_rounds", run_rounds)
         parser = argparse.ArgumentParser()
@@ -117,7 +118,7 @@ def test_a_contender_that_cannot_run_is_a_row_with_its_reason(load, capsys):
         "large": processes.Contender(int, ("x",), needed_bytes=2.0**80),
         "runs": contenders.contender(shape, contenders.Way("reference", None)),
     }
-    rows = attention.compare_contenders(shape, entrants, ["dies"], rounds=1)
+    rows = attention.compare_contenders(shape, entrants, ["dies"], rounds=1, turn_seconds=0.5)
     reasons = {row["contender"]: row["failed"] for row in rows}
     assert "died" in reasons["dies"]
     assert "invalid literal for int() with base 10: 'x'" in reasons["fails"]

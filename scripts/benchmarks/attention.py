@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from benchmarks.rounds import (
 )
 
 BIASES = ("none", "alibi", "alibi_learned", "t5", "kerple_log", "kerple_power", "sandwich", "fox")
-TURN_SECONDS = 0.5  # of a pass of a contender in a round, but at least one call
+TURN_SECONDS = 0.5
 TOKEN_TURN_SECONDS = 0.3
 LONG, LONG_ROUNDS = 16384, 3  # from this length on, at most so many rounds
 BACKWARD_FLOPS = 3.5  # forward and backward pass, relative to the forward pass
@@ -42,6 +43,7 @@ PEERS = {  # with ALiBi
     "flex": {},  # FlexAttention with the score of each bias
     "flax": {"Flax, dense bias": Way("flax")},
     "cudnn": {"cuDNN, no bias": Way("cudnn")},
+    "augmented": {"cuDNN, ALiBi by columns": Way("augmented")},
 }
 
 TOKEN_WAYS = {
@@ -64,6 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--positions", default="alibi", help=f"biases, some of {', '.join(BIASES)}")
     parser.add_argument(
         "--skip_epsilon", default="none,0,1e-6", help="shares of mass that may be lost; or none"
+    )
+    parser.add_argument(
+        "--turn_seconds",
+        type=float,
+        default=TURN_SECONDS,
+        help="of a pass in a round, at least one call",
+    )
+    parser.add_argument(
+        "--preparing",
+        type=int,
+        default=1,
+        help="contenders prepared together, on a GPU with many cores",
     )
     _add_shape(parser)
     parser.set_defaults(command=compare_lengths)
@@ -104,6 +118,8 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
     for position, backend in itertools.product(positions, backends):
         for word in arguments.skip_epsilon.lower().split(","):
             epsilon = None if word == "none" else float(word)
+            if position == "none" and epsilon is not None:
+                continue  # nothing to skip by
             skip = "none" if epsilon is None else format(epsilon, "g")
             ways[f"{position} {backend}, skip {skip}"] = Way(backend, epsilon, position=position)
     peers: dict[str, Way] = {}
@@ -112,12 +128,13 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
             require_torch()
         peers |= PEERS[peer]
         if peer == "flex":
-            peers |= {f"FlexAttention {name}": Way("flex", position=name) for name in positions}
+            ways |= {f"FlexAttention {name}": Way("flex", position=name) for name in positions}
     rows = []
     for shape in _shapes(arguments):
         contenders = {name: contender(shape, way) for name, way in (ways | peers).items()}
         rounds = arguments.rounds if shape.length < LONG else min(arguments.rounds, LONG_ROUNDS)
-        rows += compare_contenders(shape, contenders, list(peers), rounds)
+        how = {"turn_seconds": arguments.turn_seconds, "preparing": arguments.preparing}
+        rows += compare_contenders(shape, contenders, list(peers), rounds, **how)
     exponents = growth(rows)
     print_growth(exponents)
     common = about(arguments.rounds) | {
@@ -127,7 +144,7 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
 
 
 def compare_contenders(
-    shape: Shape, contenders: dict[str, Contender], peers: list[str], rounds: int
+    shape: Shape, contenders: dict[str, Contender], peers: list[str], rounds: int, **how: Any
 ) -> list[Row]:
     """Measures the contenders at a shape, and prints them."""
 
@@ -167,8 +184,8 @@ def compare_contenders(
         contenders,
         rounds,
         row_of,
-        turn_seconds=TURN_SECONDS,
         title=f"L={shape.length}",
+        **how,
     )
     for row in rows:
         if row["no_backward"]:

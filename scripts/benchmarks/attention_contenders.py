@@ -104,8 +104,11 @@ def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
     """Returns the growth of the most bytes held by the process during the call.
 
     Memory freed by earlier calls and compilers goes back to the system first, and
-    is not used again unseen. None if the system (other than Linux) doesn't tell.
+    is not used again unseen. None if the system (other than Linux) doesn't tell, or an accelerator
+    holds the arrays.
     """
+    if _on_accelerator():
+        return None
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -257,7 +260,13 @@ def _program(function: Callable, arguments: Sequence[Any]) -> tuple[Run, Callabl
     import jax
 
     compiled = functools.cache(lambda: jax.jit(function).lower(*arguments).compile())
-    return repeated(lambda: compiled()(*arguments), one_by_one=True), compiled
+    return repeated(lambda: compiled()(*arguments), one_by_one=not _on_accelerator()), compiled
+
+
+def _on_accelerator() -> bool:
+    import jax
+
+    return jax.default_backend() != "cpu"
 
 
 def torch_step(shape: Shape, way: Way) -> Step:

@@ -21,7 +21,9 @@ from alibi.cpu.host_memory import keep_freed_memory
 # three times as many.
 WARM_SECONDS, TURN_SECONDS, STEADY = 2.0, 0.5, 1.1
 STOP_SECONDS = 3.0  # that an idle process may take to end
-MATMUL_SIZE = 2048  # rows and columns of the product that gives the machine's float32 peak
+# Of the product that gives the peak: its rows and columns on CPUs and on accelerators, each of which
+# it fills.
+MATMUL_SIZE, ACCELERATOR_MATMUL_SIZE = 2048, 8192
 
 Run = Callable[[int], None]  # does a number of steps and waits for the last
 PARTS: dict[str, Run] = {}  # of the contender of this process
@@ -190,9 +192,15 @@ def warm_up(run: Run) -> float:
 
 
 def matmul_step() -> Step:
-    """Returns a large float32 matrix product: the machine's peak."""
+    """Returns a large matrix product, which gives the machine's peak: of float32 on CPUs, of bfloat16
+    on accelerators.
+    """
     import jax
 
-    operand = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE))
+    on_cpu = jax.default_backend() == "cpu"
+    size, dtype = (MATMUL_SIZE, "float32") if on_cpu else (ACCELERATOR_MATMUL_SIZE, "bfloat16")
+    operand = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = functools.partial(jax.jit(lambda x: x @ x), operand)
-    return Step({"run": repeated(product)}, {"flops": 2.0 * MATMUL_SIZE**3})
+    device = None if on_cpu else jax.local_devices()[0].device_kind
+    facts = {"flops": 2.0 * size**3, "dtype": dtype, "device": device}
+    return Step({"run": repeated(product)}, facts)

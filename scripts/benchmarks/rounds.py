@@ -125,9 +125,9 @@ def run_rounds(
     turn_seconds: float,
     title: str,
     preparing: int = 1,
-) -> tuple[Runners, float]:
-    """Times every contender in turn in each round; returns them, and the float32 peak measured
-    among them, FLOP/s.
+) -> tuple[Runners, Runner]:
+    """Times every contender in turn in each round; returns them, and the matrix product among them,
+    whose rate of "flops" is the peak, FLOP/s.
 
     Args:
       turn_seconds: time of each part of a contender in a round, but at least a call.
@@ -162,7 +162,7 @@ def run_rounds(
         raise RuntimeError(
             f"the matrix product, which gives the peak, was not measured: {matmul.failed}"
         )
-    return runners, matmul.rate(matmul.facts["flops"])
+    return runners, matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +202,15 @@ def measure(
         peak.
       how: see `run_rounds`.
     """
-    runners, peak = run_rounds(contenders, rounds, **how)
-    common = {"matmul_gflops": peak / 1e9, **about(rounds)}
+    runners, matmul = run_rounds(contenders, rounds, **how)
+    peak = matmul.rate(matmul.facts["flops"])
+    assert peak is not None
+    common = {
+        "matmul_gflops": peak / 1e9,
+        "matmul_dtype": matmul.facts["dtype"],
+        "device": matmul.facts["device"],
+        **about(rounds),
+    }
     return [
         {
             "benchmark": benchmark,
@@ -228,12 +235,13 @@ def show(headline: str, rows: list[Row], columns: list[Column]) -> None:
     the reasons.
     """
     peak = (
-        f"; float32 matmul peak {rows[0]['matmul_gflops']:.0f} GFLOP/s"
+        f"; {rows[0]['matmul_dtype']} matmul peak {rows[0]['matmul_gflops']:,.0f} GFLOP/s"
         if "matmul_gflops" in rows[0]
         else ""
     )
+    device = f"{rows[0]['device']}, " if rows[0].get("device") else ""
     machine = f"{rows[0]['machine']['cpu']}, {rows[0]['machine']['cores']} cores, {rows[0]['date']}"
-    print(f"\n{headline}\n{machine}{peak}; medians of {rows[0]['rounds']} rounds\n")
+    print(f"\n{headline}\n{device}{machine}{peak}; medians of {rows[0]['rounds']} rounds\n")
     print_rows(rows, columns)
     for row in rows:
         if row.get("failed"):
