@@ -49,10 +49,10 @@ checkpoint.every_steps=2,data.max_valid_bytes=64"
 else
   common=(--dtype=bfloat16 --heads=16 --rounds=3 --turn_seconds=0.1 --preparing=16 --skip_epsilon=none,0
     --backends=fused --positions=none,alibi,t5,kerple_log,fox --peer=cudnn,augmented,flex)
-  part tests 90 env ALIBI_TEST_PLATFORM=cuda "$python" -m pytest -q -n 6 -p no:cacheprovider tests/attention/test_device.py
-  benchmark attention-64 200 "${common[@]}" --lengths=1024,4096,16384,65536 --head_dim=64
-  benchmark attention-128 80 "${common[@]}" --lengths=16384 --head_dim=128
-  part train 70 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,$train,\
+  part tests 80 env ALIBI_TEST_PLATFORM=cuda "$python" -m pytest -q -n 6 -p no:cacheprovider -p no:benchmark tests/attention/test_device.py
+  benchmark attention-64 190 "${common[@]}" --lengths=1024,4096,16384,65536 --head_dim=64
+  benchmark attention-128 75 "${common[@]}" --lengths=16384 --head_dim=128
+  part train 60 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,$train,\
 train.batch_tokens=65536,train.steps=60,optimizer.warmup_steps=10,eval.every_steps=60,checkpoint.every_steps=60"
 fi
 [[ -z "$failed" ]] || { echo "device_check: failed:$failed" >&2; exit 1; }

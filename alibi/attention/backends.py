@@ -129,26 +129,6 @@ RULES = (
         "memory linear in the length; fastest where keys are out of reach (measured)",
     ),
     Rule(
-        ("gpu",),
-        f"bfloat16, {WORTH_A_KERNEL:,} keys or more, heads of at most 120 features (248 from compute capability 9.0 "
-        "on), slopes that don't learn, no dropout or mask",
-        lambda call: call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
-        "augmented",
-        "cuDNN's flash kernel, with no bias tensor (speed not measured)",
-    ),
-    Rule(
-        ("tpu",),
-        f"one device, or several with a sharding, bfloat16 or float32, {WORTH_A_KERNEL:,} keys or more, slopes that "
-        "don't learn, no dropout or mask",
-        lambda call: (
-            call.devices == 1
-            and call.key.shape[-3] >= WORTH_A_KERNEL
-            and call.known_slopes is not None
-        ),
-        "augmented",
-        "splash attention, with no bias tensor (speed not measured)",
-    ),
-    Rule(
         ("gpu", "tpu"),
         f"one device, or several with a sharding, bfloat16, on TPUs also float32, {WORTH_A_KERNEL:,} keys or more, two "
         "queries or more, no bias or one of slopes, of distances, or of a term of the query and one of the key, no "
@@ -160,7 +140,16 @@ RULES = (
             and (call.options.platform == "tpu" or call.query.dtype == jnp.bfloat16)
         ),
         "fused",
-        "a flash kernel that makes the bias in its tiles and sums its gradients there (speed not measured)",
+        "a flash kernel that makes the bias in its tiles, leaves out those out of reach, and sums its gradients "
+        "(measured on an H200; for TPUs by their compiler's estimate)",
+    ),
+    Rule(
+        ("gpu",),
+        f"bfloat16, {WORTH_A_KERNEL:,} keys or more, heads of at most 120 features (248 from compute capability 9.0 "
+        "on), slopes that don't learn, no dropout or mask",
+        lambda call: call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
+        "augmented",
+        "cuDNN's flash kernel, with no bias tensor, which XLA splits over devices (speed on several not measured)",
     ),
     Rule(
         EVERYWHERE,

@@ -124,9 +124,11 @@ def jax_settings() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages by which a run computes."""
-    return {package: importlib.metadata.version(package) for package in PACKAGES} | {
-        "python": sys.version.split()[0]
-    }
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found | {"python": sys.version.split()[0]}
 
 
 def read_about(checkpoint: epath.Path) -> dict[str, Any]:

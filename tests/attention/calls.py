@@ -65,10 +65,13 @@ def reach(
     ) / slopes
 
 
-def abstract_tpu() -> jax.sharding.AbstractDevice:
-    """Returns a TPU to lower for. JAX 0.10.0 and 0.10.1 don't take its platform."""
+def abstract_device(platform: str) -> jax.sharding.AbstractDevice:
+    """Returns a TPU ("tpu") or GPU ("cuda") to lower for. JAX 0.10.0 and 0.10.1 don't take its
+    platform.
+    """
     known = inspect.signature(jax.sharding.AbstractDevice).parameters
-    fields = {"device_kind": "TPU v5 lite", "num_cores": 1, "platform": "tpu"}
+    kind, cores = {"tpu": ("TPU v5 lite", 1), "cuda": ("NVIDIA H100", None)}[platform]
+    fields = {"device_kind": kind, "num_cores": cores, "platform": platform}
     return jax.sharding.AbstractDevice(
         **{name: value for name, value in fields.items() if name in known}
     )

@@ -24,7 +24,7 @@ from alibi.attention.call import AttentionCall, AttentionOptions, dense
 from alibi.positions import AlibiBias
 from alibi.positions.t5 import T5Bias
 from alibi.slopes import alibi_slopes
-from tests.attention.calls import abstract_tpu, on
+from tests.attention.calls import abstract_device, on
 
 
 def _inputs(batch, length, heads, head_dim, value_dim=None, dtype=jnp.float32):
@@ -226,7 +226,7 @@ def test_lowers_to_splash_attention_without_a_bias(
     length, heads, head_dim, dtype, window, gradient
 ):
     """Mosaic's lowering, not the TPU compiler's."""
-    device = abstract_tpu()
+    device = abstract_device("tpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
         module = _module("tpu", "tpu", (2, length, heads, head_dim), dtype, gradient, window=window)
     assert module.count("tpu_custom_call") == (3 if gradient else 1)

@@ -21,7 +21,7 @@ from alibi.attention.tiles import make_tiling
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
 from alibi.positions.scaled import ScaledBias
-from tests.attention.calls import abstract_tpu, inputs, on, value_and_gradients
+from tests.attention.calls import abstract_device, inputs, on, value_and_gradients
 
 SPLIT = P(("data", "fsdp"), None, "tensor")
 
@@ -184,17 +184,13 @@ def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
     arrays, sharding = [jnp.zeros((4, 1024, 4, 64), jnp.bfloat16)] * 3, NamedSharding(mesh(), SPLIT)
     attend(*arrays, slopes=alibi_slopes(4))
     attend(*arrays, slopes=alibi_slopes(4), sharding=sharding)
-    assert taken == ["reference", "augmented"]
-    jax.grad(
-        lambda slopes: attend(*arrays, slopes=slopes, sharding=sharding).astype(jnp.float32).sum()
-    )(alibi_slopes(4))
-    assert taken[2] == "fused", "slopes that learn"
+    assert taken == ["reference", "fused"]
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_splash_attention_lowers_for_several_tpus(gradient):
     """Mosaic's lowering, not the TPU compiler's. Each device gets its two sequences and two heads."""
-    tpu = abstract_tpu()
+    tpu = abstract_device("tpu")
     axes = {"axis_types": (AxisType.Auto,) * 3, "abstract_device": tpu}
     sharding = NamedSharding(
         jax.sharding.AbstractMesh((2, 1, 2), ("data", "fsdp", "tensor"), **axes), SPLIT

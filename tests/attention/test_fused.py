@@ -4,7 +4,6 @@ and, where libtpu is installed, compiled for TPUs.
 test_backend_grid.py compares the kernels for TPUs over shapes, masks and dtypes.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes, attend
-from alibi.attention.accelerator import fused
+from alibi.attention.accelerator import fused, triton
 from alibi.attention.accelerator.mosaic_grid import Pass
 from alibi.attention.backends import choose, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions, traced_for
@@ -25,7 +24,7 @@ from alibi.attention.tiles import make_sides
 from alibi.positions import AlibiBias, make_position
 from alibi.positions.alibi import TwoSidedAlibiBias
 from alibi.positions.fox import FoxBias
-from tests.attention.calls import abstract_tpu, inputs, on
+from tests.attention.calls import abstract_device, inputs, on
 
 KERNELS = ["mosaic", "triton"]
 METHODS = ["none", "alibi_learned", "t5", "kerple_log", "sandwich", "fox"]
@@ -39,7 +38,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(fused, "LANES", 16)
 
 
-def bias_of(name, heads, head_dim, batch=2, length=40):
+def bias_of(name, heads, head_dim, batch=2, length=40, **options):
     """Returns the parameters of a method's bias, and the function from them to the bias."""
     if name == "none":
         return {}, lambda params: None
@@ -47,7 +46,7 @@ def bias_of(name, heads, head_dim, batch=2, length=40):
         gates = np.random.default_rng(1).standard_normal((batch, length, heads), np.float32)
         return jnp.cumsum(jax.nn.log_sigmoid(gates), axis=1), lambda c: FoxBias(c, c)
     sizes = {"num_heads": heads, "head_dim": head_dim, "width": heads * head_dim}
-    method = make_position(name, **sizes, train_length=16, options={})
+    method = make_position(name, **sizes, train_length=16, options=options)
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(1))}
     return params, method.bias
 
@@ -106,6 +105,29 @@ def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("t5", {}),  # far keys share a bucket
+        ("alibi_learned", {"window": 35}),
+        ("none", {"causal": False, "window": 35}),
+        ("t5", {"window": 35}),
+    ],
+)
+def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
+    """Several in a block, so that there are tiles with and without a mask, far and near."""
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
+    monkeypatch.setattr(fused, "INTERPRET_GPU", True)
+    monkeypatch.setattr(fused, "GPU_BLOCK", 32)
+    sizes = {triton.FORWARD: (32, 16), triton.QUERIES: (16, 32), triton.KEYS: (16, 16)}
+    for kernel, size in (sizes | {triton.DIAGONALS: (16, 16)}).items():
+        monkeypatch.setitem(triton.SIZES, (kernel, 128), triton.Size(*size, 4, 1))
+    monkeypatch.setattr(triton, "BY_DISTANCE", triton.Size(32, 16, 4, 1))
+    options = {"max_distance": 20, "num_buckets": 8} if name == "t5" else {}
+    params, bias = bias_of(name, 2, 8, **options)
+    assert_equals_reference(inputs(1, 120, 120, 2, 8), params, bias, **arguments)
+
+
 def test_queries_that_fill_a_block_add_nothing_to_keys_that_none_needs(small_blocks):
     """A row of keys without a needed tile computes its first, whose added queries have no bias of
     their own.
@@ -155,11 +177,13 @@ def tabulated(name, call):
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_auto_takes_it_where_no_columns_give_the_bias(platform):
+def test_auto_takes_it_on_accelerators(platform):
     plain = call_of(platform, None)
     known = call_of(platform, AlibiBias(alibi_slopes(4)))
-    assert choose(known) == "augmented"
-    assert choose(plain) == choose(call_of(platform, tabulated("t5", plain))) == "fused"
+    assert choose(known) == choose(plain) == "fused"
+    several = dataclasses.replace(known, devices=4)
+    assert choose(several) == ("augmented" if platform == "gpu" else "reference")
+    assert choose(call_of(platform, tabulated("t5", plain))) == "fused"
     assert choose(call_of(platform, tabulated("kerple_log", plain))) == "fused"
     assert choose(call_of(platform, None, length=512)) == "reference", "the logits are small"
 
@@ -218,17 +242,69 @@ def test_lowers_without_a_square_of_pairs(platform, target, name, monkeypatch):
     """By Pallas' own lowering, of Triton or Mosaic; neither compiler is here."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     function, shapes = gradients(name, 80, 1000)
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract_tpu())
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(traced_for(platform, 1))
-        if platform == "tpu":
-            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+    device = abstract_device(target)
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with traced_for(platform, 1), jax.sharding.use_abstract_mesh(mesh):
         lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=(target,))
     module = lowered.as_text()
     kernel = "tpu_custom_call" if platform == "tpu" else "__gpu$xla.gpu.triton"
     diagonals = platform == "gpu" and name == "t5"  # in a kernel of its own
     assert module.count(f"@{kernel}") == 3 + diagonals
     assert not re.findall(r"tensor<[0-9x]*(?:1000x1000|1024x1024)x[a-z]", module)
+
+
+GPUS = {  # compute capability, KiB that a program can share, 32-bit registers of a multiprocessor
+    "NVIDIA A100-SXM4-80GB": ("8.0", 163),
+    "NVIDIA GeForce RTX 4090": ("8.9", 99),
+    "NVIDIA H100 80GB HBM3": ("9.0", 227),
+}
+TARGET = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {shared} shared_memory_per_core: {shared}
+  threads_per_core_limit: 2048 core_count: 100 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 2000000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.5
+  device_memory_size: 85899345920 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+}}
+platform_name: "CUDA" dnn_version_info {{ major: 9 }} device_description_str: "{kind}"
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="XLA's compiler for NVIDIA GPUs is not installed: bash scripts/setup.sh --extra=gpu",
+)
+@pytest.mark.parametrize("kind", GPUS)
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [*((name, 128) for name in METHODS), ("t5", 64), ("t5", 256)]
+)
+def test_compiles_for_gpus(kind, name, head_dim):
+    """Without a GPU; the kernels fit into what a program can share."""
+    from jax.experimental import topologies
+
+    capability, shared = GPUS[kind]
+    major, minor = capability.split(".")
+    target = TARGET.format(kind=kind, major=major, minor=minor, shared=shared * 1024)
+    (device,) = topologies.get_topology_desc(
+        platform="cuda", topology_name=kind, topology="1x1x1", target_config=target
+    ).devices
+    compiled = compiled_for("gpu", device, gradients(name, head_dim, 4096, batch=1, heads=8))
+    # One [q, k] array of a head in bfloat16 would be 32 MiB, of all heads 256 MiB.
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**27
+
+
+def compiled_for(platform, device, function_and_shapes):
+    function, shapes = function_and_shapes
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes
+    )
+    target = abstract_device("cuda" if platform == "gpu" else "tpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=target)
+    with traced_for(platform, 1), jax.sharding.use_abstract_mesh(mesh):
+        return jax.jit(function).lower(*shapes).compile()
 
 
 @pytest.mark.skipif(
@@ -254,13 +330,6 @@ def test_compiles_for_tpus(topology, head_dim, name, monkeypatch):
         monkeypatch.setitem(os.environ, f"TPU_{variable}", value)
     monkeypatch.setitem(os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # in other workers
     device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-    function, shapes = gradients(name, head_dim, 8192, batch=1, heads=8)
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes
-    )
-    with traced_for("tpu", 1):
-        compiled = jax.jit(function).lower(*shapes).compile()
-    temporary = compiled.memory_analysis().temp_size_in_bytes
+    compiled = compiled_for("tpu", device, gradients(name, head_dim, 8192, batch=1, heads=8))
     # One [q, k] array of a head in bfloat16 would be 128 MiB, of all heads 1 GiB.
-    assert temporary < 2**29
+    assert compiled.memory_analysis().temp_size_in_bytes < 2**29
