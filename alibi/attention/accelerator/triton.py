@@ -127,7 +127,8 @@ class _Program:
     ) -> None:
         self.plan, self.size, self.refs, self.by_keys = plan, size, refs, by_keys
         if place is None:
-            place = _place(tuple(pl.program_id(axis) for axis in range(3)), pl.num_programs(2))
+            *place, row = (pl.program_id(axis) for axis in range(3))
+            place.append(row if by_keys else pl.num_programs(2) - 1 - row)
         self.batch, self.head, self.row = place
         self.kv_head = lax.div(self.head, jnp.int32(plan.group))
         self.queries, self.keys = size[:2][:: -1 if by_keys else 1]
@@ -177,13 +178,11 @@ class _Program:
         the rows are keys, the first of these columns.
         """
         rows, columns, *_ = self.size
-        number, length = (
-            self.refs.bias["far_numbers"][self.head],
-            self.refs.bias["diagonals"].shape[2],
-        )
-        if self.by_keys:
-            return _floor(columns, length - number + rows - 1 - self.start() + columns - 1)
-        return _floor(columns, number - self.start())
+        number = self.refs.bias["far_numbers"][self.head]
+        if not self.by_keys:
+            return _floor(columns, number - self.start())
+        first = self.refs.bias["diagonals"].shape[2] - number + rows - 1 - self.start()
+        return _floor(columns, first + columns - 1)
 
     def values(self, column: Any) -> Any:
         """Returns the values of a bias by distance in the tile of a column; None: it is another."""
@@ -194,13 +193,9 @@ class _Program:
         rows = lax.broadcasted_iota(jnp.int32, (self.size.rows, 1), 0)
         columns = lax.broadcasted_iota(jnp.int32, (1, self.size.columns), 1)
         first = self.start() + column * self.size.columns - rows
-        copy, place = (
-            lax.rem(first, jnp.int32(COPIES)),
-            lax.div(first, jnp.int32(COPIES)) * COPIES + columns,
-        )
-        return pallas_triton.load(
-            diagonals.at[self.head, jnp.broadcast_to(copy, place.shape), place]
-        )
+        place = lax.div(first, jnp.int32(COPIES)) * COPIES + columns
+        copy = jnp.broadcast_to(lax.rem(first, jnp.int32(COPIES)), place.shape)
+        return pallas_triton.load(diagonals.at[self.head, copy, place])
 
     def tile(self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any) -> Tile:
         """Returns a tile, of the queries, keys, values and biases that were read."""
@@ -252,7 +247,9 @@ class _Program:
         return first, jnp.where((self.row + 1) * rows <= plan.k_length, after, 0)
 
     def loop(self, ranges: Any, add: Callable[..., Any], state: Any) -> Any:
-        """Returns the state after `add(column, state, masked=...)` of all columns that the rows need."""
+        """Returns the state after `add(column, state, values, masked=...)` of all columns that the rows
+        need.
+        """
         block = lax.div(self.row, jnp.int32(self.plan.block // self.size.rows))
         first, after = (
             ranges[self.batch, self.head, block, end] * (self.plan.block // self.size.columns)
@@ -260,30 +257,21 @@ class _Program:
         )
         whole_first, whole_after = (jnp.clip(x, first, after) for x in self.whole())
         whole_after = jnp.maximum(whole_first, whole_after)
+        spans = [(whole_first, whole_after, False)]
+        if "diagonals" in self.refs.bias:
+            middle = jnp.clip(self.far(), whole_first, whole_after)
+            spans = [(whole_first, middle, not self.by_keys), (middle, whole_after, self.by_keys)]
 
         def of_column(column: Any, state: Any, *, masked: bool, far: bool) -> Any:
             values = self.refs.bias["far"][self.head] if far else self.values(column)
             return add(column, state, values, masked=masked)
 
-        def over(
-            start: Any, end: Any, state: Any, *, masked: bool = True, far: bool = False
-        ) -> Any:
-            return lax.fori_loop(
-                start, end, functools.partial(of_column, masked=masked, far=far), state
-            )
-
-        state = over(first, whole_first, state)
-        if "diagonals" not in self.refs.bias:
-            state = over(whole_first, whole_after, state, masked=False)
-        elif self.by_keys:
-            middle = jnp.clip(self.far(), whole_first, whole_after)
-            state = over(whole_first, middle, state, masked=False)
-            state = over(middle, whole_after, state, masked=False, far=True)
-        else:
-            middle = jnp.clip(self.far(), whole_first, whole_after)
-            state = over(whole_first, middle, state, masked=False, far=True)
-            state = over(middle, whole_after, state, masked=False)
-        return over(whole_after, after, state)
+        masked = functools.partial(of_column, masked=True, far=False)
+        state = lax.fori_loop(first, whole_first, masked, state)
+        for start, end, far in spans:
+            seen = functools.partial(of_column, masked=False, far=far)
+            state = lax.fori_loop(start, end, seen, state)
+        return lax.fori_loop(whole_after, after, masked, state)
 
 
 def _prepared(plan: Plan, operands: Operands, *, by_keys: bool = False) -> Operands:
@@ -308,28 +296,27 @@ def _prepared_backward(operands: Operands, backward: Backward) -> Backward:
     return backward._replace(dout=_rows_of_heads(backward.dout, operands.value.shape[-1]))
 
 
-def _rows(size: Size, width: int, count: int) -> Any:
-    def index(*at: Any) -> tuple[Any, ...]:
-        batch, head, row = _place(at, count)
-        return batch, row, head, 0
+def _rows(size: Size, width: int, last: int | None = None) -> Any:
+    """Returns the block that a program writes, of an array of rows of heads.
+
+    Args:
+      last: the number of the last rows, if programs take the last rows first: under a causal mask
+        those of queries take longest. Keys' take longest if they are the first.
+    """
+
+    def index(batch: Any, head: Any, row: Any) -> tuple[Any, ...]:
+        return batch, row if last is None else last - row, head, 0
 
     return pl.BlockSpec((1, size.rows, 1, width), index)
 
 
-def _numbers(size: Size, count: int) -> Any:
-    def index(*at: Any) -> tuple[Any, ...]:
-        batch, head, row = _place(at, count)
-        return batch, head, 0, row
+def _numbers(size: Size, last: int | None = None) -> Any:
+    """Returns the block of a number for each row, `[batch, heads, 1, length]`; see `_rows`."""
+
+    def index(batch: Any, head: Any, row: Any) -> tuple[Any, ...]:
+        return batch, head, 0, row if last is None else last - row
 
     return pl.BlockSpec((1, 1, 1, size.rows), index)
-
-
-def _place(at: tuple[Any, ...], count: Any) -> tuple[Any, Any, Any]:
-    """Returns sequence, head and rows of a program, the last rows first: under a causal mask they
-    take longest as queries.
-    """
-    batch, head, row = at
-    return batch, head, count - 1 - row
 
 
 def forward(
@@ -351,7 +338,7 @@ def forward(
             jax.ShapeDtypeStruct((*shape, width), dtype),
             jax.ShapeDtypeStruct((plan.batch, plan.heads, 1, shape[1]), jnp.float32),
         ),
-        (_rows(size, width, count), _numbers(size, count)),
+        (_rows(size, width, count - 1), _numbers(size, count - 1)),
     )
     return out[..., :value_dim].transpose(0, 2, 1, 3), lse
 
@@ -385,7 +372,7 @@ def backward_queries(
         (plan.batch, plan.heads, count),
         (operands, _prepared_backward(operands, backward), _ranges(needed)),
         jax.ShapeDtypeStruct(query.shape, query.dtype),
-        _rows(size, query.shape[-1], count),
+        _rows(size, query.shape[-1], count - 1),
     )
     return found[..., :head_dim].transpose(0, 2, 1, 3)
 
@@ -429,7 +416,7 @@ def backward_keys(
         (plan.batch, plan.heads, count),
         (operands, backward, _ranges(needed.swapaxes(2, 3))),
         [*(jax.ShapeDtypeStruct((*shape, width), dtype) for width in widths), *[numbers] * len(by_rows)],
-        [*(_rows(size, width, count) for width in widths), *[_numbers(size, count)] * len(by_rows)],
+        [*(_rows(size, width) for width in widths), *[_numbers(size)] * len(by_rows)],
     )  # fmt: skip
     found = dict(zip(by_rows, dbias, strict=True))
     if "slopes" in found:
