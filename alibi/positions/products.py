@@ -24,6 +24,7 @@ from alibi.positions.kernels import in_own_kernel
 from alibi.positions.shapes import KeyPositions, KnownPositions, QueryPositions, Weights
 
 BAND = 64  # rows that are multiplied together
+SELECTED = 64  # distances, at most, that are compared one by one on a TPU
 
 
 class QueryProducts(Bias):
@@ -137,12 +138,42 @@ def looked_up(
     of_rows = jnp.swapaxes(products, -3, -2)
     row, column = rows_and_columns(row_positions, column_positions)
     if in_order:
-        return _spread(of_rows, column - row - lowest, products.shape[-1])
-    # To cut rows of consecutive positions as ranges of longer rows, by a reshape, takes twice as
-    # long (measured on a CPU, forward and backward, at 2,048 tokens).
+        spread = functools.partial(_spread, distances=products.shape[-1])
+        on_tpu = {"tpu": _selected} if products.shape[-1] <= SELECTED else {}
+        return lax.platform_dependent(of_rows, column - row - lowest, default=spread, **on_tpu)
     places = jnp.expand_dims(jnp.clip(column - row - lowest, 0, products.shape[-1] - 1), -3)
     places = places.reshape((1,) * (of_rows.ndim - places.ndim) + places.shape)
     return _taken(of_rows, places)
+
+
+@jax.custom_vjp
+def _selected(
+    products: Float[Array, "*batch rows distances"], places: Int[Array, "rows columns"]
+) -> Float[Array, "*batch rows columns"]:
+    """Returns the same as `_spread`, by a comparison for each distance.
+
+    By the estimate of the compiler for TPUs this takes 0.7 of the cycles of gathering 17 distances
+    of a head in a training step, and a thirteenth of the bytes; a copy of the rows and a reshape
+    takes five times the cycles.
+    """
+    found = jnp.broadcast_to(products[..., :1], (*products.shape[:-1], places.shape[1]))
+    for number in range(1, products.shape[-1]):
+        found = jnp.where(places >= number, products[..., number, None], found)
+    return found
+
+
+def _selected_forward(products: Array, places: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _selected(products, places), (places, jnp.arange(products.shape[-1]))
+
+
+def _selected_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    places, numbers = saved
+    places = jnp.clip(places, 0, len(numbers) - 1)
+    sums = [jnp.where(places == n, gradient, 0.0).sum(axis=-1) for n in range(len(numbers))]
+    return jnp.stack(sums, axis=-1), None
+
+
+_selected.defvjp(_selected_forward, _selected_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

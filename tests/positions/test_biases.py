@@ -11,7 +11,7 @@ import pytest
 
 from alibi import alibi_slopes
 from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.positions import PositionMethod, make_position
+from alibi.positions import PositionMethod, make_position, products
 from alibi.positions.alibi import AlibiBias
 from alibi.positions.deberta import Deberta
 from alibi.positions.fox import Fox
@@ -515,3 +515,21 @@ def test_parameters_start_as_in_the_papers() -> None:
     assert table.shape == (2 * TRAIN_LENGTH, WIDTH)
     assert table.std() == pytest.approx(0.02, rel=0.1)
     assert set(make("shaw", values=True).init_layer(key)) == {"vectors", "value_vectors"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "first", "distances"),
+    [(5, 7, -3, 4), (7, 5, 2, 3), (8, 8, -40, 17), (8, 8, 60, 17), (4, 4, 0, 1)],
+)
+def test_products_looked_up_on_a_tpu_are_those_elsewhere(rows, columns, first, distances):
+    """Far on both sides, and with a single distance."""
+    rng = np.random.default_rng(0)
+    places = first + jnp.arange(columns)[None] - jnp.arange(rows)[:, None]
+    given = jnp.asarray(rng.standard_normal((2, rows, distances), np.float32))
+    incoming = jnp.asarray(rng.standard_normal((2, rows, columns), np.float32))
+    selected, to_gradient = jax.vjp(lambda x: products._selected(x, places), given)
+    expected, to_expected = jax.vjp(lambda x: products._spread(x, places, distances), given)
+    np.testing.assert_array_equal(selected, expected)
+    np.testing.assert_allclose(
+        to_gradient(incoming)[0], to_expected(incoming)[0], rtol=0, atol=1e-5
+    )
