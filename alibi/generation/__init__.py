@@ -1,5 +1,16 @@
 """Text from a trained model: prompts, sampling, the decoding loop."""
 
-from alibi.generation.decoding import decode, generate, new_cache, read, unrolled
+from alibi.generation.decoding import decode, generate, new_cache, read, stream, unrolled
+from alibi.generation.sampling import GREEDY, Sampler, Sampling
 
-__all__ = ["decode", "generate", "new_cache", "read", "unrolled"]
+__all__ = [
+    "GREEDY",
+    "Sampler",
+    "Sampling",
+    "decode",
+    "generate",
+    "new_cache",
+    "read",
+    "stream",
+    "unrolled",
+]

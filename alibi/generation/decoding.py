@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.attention.call import as_array
+from alibi.data.tokenizers.base import Tokenizer
+from alibi.generation.sampling import GREEDY, Sampler
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import unstacked
 
@@ -66,55 +70,168 @@ def unrolled(model: DecoderLM, params: PyTree) -> tuple[DecoderLM, PyTree]:
     )(params)
 
 
+Ids = Array | np.ndarray
+Prompt = str | Sequence[str] | Sequence[Sequence[int]] | Int[Array, "batch length"]
+
+
 def generate(
     model: DecoderLM,
     params: PyTree,
-    prompt: Int[Array, "batch length"],
+    prompt: Prompt,
     new_tokens: int,
     *,
+    tokenizer: Any = None,
+    sample: Sampler = GREEDY,
+    seed: int = 0,
     chunk: int = 512,
     total: int | None = None,
-    temperature: float = 0.0,
-    key: PRNGKeyArray | None = None,
-    positions: Int[Array, "batch length"] | None = None,
-) -> Int[Array, "batch new_tokens"]:
-    """Returns the model's continuation of each prompt.
+    positions: Any = None,
+) -> Any:
+    """Returns the model's continuation of each prompt: of texts as texts, else token ids `[batch,
+    new_tokens]`.
 
     Its programs are compiled for a batch size, a length of prompts and a number of new tokens; with
-    `total` prompts of all lengths share them.
+    `total` prompts of all lengths share them. `stream` stops earlier, and says how likely each token
+    was.
 
     Args:
-      prompt: token ids; if they are NumPy arrays, prompts of other lengths also share the padding
-        programs.
+      prompt: a text or several, for a `tokenizer` (`alibi.data.tokenizers.Tokenizer`), such as that
+        of a `TrainedRun`; or token ids, an array `[batch, length]` or lists, which may differ in
+        length. Prompts that are NumPy arrays,
+        lists or texts share the programs that pad them.
+      sample: draws the next token from the logits: `Sampling`, or a function of your own.
+      seed: of the keys to draw by: sequence i has the key `jax.random.key(seed + i)`.
       chunk: tokens of the prompt read at a time, which bounds the memory; the cache of a layer
         under a sliding window holds a window and a chunk.
       total: the largest number of tokens of prompt and answer together. Prompts are then padded to
         whole chunks, so choose a small chunk. Methods that depend on the length use it. None: the
         tokens of this call.
-      temperature: divides the logits before `key` draws a token; 0: the likeliest token is taken.
       positions: positions of the prompt; a position below 0 is padding, by which prompts of several
         lengths end together.
 
     Raises:
       ValueError: a prompt of another shape or dtype, or with ids beyond the vocabulary (if their
-        values are known here, padding aside); a number out of its range, no key to draw by, or more
-        tokens in all than the position method is defined for.
+        values are known here, padding aside); a text without a tokenizer; a number out of its range;
+        or more tokens in all than the position method is defined for.
     """
-    prompt, positions = as_array(prompt), as_array(positions)
+    given: Any = prompt
+    one_text = isinstance(prompt, str)
+    if one_text:
+        given = [prompt]
+    of_texts = isinstance(given, Sequence) and any(isinstance(item, str) for item in given)
+    if of_texts:
+        if tokenizer is None:
+            raise ValueError("prompts that are text need tokenizer=, such as that of a TrainedRun")
+        given = [encode_prompt(tokenizer, text) for text in given]
+    if isinstance(given, Sequence) and len(set(map(len, given))) > 1:
+        given, positions = padded_prompts(given)
+    tokens, positions = as_array(given), as_array(positions)
+    _check_prompt(tokens, positions, model.vocab_size)
+    _check_numbers(prompt_tokens=tokens.shape[1], new_tokens=new_tokens, chunk=chunk)
+    model, params = unrolled(model, params)
+    cache, logits = _prefill(model, params, tokens, positions, new_tokens, chunk, total)
+    keys = sequence_keys(seed + np.arange(len(tokens)))
+    made = decode(model, params, cache, logits, keys, 0, sample=sample, count=new_tokens)[0]
+    if not of_texts:
+        return made
+    answers = [tokenizer.decode(ids.tolist()) for ids in np.asarray(made)]
+    return answers[0] if one_text else answers
+
+
+def stream(
+    model: DecoderLM,
+    params: PyTree,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    *,
+    sample: Sampler = GREEDY,
+    seeds: Sequence[int] | None = None,
+    chunk: int = 512,
+    total: int | None = None,
+    each: int = 1,
+) -> Iterator[tuple[Int[np.ndarray, "batch each"], Float[np.ndarray, "batch each"]]]:
+    """Yields the next `each` tokens of all sequences, and the NLL of each under the model, in nats.
+
+    Two programs are compiled, for reading a chunk and for `each` tokens; they serve all prompts of
+    the same number and `total`.
+
+    Args:
+      prompts: token ids, which may differ in length.
+      new_tokens: at least so many are yielded, in whole numbers of `each`.
+      seeds: of each sequence; None: 0, 1, ...
+      sample, chunk, total: see `generate`.
+
+    Raises:
+      ValueError: see `generate`.
+    """
+    prompt, positions = padded_prompts(prompts)
     _check_prompt(prompt, positions, model.vocab_size)
-    batch, length = prompt.shape
-    for name, value in (
-        ("the prompt's length", length),
-        ("new_tokens", new_tokens),
-        ("chunk", chunk),
+    _check_numbers(prompt_tokens=prompt.shape[1], new_tokens=new_tokens, chunk=chunk, each=each)
+    model, params = unrolled(model, params)
+    total = prompt.shape[1] + new_tokens if total is None else total
+    cache, logits = _prefill(model, params, prompt, positions, new_tokens, chunk, total)
+    keys = sequence_keys(np.arange(len(prompt)) if seeds is None else seeds)
+    for first in range(0, new_tokens, each):
+        tokens, nll, logits, cache = decode(
+            model, params, cache, logits, keys, first, sample=sample, count=each
+        )
+        yield np.asarray(tokens), np.asarray(nll)
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the ids of a text that goes on; of an empty one the token between documents.
+
+    Raises:
+      ValueError: an empty text, and bytes, which have no such token.
+    """
+    ids = tokenizer.encode(text).tolist()
+    if (
+        tokenizer.name != "bytes"
+        and ids
+        and not (tokenizer.name == "words" and text.endswith("\n"))
     ):
+        ids.pop()  # the end of the document, or of the open line
+    if not ids and tokenizer.name == "bytes":
+        raise ValueError(
+            "the prompt is empty, and a tokenizer of bytes has no token to begin with; give a text"
+        )
+    return ids or [tokenizer.boundary_id]
+
+
+def padded_prompts(
+    prompts: Sequence[Sequence[int]],
+) -> tuple[Int[np.ndarray, "batch length"], Int[np.ndarray, "batch length"]]:
+    """Returns prompts of several lengths with padding before the shorter ones, and their positions."""
+    longest = max(map(len, prompts))
+    tokens = np.zeros((len(prompts), longest), np.int32)
+    for row, ids in zip(tokens, prompts, strict=True):
+        row[longest - len(ids) :] = ids
+    lengths = np.array(list(map(len, prompts)))
+    return tokens, np.arange(longest) - (longest - lengths)[:, None]
+
+
+def sequence_keys(seeds: Any) -> PRNGKeyArray:
+    """Returns the key of each sequence."""
+    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, value in numbers.items():
         if value < 1:
             raise ValueError(f"{name} is {value} and must be at least 1")
-    if temperature < 0 or (temperature and key is None):
-        raise ValueError(
-            f"temperature={temperature} must be 0, or above 0 with a key, such as key=jax.random.key(0)"
-        )
-    model, params = unrolled(model, params)
+
+
+def _prefill(
+    model: DecoderLM,
+    params: PyTree,
+    prompt: Int[Ids, "batch length"],
+    positions: Int[Ids, "batch length"] | None,
+    new_tokens: int,
+    chunk: int,
+    total: int | None,
+) -> tuple[PyTree, Float[Array, "batch 1 vocabulary"]]:
+    """Returns a cache that has read the prompt, and the logits after it."""
+    batch, length = prompt.shape
     stand = np.broadcast_to(np.arange(length), (batch, length)) if positions is None else positions
     slots = length + new_tokens
     if total is not None:
@@ -133,12 +250,10 @@ def generate(
     for start, end in zip(starts, [*starts[1:], length], strict=True):
         part = slice(start, end)
         logits, cache = read(model, params, cache, prompt[:, part], stand[:, part], last=1)
-    return decode(
-        model, new_tokens, params, cache, logits, temperature, key if temperature else None
-    )[0]
+    return cache, logits
 
 
-def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> None:
+def _check_prompt(prompt: Ids, positions: Ids | None, vocab_size: int) -> None:
     if prompt.ndim != 2:
         raise ValueError(
             f"the prompt has shape {prompt.shape} and must be [batch, length]; give one as prompt[None]"
@@ -164,35 +279,41 @@ def _check_prompt(prompt: Array, positions: Array | None, vocab_size: int) -> No
         )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("sample", "count"), donate_argnums=2)
 def decode(
     model: DecoderLM,
-    count: int,
     params: PyTree,
     cache: PyTree,
     logits: Float[Array, "batch 1 vocabulary"],
-    temperature: float | Float[Array, ""],
-    key: PRNGKeyArray | None,
-) -> tuple[Int[Array, "batch count"], PyTree]:
-    """Returns `count` tokens, the first drawn from these logits, and the cache with all of them but
-    the last.
+    keys: PRNGKeyArray,
+    first: int | Int[Array, ""],
+    *,
+    sample: Sampler,
+    count: int,
+) -> tuple[
+    Int[Array, "batch count"],
+    Float[Array, "batch count"],
+    Float[Array, "batch 1 vocabulary"],
+    PyTree,
+]:
+    """Returns `count` tokens, the first drawn from these logits; their NLL in nats; the logits after
+    the last, and the cache with all of them.
 
-    Without a key they are the likeliest. A count below 1 raises ValueError.
+    Args:
+      cache: is changed in place: the given cache can't be used again.
+      keys: of the sequences.
+      first: the number of the first token among the new ones; token n is drawn by a key made of n.
     """
-    if count < 1:
-        raise ValueError(f"count is {count} and must be at least 1")
 
-    def draw(
-        logits: Float[Array, "batch 1 vocabulary"], number: int | Array
-    ) -> Int[Array, " batch"]:
-        if key is None:
-            return jnp.argmax(logits[:, -1], axis=-1).astype(jnp.int32)
-        drawn = jax.random.categorical(jax.random.fold_in(key, number), logits[:, -1] / temperature)
-        return drawn.astype(jnp.int32)
+    def step(
+        before: tuple[Array, PyTree], number: Array
+    ) -> tuple[tuple[Array, PyTree], tuple[Array, Array]]:
+        logits, cache = before
+        of_token = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        token = sample(logits[:, -1], of_token)
+        weights = jax.nn.log_softmax(logits[:, -1], axis=-1)
+        nll = -jnp.take_along_axis(weights, token[:, None], axis=1)[:, 0]
+        return read(model, params, cache, token[:, None], last=1), (token, nll)
 
-    def step(before: tuple[Array, PyTree], number: Array) -> tuple[tuple[Array, PyTree], Array]:
-        token = draw(before[0], number)
-        return read(model, params, before[1], token[:, None], last=1), token
-
-    (logits, cache), tokens = jax.lax.scan(step, (logits, cache), jnp.arange(count - 1))
-    return jnp.append(tokens.T, draw(logits, count - 1)[:, None], axis=1), cache
+    after, (tokens, nll) = jax.lax.scan(step, (logits, cache), first + jnp.arange(count))
+    return tokens.T, nll.T, *after

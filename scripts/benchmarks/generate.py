@@ -74,7 +74,7 @@ def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> 
     import jax
     import jax.numpy as jnp
 
-    from alibi.generation import decode, new_cache, read
+    from alibi.generation import GREEDY, decode, new_cache, read
     from alibi.model.decoder import build_model
 
     model = build_model(read_config(quickstart.get_config(f"position={position}")), VOCABULARY)
@@ -85,7 +85,9 @@ def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> 
     forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
 
     def prefill(last: int | None = 1) -> tuple[jax.Array, dict]:
-        return read(model, params, new_cache(model, *tokens.shape), tokens[:, :prompt], last=last)
+        return read(
+            model, params, new_cache(model, batch, tokens.shape[1]), tokens[:, :prompt], last=last
+        )
 
     logits, cache = prefill(last=None)
     parts = [np.asarray(logits)]
@@ -95,11 +97,11 @@ def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> 
     error = float(np.abs(np.concatenate(parts, axis=1) - np.asarray(forward(tokens))).max())
     if not error < TOLERANCE:
         raise RuntimeError(f"logits with a cache are off by {error:.2g}")
-    prefilled = prefill()
+    prefilled, keys = prefill(), jax.random.split(jax.random.key(0), batch)
 
     def decoded() -> jax.Array:
         logits, cache = jax.tree.map(lambda x: x.copy(), prefilled)  # as decoding writes into it
-        return decode(model, new_tokens, params, cache, logits, 0.0, None)[0]
+        return decode(model, params, cache, logits, keys, 0, sample=GREEDY, count=new_tokens)[0]
 
     calls = {"prefill": lambda: prefill()[0], "decode": decoded, "forward": lambda: forward(tokens)}
     runs = {part: repeated(call, one_by_one=part != "prefill") for part, call in calls.items()}

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.generation import decode, generate, new_cache, read, unrolled
+from alibi.data.tokenizers import ByteTokenizer
+from alibi.generation import GREEDY, Sampling, decode, generate, new_cache, read, stream, unrolled
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
 
@@ -151,13 +152,22 @@ def test_layers_as_a_loop_generate_the_same_tokens_one_by_one(tiny_config) -> No
     )
 
 
-def test_no_token_is_read_after_the_last_one_drawn(tiny_config) -> None:
+def test_decoding_goes_on_from_what_it_returns(tiny_config) -> None:
     model, params = make(tiny_config, "alibi")
-    logits, cache = read(model, params, new_cache(model, 1, 8), np.asarray([[3, 1, 2]]), last=1)
-    tokens, cache = decode(model, 4, params, cache, logits, 0.0, None)
-    assert int(cache["slots"]["slots"][0].read) == 3 + 4 - 1
-    logits, _ = read(model, params, cache, tokens[:, -1:], last=1)
-    assert logits.argmax() == generate(model, params, np.asarray([[3, 1, 2]]), 5)[0, -1]
+    prompt, keys = np.asarray([[3, 1, 2]]), jax.vmap(jax.random.key)(jnp.asarray([5]))
+    logits, cache = read(model, params, new_cache(model, 1, 12), prompt, last=1)
+    sample, parts = Sampling(), []
+    for first, count in ((0, 4), (4, 1), (5, 3)):
+        tokens, nll, logits, cache = decode(
+            model, params, cache, logits, keys, first, sample=sample, count=count
+        )
+        parts.append((tokens, nll))
+    tokens, nll = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
+    whole = generate(model, params, prompt, 8, sample=sample, seed=5)
+    np.testing.assert_array_equal(tokens, whole)
+    text = jnp.asarray(np.concatenate([prompt, tokens], axis=1))
+    of_model = model.apply({"params": params}, text[:, :-1], text[:, 1:], method="token_nll")
+    np.testing.assert_allclose(nll, np.asarray(of_model)[:, 2:], atol=1e-5)
 
 
 def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch) -> None:
@@ -176,14 +186,14 @@ def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch
     np.testing.assert_array_equal(np.asarray(logits)[:, 10:-1].argmax(axis=-1), new)
 
 
-def test_tokens_are_drawn_by_temperature_and_key(tiny_config) -> None:
+def test_tokens_are_drawn_by_temperature_and_seed(tiny_config) -> None:
     model, params = make(tiny_config, "alibi")
     prompt = np.zeros((256, 2), np.int32)
     draw = functools.partial(generate, model, params, prompt, 2)
-    drawn = np.asarray(draw(temperature=2.0, key=jax.random.key(0)))
-    np.testing.assert_array_equal(drawn, draw(temperature=2.0, key=jax.random.key(0)))
-    assert (drawn != np.asarray(draw(temperature=2.0, key=jax.random.key(1)))).any(axis=0).all()
-    np.testing.assert_array_equal(draw(temperature=1e-6, key=jax.random.key(0)), draw())
+    drawn = np.asarray(draw(sample=Sampling(2.0)))
+    np.testing.assert_array_equal(drawn, draw(sample=Sampling(2.0)))
+    assert (drawn != np.asarray(draw(sample=Sampling(2.0), seed=256))).any(axis=0).all()
+    np.testing.assert_array_equal(draw(sample=Sampling(1e-6)), draw())
     # Of 256 draws, how many are among the likelier half: what softmax says, within four standard
     # deviations.
     logits = (
@@ -197,16 +207,84 @@ def test_tokens_are_drawn_by_temperature_and_key(tiny_config) -> None:
 
 
 @pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({}, {0, 1, 2, 3, 4}),
+        ({"top_k": 2}, {0, 1}),
+        ({"top_k": 9}, {0, 1, 2, 3, 4}),
+        ({"top_p": 0.5}, {0}),  # the likeliest has as much
+        ({"top_p": 0.51}, {0, 1}),
+        ({"min_p": 0.1}, {0, 1, 2, 3}),  # from 0.05 on
+        ({"top_p": 1e-9}, {0}),
+        ({"temperature": 2.0, "min_p": 0.4}, {0, 1, 2}),  # by the square roots of probabilities
+        ({"temperature": 0.0}, {0}),
+    ],
+)
+def test_what_the_limits_of_sampling_leave(limits: dict, left: set[int]) -> None:
+    logits = jnp.log(jnp.asarray([0.5, 0.3, 0.1, 0.06, 0.04]))
+    keys = jax.vmap(jax.random.key)(jnp.arange(2000))
+    drawn = np.asarray(Sampling(**limits)(jnp.tile(logits, (2000, 1)), keys))
+    assert set(drawn.tolist()) == left
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"temperature": -1.0}, r"temperature=-1.0 must be 0 \(the likeliest token\) or above"),
+        ({"top_p": 0.0}, "top_p=0.0 must be above 0"),
+        ({"top_k": -1}, "top_k=-1 must be 0"),
+        ({"min_p": 2.0}, "min_p=2.0 must be from 0"),
+    ],
+)
+def test_limits_out_of_their_range(limit: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(**limit)
+
+
+def test_a_sequence_is_the_same_in_a_batch_and_alone(tiny_config) -> None:
+    """With prompts of several lengths, and a sampler of the user's own."""
+    model, params = make(tiny_config, "rotary")
+    prompts = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
+
+    def second(logits, keys):
+        return jnp.argsort(logits, axis=-1)[:, -2]
+
+    for sample in (Sampling(1.5, top_k=9), second, GREEDY):
+        together = list(stream(model, params, prompts, 6, sample=sample, seeds=[4, 5, 6], each=4))
+        tokens = np.concatenate([tokens for tokens, _ in together], axis=1)
+        assert tokens.shape == (3, 8), "whole numbers of four"
+        for number, prompt in enumerate(prompts):
+            alone = stream(
+                model, params, [prompt], 6, sample=sample, seeds=[4 + number], total=11, each=2
+            )
+            got = np.concatenate([tokens for tokens, _ in alone], axis=1)
+            np.testing.assert_array_equal(got[0], tokens[number, :6])
+    of_lists = generate(model, params, prompts, 6, sample=second)
+    np.testing.assert_array_equal(
+        of_lists, generate(model, params, prompts, 6, sample=second, total=11)
+    )
+
+
+def test_texts_are_continued_as_texts(tiny_config) -> None:
+    model = build_model(tiny_config(position="alibi"), 256)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    by_ids = np.asarray(generate(model, params, [list(b"a cold day")], 5))
+    text = generate(model, params, "a cold day", 5, tokenizer=ByteTokenizer())
+    assert text == ByteTokenizer().decode(by_ids[0].tolist())
+    texts = generate(model, params, ["a cold day", "it"], 5, tokenizer=ByteTokenizer())
+    assert (texts[0], len(texts)) == (text, 2)
+    with pytest.raises(ValueError, match="need tokenizer="):
+        generate(model, params, "a cold day", 5)
+    with pytest.raises(ValueError, match="the prompt is empty, and a tokenizer of bytes"):
+        generate(model, params, "", 5, tokenizer=ByteTokenizer())
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"new_tokens": 0}, "new_tokens is 0 and must be at least 1"),
         ({"new_tokens": 1, "chunk": 0}, "chunk is 0"),
         ({"new_tokens": 4, "total": 6}, "total=6 must be at least the 7 tokens"),
-        (
-            {"new_tokens": 1, "temperature": -1.0},
-            "temperature=-1.0 must be 0, or above 0 with a key",
-        ),
-        ({"new_tokens": 1, "temperature": 1.0}, "temperature=1.0 must be 0, or above 0 with a key"),
         ({"new_tokens": 14}, "16 positions and got a sequence of 17"),
     ],
 )
@@ -236,8 +314,7 @@ def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
             "padding may be anything"
         )
     assert generate(model, params, [[1, 2, 3], [4, 5, 6]], 1).shape == (2, 1), "a list is taken too"
-    with pytest.raises(ValueError, match=r"has rows of several lengths .*: pad the shorter rows"):
-        generate(model, params, [[1, 2, 3], [4, 5]], 1)
+    assert generate(model, params, [[1, 2, 3], [4, 5]], 1).shape == (2, 1), "of several lengths"
     for wrong in ([[1.0, 2.0]], [["a", "b"]]):
         with pytest.raises(ValueError, match=r"the prompt has dtype .*; it must hold token ids"):
             generate(model, params, np.asarray(wrong), 1)

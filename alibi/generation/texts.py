@@ -1,0 +1,240 @@
+"""Texts from a trained run: prompts as text, in batches, with the reasons for which they end."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from alibi.data.tokenizers import Tokenizer
+from alibi.generation.decoding import encode_prompt, stream, unrolled
+from alibi.generation.sampling import Sampler
+from alibi.runs.trained import TrainedRun
+from alibi.storage.files import resolve
+
+CHUNKS = 16, 512  # the least and the most tokens of a prompt that are read at a time
+BATCH = 32  # prompts at a time, if their caches fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """What a text begins with.
+
+    Attributes:
+      ids: its tokens.
+      seed: of the key by which its answer is drawn.
+      given: the row that it comes from, which the row of its answer repeats.
+    """
+
+    ids: list[int]
+    seed: int
+    given: dict[str, Any]
+
+
+@dataclasses.dataclass
+class Answer:
+    """A continuation.
+
+    Attributes:
+      tokens: its ids.
+      text: what they mean, up to a stop string.
+      nll: of each token under the model, in nats, whatever it was drawn by.
+      end: "length" after the most tokens, "stop" at a stop string, "document" at the token between
+        documents; "" before its end.
+    """
+
+    prompt: Prompt
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    text: str = ""
+    nll: list[float] = dataclasses.field(default_factory=list)
+    end: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        rounded = [round(x, 6) for x in self.nll]
+        own = {"seed": self.prompt.seed, "tokens": self.tokens, "text": self.text, "nll": rounded}
+        return self.prompt.given | own | {"end": self.end}
+
+
+class Writer:
+    """Continues prompts by a run's model.
+
+    Args:
+      run: whose model, parameters and tokenizer are used.
+      sample: draws the next token.
+      max_tokens: the most tokens of an answer.
+      stop: texts at which an answer ends, which it doesn't contain.
+
+    Raises:
+      ValueError: fewer tokens than one, an empty stop string, or a run without a causal model.
+    """
+
+    def __init__(self, run: TrainedRun, sample: Sampler, max_tokens: int, stop: Sequence[str] = ()):
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+        if not all(stop):
+            raise ValueError("a stop string is empty; leave it out")
+        if not run.config.objective.causal:
+            raise ValueError(
+                f"{run} was trained for objective={run.config.objective.name}, which fills in tokens; texts need "
+                "objective=next_token"
+            )
+        self.run, self.sample, self.max_tokens, self.stop = run, sample, max_tokens, tuple(stop)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.run.tokenizer
+
+    def check(self, prompts: Sequence[Prompt]) -> int:
+        """Returns the most tokens of a prompt and its answer together.
+
+        Raises:
+          ValueError: the position method is not defined for so many.
+        """
+        longest = max(len(prompt.ids) for prompt in prompts)
+        total = longest + self.max_tokens
+        if reason := self.run.undefined(total):
+            raise ValueError(
+                f"a prompt of {longest:,} tokens and max_tokens={self.max_tokens:,} are {total:,}: {reason}"
+            )
+        return total
+
+    def write(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        total: int | None = None,
+        each: int = 16,
+        seen: Callable[[Answer], None] = lambda answer: None,
+    ) -> Iterator[Answer]:
+        """Yields an answer to each prompt, in order; all at a time compile the same two programs.
+
+        Args:
+          total: the most tokens of a prompt and its answer, which methods that depend on the length
+            use; None: those of these prompts.
+          each: tokens between two looks at the answers.
+          seen: is called with each answer of a batch after each look.
+        """
+        total = max(self.check(prompts), total or 0)
+        longest = max(len(prompt.ids) for prompt in prompts)
+        chunk = min(max(CHUNKS[0], 1 << (longest - 1).bit_length()), CHUNKS[1])
+        batch = max(1, min(len(prompts), BATCH, self.run.batch_tokens // total))
+        model, params = unrolled(self.run.model, self.run.params)
+        for start in range(0, len(prompts), batch):
+            part = prompts[start : start + batch]
+            filled = [*part, *[part[0]] * (batch - len(part))]  # the last batch has the same shape
+            answers = [Answer(prompt) for prompt in part]
+            steps = stream(
+                model,
+                params,
+                [prompt.ids for prompt in filled],
+                self.max_tokens,
+                sample=self.sample,
+                seeds=[prompt.seed for prompt in filled],
+                chunk=chunk,
+                total=total,
+                each=each,
+            )
+            for tokens, nll in steps:
+                for answer, *new in zip(answers, tokens.tolist(), nll.tolist(), strict=False):
+                    self._add(answer, *new)
+                    seen(answer)
+                if all(answer.end for answer in answers):
+                    break
+            yield from answers
+
+    def _add(self, answer: Answer, tokens: list[int], nll: list[float]) -> None:
+        """Adds tokens up to the answer's end."""
+        if answer.end:
+            return
+        room = self.max_tokens - len(answer.tokens)
+        ends = self.tokenizer.name == "bpe" and self.tokenizer.boundary_id in tokens[:room]
+        count = tokens.index(self.tokenizer.boundary_id) + 1 if ends else room
+        answer.tokens += tokens[:count]
+        answer.nll += nll[:count]
+        answer.text = self.tokenizer.decode(answer.tokens[:-1] if ends else answer.tokens)
+        answer.end = "document" if ends else "length" * (len(answer.tokens) == self.max_tokens)
+        if any(stop in answer.text for stop in self.stop):
+            answer.end = "stop"
+            # with the token that completed it
+            while any(stop in self.tokenizer.decode(answer.tokens[:-1]) for stop in self.stop):
+                del answer.tokens[-1], answer.nll[-1]
+            places = [answer.text.find(stop) for stop in self.stop if stop in answer.text]
+            answer.text = answer.text[: min(places)]
+
+    def settled(self, answer: Answer) -> str:
+        """Returns the part of its text that further tokens don't change: without an unfinished
+        character, and without what may begin a stop string.
+        """
+        if answer.end:
+            return answer.text
+        text = answer.text.rstrip("\ufffd")
+        beginnings = {stop[:length] for stop in self.stop for length in range(1, len(stop))}
+        held = max((len(start) for start in beginnings if text.endswith(start)), default=0)
+        return text[: len(text) - held]
+
+
+def make_prompt(
+    tokenizer: Tokenizer, given: dict[str, Any], seed: int, said: Callable[[str], None]
+) -> Prompt:
+    """Returns the prompt of a row with "prompt", a text, or "tokens", its ids; and perhaps "seed".
+
+    Args:
+      said: is told of words that the vocabulary lacks.
+
+    Raises:
+      ValueError: a row of another kind.
+    """
+    seed = given.get("seed", seed)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
+    if ("prompt" in given) == ("tokens" in given):
+        raise ValueError('it needs either "prompt", a text, or "tokens", a list of ids')
+    if "prompt" in given:
+        if not isinstance(given["prompt"], str):
+            raise ValueError(f'"prompt" is {given["prompt"]!r} and must be a text')
+        ids = encode_prompt(tokenizer, given["prompt"])
+        unknown = tokenizer.unknown_id
+        if unknown is not None and (count := ids.count(unknown)):
+            name = tokenizer.decode([unknown])
+            said(
+                f"{count} of {len(ids)} tokens of the prompt are unknown to the run, and became {name}"
+            )
+        return Prompt(ids, seed, given)
+    ids = given["tokens"]
+    fits = isinstance(ids, list) and ids and all(type(token) is int for token in ids)
+    if not fits or not all(0 <= token < tokenizer.vocab_size for token in ids):
+        raise ValueError(f'"tokens" must be a list of ids from 0 to {tokenizer.vocab_size - 1}')
+    given = {"prompt_tokens" if key == "tokens" else key: x for key, x in given.items()}
+    return Prompt(ids, seed, given)
+
+
+def read_prompts(
+    path: str | os.PathLike[str], tokenizer: Tokenizer, seed: int, said: Callable[[str], None]
+) -> list[Prompt]:
+    """Returns the prompts of a file of JSON lines (see `make_prompt`); that of line n has the seed
+    `seed` + n unless it names another.
+
+    Raises:
+      ValueError: no such file, no line, or a wrong line, with its number.
+    """
+    file, found = resolve(os.fspath(path)), []
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--prompts={path} can't be read: {error}") from None
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"it is no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise ValueError('it is no object such as {"prompt": "It was"}')
+            found.append(make_prompt(tokenizer, row, seed + number, said))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number + 1}: {error}") from None
+    if not found:
+        raise ValueError(f'{path} has no line; write one such as {{"prompt": "It was"}}')
+    return found

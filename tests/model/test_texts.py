@@ -1,0 +1,178 @@
+"""Texts from trained runs: scripts/generate.py, and its parts."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from alibi.generation import GREEDY
+from alibi.generation.texts import Answer, Prompt, Writer, make_prompt
+from alibi.runs.trained import TrainedRun
+from alibi.training.loop import train
+from tests.hosts import ROOT
+
+SCRIPT = ROOT / "scripts" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_config, tmp_path_factory):
+    """Returns the work directory of a run with a tokenizer and a method."""
+    made = {}
+
+    def run_of(tokenizer="bytes", position="alibi", **keys):
+        name = "-".join([tokenizer, position, *map(str, keys.values())])
+        if name not in made:
+            made[name] = str(tmp_path_factory.mktemp(re.sub("\\W", "-", name)))
+            config = tiny_config(position=position, data__tokenizer=tokenizer, **keys)
+            train(config, made[name])
+        return made[name]
+
+    return run_of
+
+
+def prompt_of(text, seed=0):
+    return Prompt(list(text.encode()), seed, {"prompt": text})
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "keys"),
+    [
+        ("words", {"model__embedding": "adaptive", "model__cutoffs": (20,)}),
+        ("bpe", {"data__bpe_vocab_size": 300, "model__scan_layers": True}),
+        ("bytes", {"position": "alibi,none", "model__window": "4,0"}),
+    ],
+)
+def test_answers_are_the_likeliest_tokens_of_full_passes(runs, tokenizer, keys):
+    """At eight times the training length, with the NLL that scoring gives."""
+    run = TrainedRun(runs(tokenizer, **keys))
+    writer = Writer(run, GREEDY, 8 * 16 - 20)
+    prompts = [
+        make_prompt(run.tokenizer, {"prompt": text}, 0, print)
+        for text in ("the sea", "a longer day of")
+    ]
+    total = writer.check(prompts)
+    for prompt, answer in zip(prompts, writer.write(prompts), strict=True):
+        tokens = np.asarray([prompt.ids + answer.tokens])
+        inputs = jax.numpy.asarray(np.pad(tokens, ((0, 0), (0, total - tokens.shape[1]))))
+        logits = np.asarray(run.model.apply({"params": run.params}, inputs))[0]
+        ahead = logits[len(prompt.ids) - 1 : tokens.shape[1] - 1]
+        nll = -np.asarray(jax.nn.log_softmax(ahead))[np.arange(len(ahead)), answer.tokens]
+        np.testing.assert_allclose(answer.nll, nll, atol=2e-4)
+        np.testing.assert_allclose(
+            nll, -np.asarray(jax.nn.log_softmax(ahead)).max(axis=1), atol=2e-4
+        )
+        ended = tokenizer == "bpe" and answer.tokens[-1] == run.tokenizer.boundary_id
+        assert answer.end == ("document" if ended else "length")
+        assert answer.text == run.tokenizer.decode(answer.tokens[: len(answer.tokens) - ended])
+
+
+def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(runs, monkeypatch):
+    writer = Writer(TrainedRun(runs()), GREEDY, 40, ["def", "xyz"])
+    answer, shown = Answer(prompt_of("a")), []
+    for part in (b"ab\xc3", b"\xa9d", b"ez d", b"e", b"fgh"):
+        writer._add(answer, list(part), [0.5] * len(part))
+        shown.append(writer.settled(answer))
+    assert shown == ["ab", "abé", "abédez ", "abédez ", "abédez "]
+    assert (answer.text, answer.end) == ("abédez ", "stop")
+    assert bytes(answer.tokens) == "abédez def".encode()
+    assert len(answer.nll) == len(answer.tokens)
+    writer._add(answer, [1], [1.0])
+    assert bytes(answer.tokens) == "abédez def".encode(), "nothing comes after the end"
+
+
+def test_a_method_that_ends_says_so_before_it_starts(runs):
+    run = TrainedRun(runs(position="learned"))
+    writer = Writer(run, GREEDY, 14)
+    with pytest.raises(
+        ValueError, match=r"a prompt of 3 tokens and max_tokens=14 are 17: .*16 pos"
+    ):
+        next(writer.write([prompt_of("abc")]))
+
+
+def test_words_that_a_run_lacks_are_said(runs):
+    said, tokenizer = [], TrainedRun(runs("words")).tokenizer
+    prompt = make_prompt(tokenizer, {"prompt": "the qwertz"}, 1, said.append)
+    assert prompt.ids.count(tokenizer.unknown_id) == 1
+    assert said == ["1 of 2 tokens of the prompt are unknown to the run, and became <unk>"]
+    assert make_prompt(tokenizer, {"prompt": ""}, 1, print).ids == [tokenizer.boundary_id]
+
+
+def test_a_file_of_prompts_is_answered_in_batches_as_each_alone(runs, tmp_path, run_script):
+    file, workdir = tmp_path / "prompts.jsonl", runs()
+    rows = [{"prompt": "the sea", "id": "a"}, {"tokens": [97, 98]}, {"prompt": "it was", "seed": 9}]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    words = [f"--workdir={workdir}", "--max_tokens=5", "--seed=4"]
+    result = run_script(SCRIPT, *words, f"--prompts={file}")
+    assert result.returncode == 0, result.stderr
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [answer["seed"] for answer in answers] == [4, 5, 9]
+    assert (answers[0]["id"], answers[1]["prompt_tokens"]) == ("a", [97, 98])
+    for answer in answers:
+        assert (len(answer["tokens"]), len(answer["nll"]), answer["end"]) == (5, 5, "length")
+    alone = run_script(SCRIPT, *words, "--prompt=it was", "--seed=9", "--logprobs")
+    tokens = alone.stdout.splitlines()[-5:]
+    assert alone.stdout.startswith("it was" + answers[2]["text"])
+    assert [int(line.split()[1]) for line in tokens] == answers[2]["tokens"]
+    assert "the checkpoint after 6 of 6 updates" in alone.stderr
+    assert re.search(r"5 tokens, \d\.\d{4} nats each; end: length; seed 9", alone.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt="], "the prompt is empty, and a tokenizer of bytes has no token"),
+        (["--prompt=a", "--top_p=0"], "top_p=0.0 must be above 0"),
+        (["--prompt=a", "--temperature=-1"], "temperature=-1.0 must be 0"),
+        (["--prompt=a", "--max_tokens=0"], "max_tokens=0 must be at least 1"),
+        (["--prompt=a", "--stop="], "a stop string is empty"),
+        (["--prompt=a", "--prompts=b"], "--prompt and --prompts are two ways"),
+        (["--prompts=/nowhere"], "--prompts=/nowhere can't be read"),
+        ([], "give a text by --prompt or a file by --prompts: this is no terminal"),
+    ],
+)
+def test_what_the_command_refuses(runs, run_script, monkeypatch, words, message):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    result = run_script(SCRIPT, f"--workdir={runs()}", *words)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"error: {message}" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prom', "it is no JSON"),
+        ("3", "it is no object"),
+        ('{"prompt": 3}', '"prompt" is 3 and must be a text'),
+        ('{"text": "a"}', 'it needs either "prompt"'),
+        ('{"tokens": [256]}', '"tokens" must be a list of ids from 0 to 255'),
+        ('{"prompt": "a", "seed": -1}', "seed=-1 must be a whole number"),
+    ],
+)
+def test_a_wrong_line_is_named(runs, run_script, tmp_path, line, message):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n\n' + line + "\n")
+    result = run_script(SCRIPT, f"--workdir={runs()}", f"--prompts={file}")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"prompts.jsonl, line 3: {message}" in result.stderr
+
+
+def test_a_terminal_is_asked_for_one_line_after_another(runs):
+    """Through a terminal of its own; a bad line doesn't end it."""
+    own, theirs = pty.openpty()
+    command = [sys.executable, str(SCRIPT), f"--workdir={runs()}", "--max_tokens=3"]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    os.write(own, b"the sea\n\nit was\n\x04")
+    stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == 0, stderr
+    assert stdout.startswith(b"> the sea")
+    assert b"> it was" in stdout
+    assert stderr.count(b"end: length") == 2
+    assert b"error: the prompt is empty" in stderr
