@@ -312,6 +312,9 @@ class EvalConfig(Section):
     # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in
     # float32. bfloat16 takes less memory, and is less exact.
     dtype: str = choice("float32", DTYPES, **NO_DTYPES)
+    # a text that is continued at each validation, for the eye; empty: none
+    sample_prompt: str = ""
+    sample_tokens: int = number(100, at_least=1)  # of its continuation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from alibi.config import Config
@@ -29,11 +29,14 @@ INIT_SECONDS = 20.0  # wait for W&B's service at the start of a run
 FINISH_SECONDS = 60.0  # wait at its end for the last rows to arrive
 
 
+Values = Mapping[str, float | str]  # metrics, and texts
+
+
 class MetricWriter(abc.ABC):
     """A destination of rows of metrics."""
 
     @abc.abstractmethod
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: Values) -> None:
         """Writes values after `step` updates, in addition to earlier values of the step."""
 
     def close(self, finished: bool) -> None:  # noqa: B027, most have nothing to do
@@ -88,7 +91,7 @@ class JsonLines(MetricWriter):
         run.check_claim()
         drop_rows(self._file, resume_step)
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: Values) -> None:
         self._run.check_claim()
         append_row(self._file, {"step": step, **values})
 
@@ -101,9 +104,10 @@ class TensorBoard(MetricWriter):
 
         self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=resume_step + 1)
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: Values) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            add = self._writer.add_text if isinstance(value, str) else self._writer.add_scalar
+            add(name, value, step)
 
     def close(self, finished: bool) -> None:
         self._writer.close()
@@ -154,10 +158,10 @@ class Service(MetricWriter):
                 self._log, self._finish, place = connect(run, known, dataclasses.asdict(config))
             print_line(f"{self._name}: {place}")
 
-    def write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: Values) -> None:
         if self._log:
             with self._errors_printed("no more metrics are written there"):
-                self._log(values, step=step)
+                self._log(dict(values), step=step)
 
     def close(self, finished: bool) -> None:
         if self._log:

@@ -22,7 +22,7 @@ from alibi.parallel.device_kinds import find_device_kind
 from alibi.progress import Progress, print_line
 from alibi.runs.checkpoint import Checkpoints
 from alibi.storage.files import is_address
-from alibi.training.metric_writers import METRICS_FILE, open_writers
+from alibi.training.metric_writers import METRICS_FILE, Values, open_writers
 from alibi.training.setup import Job
 from alibi.training.step import Metrics
 
@@ -162,6 +162,13 @@ class Record:
             self.best = step, nll
         return improved
 
+    def sampled(self, step: int, text: str) -> None:
+        """Records a continuation of eval.sample_prompt."""
+        prompt = self._config.eval.sample_prompt
+        if hosts.is_primary():
+            print_line(f"{self._run.name}: update {step:,}: {prompt}|{text}")
+        self._write(step, {"sample": prompt + text})
+
     def _refuse(self, reason: str) -> None:
         good = self._checkpoints.latest
         saved = (
@@ -200,7 +207,7 @@ class Record:
         if state != "running":
             self._finish_writes()
 
-    def _write(self, step: int, values: dict[str, float]) -> None:
+    def _write(self, step: int, values: Values) -> None:
         for writer in self._writers:
             self._queue(functools.partial(writer.write, step, values))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
@@ -16,6 +17,8 @@ from alibi.data.batches import TrainBatches
 from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.generation import Sampling, generate
+from alibi.generation.decoding import encode_prompt
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
 from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
@@ -95,6 +98,8 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     )
     hosts.broadcast(lambda: run.check_same(corpus, method_files(config.position)))
     model = build_model(config, text.vocab_size, sharding=sharding)
+    if config.eval.sample_prompt:
+        make_sampler(config, model, files["train"])
     return Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
 
 
@@ -256,3 +261,32 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
         return score.total_nats / score.tokens
 
     return validate
+
+
+def make_sampler(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], str]:
+    """Returns a function from parameters to a continuation of `config.eval.sample_prompt`, drawn by
+    the same key each time.
+
+    Raises:
+      ValueError: the model fills in tokens, or is not defined for so many.
+    """
+    if not config.objective.causal:
+        raise ValueError(
+            f"eval.sample_prompt needs objective=next_token; objective={config.objective.name} fills in tokens; leave "
+            "it empty"
+        )
+    tokenizer, count = text.tokenizer(), config.eval.sample_tokens
+    prompt = encode_prompt(tokenizer, config.eval.sample_prompt)
+    try:
+        model.check_length(len(prompt) + count)
+    except ValueError as error:
+        raise ValueError(
+            f"eval.sample_prompt has {len(prompt)} tokens and eval.sample_tokens={count}: {error}"
+        ) from None
+    evaluating = evaluated(model, config)
+
+    def sample(params: PyTree) -> str:
+        made = generate(evaluating, params, [prompt], count, sample=Sampling())
+        return tokenizer.decode(multihost_utils.process_allgather(made, tiled=True)[0].tolist())
+
+    return sample
