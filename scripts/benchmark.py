@@ -42,6 +42,9 @@ from benchmarks import (
 
 from alibi.storage.files import local_path
 
+# before JAX starts: contenders share a GPU's memory
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 ROUNDS = {"train": 15, "positions": 7, "data": 5, "skipping": 5}  # of short turns
 COMMANDS = {
     "train": ("the training step, against PyTorch or at several lengths", training.add_arguments),

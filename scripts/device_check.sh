@@ -21,8 +21,7 @@ if [[ $# -ge 2 ]]; then
   "$python" -m pip install --quiet --no-index --no-deps --target "$tmp/site" "$2"/*.whl || exit 1
   export PYTHONPATH="$tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
-export XLA_PYTHON_CLIENT_PREALLOCATE=false  # contenders share the GPU's memory
-export TORCHINDUCTOR_COMPILE_THREADS=1      # and its cores
+export TORCHINDUCTOR_COMPILE_THREADS=1  # contenders are prepared together
 if [[ -z "$dry" ]] && ! "$python" -c 'import jax, sys; sys.exit(jax.default_backend() != "gpu")'; then
   echo "device_check: JAX sees no GPU here; install jax[cuda13], or try --dry" >&2
   exit 1
@@ -41,7 +40,7 @@ benchmark() { part "$1" "$2" "$python" scripts/benchmark.py attention "${@:3}" -
 train="model.num_layers=8,model.width=512,model.num_heads=8,model.feed_forward=2048,model.dtype=bfloat16,length=2048"
 if [[ -n "$dry" ]]; then
   part tests 100 env ALIBI_TEST_PLATFORM=cpu "$python" -m pytest -q -p no:cacheprovider -k t5-64 tests/attention/test_device.py
-  benchmark attention-64 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=t5 \
+  benchmark attention-64 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=t5 --turn_seconds=0.1 --preparing=2 \
     --backends=blocked
   part train 100 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,model.num_layers=1,\
 model.width=32,length=32,train.batch_tokens=64,train.steps=2,optimizer.warmup_steps=1,eval.every_steps=2,\

@@ -98,6 +98,10 @@ WORTH_TILES = 512  # keys
 EVERYWHERE = ("cpu", "gpu", "tpu")
 
 
+def _is_measured(call: AttentionCall) -> bool:
+    return max(call.query.shape[-1], call.value.shape[-1]) <= 128
+
+
 RULES = (
     Rule(
         ("cpu",),
@@ -131,17 +135,18 @@ RULES = (
     Rule(
         ("gpu", "tpu"),
         f"one device, or several with a sharding, bfloat16, on TPUs also float32, {WORTH_A_KERNEL:,} keys or more, two "
-        "queries or more, no bias or one of slopes, of distances, or of a term of the query and one of the key, no "
-        "dropout or mask, but segments",
+        "queries or more, no bias or one of slopes (on GPUs with heads of at most 128 features, or slopes that learn), "
+        "of distances, or of a term of the query and one of the key, no dropout or mask, but segments",
         lambda call: (
             call.devices == 1
             and call.key.shape[-3] >= WORTH_A_KERNEL
             and call.query.shape[-3] > 1
+            and (call.options.platform == "tpu" or _is_measured(call) or call.known_slopes is None)
             and (call.options.platform == "tpu" or call.query.dtype == jnp.bfloat16)
         ),
         "fused",
         "a flash kernel that makes the bias in its tiles, leaves out those out of reach, and sums its gradients "
-        "(measured on an H200; for TPUs by their compiler's estimate)",
+        "(measured on an H200 with heads of 64 and 128; for TPUs by their compiler's estimate)",
     ),
     Rule(
         ("gpu",),

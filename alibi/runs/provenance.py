@@ -126,8 +126,10 @@ def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages by which a run computes."""
     found = {}
     for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        try:
             found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
     return found | {"python": sys.version.split()[0]}
 
 

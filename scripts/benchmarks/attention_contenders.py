@@ -82,7 +82,9 @@ def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
     except NotImplementedError as error:  # PyTorch's FlexAttention has no backward pass on CPUs
         names, reason = ["forward"], str(error).strip().splitlines()[0]
         first_seconds = seconds_of(step.parts["forward"], 1)
-    growth = growth_of_peak_memory(functools.partial(step.parts[names[0]], 1))
+    growth = None
+    if not step.facts.pop("on_gpu", False):  # which holds the arrays
+        growth = growth_of_peak_memory(functools.partial(step.parts[names[0]], 1))
     seconds = {names[0]: warm_up(step.parts[names[0]])}
     for name in names[1:]:  # the process is warm by now, only this part must be compiled
         seconds_of(step.parts[name], 1)
@@ -104,11 +106,8 @@ def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
     """Returns the growth of the most bytes held by the process during the call.
 
     Memory freed by earlier calls and compilers goes back to the system first, and
-    is not used again unseen. None if the system (other than Linux) doesn't tell, or an accelerator
-    holds the arrays.
+    is not used again unseen. None if the system (other than Linux) doesn't tell.
     """
-    if _on_accelerator():
-        return None
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -249,7 +248,11 @@ def _jax_step(shape: Shape, attention: Callable, *held: Any, learned: tuple[Any,
 
     return Step(
         {"run": run, "forward": forward},
-        {"held_bytes": held_bytes, "compiler_bytes": compiler_bytes},
+        {
+            "held_bytes": held_bytes,
+            "compiler_bytes": compiler_bytes,
+            "on_gpu": _on_accelerator(),
+        },
     )
 
 
@@ -304,7 +307,7 @@ def torch_step(shape: Shape, way: Way) -> Step:
         if on_gpu:
             torch.cuda.synchronize()
 
-    return Step({"run": run, "forward": forward}, {"held_bytes": held_bytes})
+    return Step({"run": run, "forward": forward}, {"held_bytes": held_bytes, "on_gpu": on_gpu})
 
 
 def token_step(shape: Shape, way: Way) -> Step:

@@ -126,8 +126,8 @@ def run_rounds(
     title: str,
     preparing: int = 1,
 ) -> tuple[Runners, Runner]:
-    """Times every contender in turn in each round; returns them, and the matrix product among them,
-    whose rate of "flops" is the peak, FLOP/s.
+    """Times every contender in turn in each round; returns them, and the matrix product that is timed
+    among them, which gives the peak.
 
     Args:
       turn_seconds: time of each part of a contender in a round, but at least a call.

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from alibi import alibi_slopes, attend
 from alibi.attention import dispatch
-from alibi.attention.accelerator.augmented import augmented_attention
+from alibi.attention.accelerator.fused import fused_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall
 from alibi.attention.dispatch import fitting_sharding, on_each_device
@@ -188,7 +188,7 @@ def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-def test_splash_attention_lowers_for_several_tpus(gradient):
+def test_the_fused_kernel_lowers_for_several_tpus(gradient):
     """Mosaic's lowering, not the TPU compiler's. Each device gets its two sequences and two heads."""
     tpu = abstract_device("tpu")
     axes = {"axis_types": (AxisType.Auto,) * 3, "abstract_device": tpu}
@@ -203,7 +203,7 @@ def test_splash_attention_lowers_for_several_tpus(gradient):
             query, key, value, AlibiBias(alibi_slopes(4)), True, positions, positions
         )
         return on_each_device(
-            call, fitting_sharding(call, sharding), lambda own: augmented_attention(on(own, "tpu"))
+            call, fitting_sharding(call, sharding), lambda own: fused_attention(on(own, "tpu"))
         )
 
     step = (
@@ -214,9 +214,7 @@ def test_splash_attention_lowers_for_several_tpus(gradient):
     with jax.sharding.use_abstract_mesh(sharding.mesh):
         module = jax.export.export(jax.jit(step), platforms=["tpu"])(*arrays).mlir_module()
     assert module.count("tpu_custom_call") == (3 if gradient else 1)
-    assert re.search(r"tpu_custom_call.*2x2x256x72xbf16", module), (
-        "a device's sequences and heads, with the columns"
-    )
+    assert re.search(r"tpu_custom_call.*2x2x256x64xbf16", module), "a device's sequences and heads"
 
 
 def test_the_axes_that_do_not_split_the_batch_split_the_heads():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes, attend
-from alibi.attention.accelerator import fused, triton
+from alibi.attention.accelerator import fused, triton_grid
 from alibi.attention.accelerator.mosaic_grid import Pass
 from alibi.attention.backends import choose, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions, traced_for
@@ -111,7 +111,7 @@ def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(
         ("t5", {}),  # far keys share a bucket
         ("alibi_learned", {"window": 35}),
         ("none", {"causal": False, "window": 35}),
-        ("t5", {"window": 35}),
+        ("t5", {"window": 100}),  # tiles seen whole and far, before and after others
     ],
 )
 def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
@@ -119,13 +119,31 @@ def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     monkeypatch.setattr(fused, "INTERPRET_GPU", True)
     monkeypatch.setattr(fused, "GPU_BLOCK", 32)
-    sizes = {triton.FORWARD: (32, 16), triton.QUERIES: (16, 32), triton.KEYS: (16, 16)}
-    for kernel, size in (sizes | {triton.DIAGONALS: (16, 16)}).items():
-        monkeypatch.setitem(triton.SIZES, (kernel, 128), triton.Size(*size, 4, 1))
-    monkeypatch.setattr(triton, "BY_DISTANCE", triton.Size(32, 16, 4, 1))
+    sizes = {
+        triton_grid.FORWARD: (32, 16),
+        triton_grid.QUERIES: (16, 32),
+        triton_grid.KEYS: (16, 16),
+    }
+    for kernel, size in (sizes | {triton_grid.DIAGONALS: (16, 16)}).items():
+        monkeypatch.setitem(triton_grid.SIZES, (kernel, 128), triton_grid.Size(*size, 4, 1))
+    monkeypatch.setattr(triton_grid, "BY_DISTANCE", triton_grid.Size(32, 16, 4, 1))
     options = {"max_distance": 20, "num_buckets": 8} if name == "t5" else {}
     params, bias = bias_of(name, 2, 8, **options)
-    assert_equals_reference(inputs(1, 120, 120, 2, 8), params, bias, **arguments)
+    arrays = (
+        inputs(1, 110, 120, 2, 8, kv_heads=1)
+        if name == "alibi_learned"
+        else inputs(1, 120, 120, 2, 8)
+    )
+    assert_equals_reference(arrays, params, bias, **arguments)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_sums_of_gates_may_be_large(kernels, monkeypatch, small_blocks):
+    """As after 10,000 tokens: only their differences count."""
+    monkeypatch.setattr(fused, "INTERPRET_GPU", kernels == "triton")
+    sums, bias = bias_of("fox", 2, 8)
+    shifted = jnp.round(64 * sums) / 64 - 8192.0  # exactly
+    assert_equals_reference(inputs(2, 40, 40, 2, 8), shifted, bias)
 
 
 def test_queries_that_fill_a_block_add_nothing_to_keys_that_none_needs(small_blocks):
@@ -253,7 +271,7 @@ def test_lowers_without_a_square_of_pairs(platform, target, name, monkeypatch):
     assert not re.findall(r"tensor<[0-9x]*(?:1000x1000|1024x1024)x[a-z]", module)
 
 
-GPUS = {  # compute capability, KiB that a program can share, 32-bit registers of a multiprocessor
+GPUS = {  # compute capability, KiB that a program can share
     "NVIDIA A100-SXM4-80GB": ("8.0", 163),
     "NVIDIA GeForce RTX 4090": ("8.9", 99),
     "NVIDIA H100 80GB HBM3": ("9.0", 227),
@@ -278,7 +296,12 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 }} device_description_str: "{
 )
 @pytest.mark.parametrize("kind", GPUS)
 @pytest.mark.parametrize(
-    ("name", "head_dim"), [*((name, 128) for name in METHODS), ("t5", 64), ("t5", 256)]
+    ("name", "head_dim"),
+    [
+        *((name, 128) for name in METHODS),
+        *((name, 64) for name in ("none", "alibi_learned", "t5")),
+        ("t5", 256),
+    ],
 )
 def test_compiles_for_gpus(kind, name, head_dim):
     """Without a GPU; the kernels fit into what a program can share."""

@@ -1,8 +1,9 @@
 """Flash attention with its bias inside the kernel, for GPUs and TPUs.
 
 The algorithm is that of `alibi.attention.blocked`, tile by tile, in one kernel for the forward pass
-and two for the backward pass (Dao 2023, arXiv 2307.08691). The kernels know a bias as one of three
-kinds, for query i at position p_i and key j at p_j:
+and two for the backward pass (Dao 2023, arXiv 2307.08691); on GPUs a third one makes the gradient of
+diagonals. The kernels know a bias as one of three kinds, for query i at position p_i and key j at
+p_j:
 
     slopes      -m (p_i - p_j), or -m |p_i - p_j|
     diagonals   a number for each i - j
@@ -10,13 +11,14 @@ kinds, for query i at position p_i and key j at p_j:
 
 They make its values for each tile where they are needed, and sum its gradients tile by tile in a
 fixed order; nothing of the size [q, k] is ever held. Tiles that no query of theirs can see, or that
-the bias makes too light by the proof of `alibi.attention.skipping`, are not in the list of tiles
-that a kernel goes through, and cost nothing.
+the bias makes too light by the proof of `alibi.attention.skipping`, are not in the list, or on GPUs
+the range, of tiles that a kernel goes through, and cost nothing.
 """
 
 import dataclasses
 import functools
 import math
+from importlib.util import find_spec
 from typing import Any, cast
 
 import jax
@@ -100,6 +102,8 @@ def cannot_fuse(call: AttentionCall) -> str:
         _precision(call)
     except ValueError as error:
         return str(error)
+    if platform == "gpu" and find_spec("jax.experimental.pallas.triton") is None:
+        return "this JAX no longer compiles Pallas kernels by Triton"
     if platform == "gpu" and jax.default_backend() == "gpu" and compute_capability() < 8.0:
         return "Triton needs an NVIDIA GPU of compute capability 8.0 or more"
     if max(call.query.shape[-1], call.value.shape[-1]) > WIDEST:
@@ -134,12 +138,6 @@ def _precision(call: AttentionCall) -> lax.Precision | None:
     return lax.Precision.HIGHEST if highest else None
 
 
-def _block(call: AttentionCall) -> int:
-    if not _on_gpu(call):
-        return BLOCK
-    return GPU_BLOCK
-
-
 def _tiling(call: AttentionCall) -> Tiling:
     """Returns equal blocks of queries and of keys, a sequence and a head at a time."""
     longest = max(call.query.shape[-3], call.key.shape[-3])
@@ -155,7 +153,7 @@ def _tiling(call: AttentionCall) -> Tiling:
         )
 
     whole = max(LANES, 1 << (longest - 1).bit_length())
-    tiling = in_blocks(min(call.options.block or _block(call), whole))
+    tiling = in_blocks(min(call.options.block or (GPU_BLOCK if _on_gpu(call) else BLOCK), whole))
     if call.options.block or _on_gpu(call) or _most_tiles(call, tiling) <= MOST_TILES:
         return tiling
     return in_blocks(2 * tiling.q_block)
@@ -229,7 +227,11 @@ def _attention(
 
 
 def _in_units(operands: Operands, plan: Plan) -> Operands:
-    bias, sink = jax.tree.map(lambda x: plan.unit * x, (operands.bias, operands.sink))
+    bias = {
+        name: x if name in ("query_term", "key_term") else plan.unit * x
+        for name, x in operands.bias.items()
+    }
+    sink = None if operands.sink is None else plan.unit * operands.sink
     return operands._replace(bias=bias, sink=sink)
 
 

@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float
 
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
-from alibi.attention.accelerator.tile_math import Tile
+from alibi.attention.accelerator.tile_math import Tile, terms_of
 
 VMEM_LIMIT = 48 * 2**20  # bytes that a kernel may use, of 64 MiB or more since TPU v5
 
@@ -215,7 +215,9 @@ class Pass:
         if "diagonals" in bias:
             values = _from_diagonals([half[0, 0] for half in bias["diagonals"]])
         elif "query_term" in bias:
-            terms = bias["query_term"][0, 0].reshape(block, 1), bias["key_term"][0, 0]
+            of_keys = bias["key_term"][0, 0]
+            of_queries = bias["query_term"][0, 0].reshape(block, 1)
+            terms = terms_of(plan, of_queries, of_keys, of_keys[:, :1])
         return Tile(
             refs.query[0, 0],
             refs.key[0, 0],

@@ -67,9 +67,10 @@ class Operands(NamedTuple):
     """The arrays of a call, in whole blocks.
 
     Attributes:
-      bias: times `Plan.unit`; "slopes" `[heads]`; or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from the
-        largest i - j to the least, so that a tile reads two neighbouring rows of them; or
-        "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`; float32.
+      bias: "slopes" `[heads]`; or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from the
+        largest i - j to the least, so that a tile reads two neighbouring rows of them; both times
+        `Plan.unit`; or "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`;
+        float32.
       sink: float32, times `Plan.unit`, or None.
       sides: "query_positions", "key_positions", "query_segments" and "key_segments", those that are
         needed, `[batch or 1, 1, length]`, int32.

@@ -23,7 +23,7 @@ class Tile(NamedTuple):
       key_numbers: the keys' numbers in the call.
       segments: those of the queries and of the keys; None: there are none.
       slope: m of its head, or None.
-      terms: a bias that is a number of each query plus one of each key, or None.
+      terms: a bias that is a number of each query plus one of each key, see `terms_of`; or None.
       bias: the values of another bias, or None.
       by_keys: the rows are keys.
     """
@@ -113,6 +113,13 @@ class Tile(NamedTuple):
         )
 
 
+def terms_of(plan: Plan, of_queries: Array, of_keys: Array, of_first: Any) -> tuple[Array, Array]:
+    """Returns the terms of a tile times `plan.unit`, that of its first key moved from the keys to the
+    queries: running sums are large, and their differences, which count, are not.
+    """
+    return plan.unit * (of_queries + of_first), plan.unit * (of_keys - of_first)
+
+
 class Online(NamedTuple):
     """The online softmax of a block of queries: the largest logit of each, the sum of its
     exponentials and of the values with them as weights, relative to that logit.
@@ -159,7 +166,7 @@ def exponential(plan: Plan, logits: Array) -> Array:
     """Returns e to the power of logits that are times `plan.unit`."""
     if not plan.on_gpu:
         return jnp.exp(logits)
-    # That of the library treats denormal numbers apart, in three more instructions.
+    # The library's exp2 takes three more instructions, for denormal numbers.
     return jnp.exp2(logits) if plan.interpret else _instruction("ex2.approx.ftz.f32", logits)
 
 

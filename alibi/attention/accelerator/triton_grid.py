@@ -1,0 +1,314 @@
+"""The programs of the kernels for GPUs: their sizes, what they read, and the loop over their tiles."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pallas_triton
+from jaxtyping import Array, Bool, Float, Int
+
+from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.accelerator.tile_math import Tile, terms_of
+
+
+class Size(NamedTuple):
+    """How a kernel runs.
+
+    Attributes:
+      rows: queries, or keys, that a program owns.
+      columns: keys, or queries, of a tile.
+      warps: of 32 threads, that share a program.
+      stages: tiles in memory at once: the one that is computed, and the next ones.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+FORWARD, QUERIES, KEYS, DIAGONALS = (
+    "forward",
+    "backward_queries",
+    "backward_keys",
+    "backward_diagonals",
+)
+# The fastest of those measured on an H200 at 8,192 tokens, by the bytes of a head's features, that
+# fit into the 99 KiB that the smallest GPU of today shares.
+SIZES = {
+    (FORWARD, 128): Size(128, 64, 4, 3),
+    (QUERIES, 128): Size(64, 64, 4, 3),
+    (KEYS, 128): Size(64, 64, 4, 3),
+    (DIAGONALS, 128): Size(64, 64, 4, 2),
+    (FORWARD, 256): Size(128, 64, 4, 2),
+    (QUERIES, 256): Size(64, 64, 4, 2),
+    (KEYS, 256): Size(64, 64, 4, 2),
+    (DIAGONALS, 256): Size(64, 64, 4, 1),
+}
+WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # of every kernel, not measured
+BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias by distance
+COPIES = 4  # of a bias by distance, each one number ahead, so that four neighbours are read at once
+
+
+def size_of(plan: Plan, kernel: str, operands: Operands) -> Size:
+    features = max(operands.query.shape[-1], operands.value.shape[-1])
+    width = max(128, features * operands.query.dtype.itemsize)
+    found = WIDE[width] if width in WIDE else SIZES[kernel, width]
+    if "diagonals" in operands.bias and kernel != DIAGONALS and width not in WIDE:
+        found = BY_DISTANCE
+    return found._replace(rows=min(found.rows, plan.block), columns=min(found.columns, plan.block))
+
+
+def ranges_of(needed: Bool[Array, "*rows columns"]) -> Int[Array, "*rows two"]:
+    """Returns the first needed column of each row and the column after the last."""
+    first, after = needed.argmax(axis=-1), needed.shape[-1] - needed[..., ::-1].argmax(axis=-1)
+    some = needed.any(axis=-1, keepdims=True)
+    return jnp.where(some, jnp.stack([first, after], axis=-1), 0).astype(jnp.int32)
+
+
+def run(
+    name: str,
+    plan: Plan,
+    size: Size,
+    kernel: Callable[..., None],
+    grid: tuple[int, ...],
+    arrays: tuple[Any, ...],
+    out: Any,
+    out_blocks: Any,
+) -> Any:
+    """Runs a kernel whose programs read any part of the arrays."""
+    return pl.pallas_call(
+        functools.partial(kernel, plan, size),
+        grid=grid,
+        in_specs=jax.tree.map(lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim), arrays),
+        out_specs=out_blocks,
+        out_shape=out,
+        compiler_params=pallas_triton.CompilerParams(num_warps=size.warps, num_stages=size.stages),
+        interpret=plan.interpret,
+        name=f"attention_{name}",
+    )(*arrays)
+
+
+def _rows_of_heads(x: Array, width: int | None = None) -> Array:
+    """Returns queries, keys or values as a model has them, `[batch, length, heads, features]`, with
+    features filled up to a power of two of at least 16, as products need.
+    """
+    width = width or max(16, 1 << (x.shape[-1] - 1).bit_length())
+    # XLA leaves out this transposition and the one that it undoes.
+    return jnp.pad(x.transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, width - x.shape[-1])])
+
+
+def _floor(columns: int, x: Any) -> Any:
+    """Returns the largest integer up to x / columns; columns are a power of two."""
+    return lax.shift_right_arithmetic(x, jnp.int32(columns.bit_length() - 1))
+
+
+class Program:
+    """A program of a kernel: its rows of one sequence and head, and the columns that they meet.
+
+    Args:
+      refs: all arrays of the call.
+      by_keys: the rows are keys.
+      place: sequence, head and rows; None: those of the running program.
+    """
+
+    def __init__(
+        self, plan: Plan, size: Size, refs: Operands, *, by_keys: bool, place: Any = None
+    ) -> None:
+        self.plan, self.size, self.refs, self.by_keys = plan, size, refs, by_keys
+        if place is None:
+            *place, row = (pl.program_id(axis) for axis in range(3))
+            place.append(row if by_keys else pl.num_programs(2) - 1 - row)
+        self.batch, self.head, self.row = place
+        self.kv_head = lax.div(self.head, jnp.int32(plan.group))
+        self.queries, self.keys = size[:2][:: -1 if by_keys else 1]
+
+    def query(self, number: Any) -> Float[Array, "queries head_dim"]:
+        return self.refs.query[self.batch, pl.ds(number * self.queries, self.queries), self.head, :]
+
+    def dout(self, number: Any, more: Backward) -> Float[Array, "queries value_dim"]:
+        return more.dout[self.batch, pl.ds(number * self.queries, self.queries), self.head, :]
+
+    def key(self, number: Any) -> Float[Array, "keys head_dim"]:
+        return self.refs.key[self.batch, pl.ds(number * self.keys, self.keys), self.kv_head, :]
+
+    def value(self, number: Any) -> Float[Array, "keys value_dim"]:
+        return self.refs.value[self.batch, pl.ds(number * self.keys, self.keys), self.kv_head, :]
+
+    def of_queries(self, x: Array) -> Array:
+        """Returns numbers of queries as a column, or as a row where the rows are keys."""
+        return x[None, :] if self.by_keys else x[:, None]
+
+    def of_keys(self, x: Array) -> Array:
+        return x[:, None] if self.by_keys else x[None, :]
+
+    def sides(self, name: str, q: Any, k: Any) -> tuple[Array, Array]:
+        """Returns the positions or segments of a tile's queries and of its keys."""
+
+        def read(side: str, number: Any, size: int) -> Array:
+            array = self.refs.sides[f"{side}_{name}"]
+            return array[self.batch if len(array) > 1 else 0, 0, pl.ds(number * size, size)]
+
+        of_query, of_key = read("query", q, self.queries), read("key", k, self.keys)
+        return self.of_queries(of_query), self.of_keys(of_key)
+
+    def numbers(self, array: Any, q: Any) -> Array:
+        """Returns a number of each query."""
+        found = array[self.batch, self.head, 0, pl.ds(q * self.queries, self.queries)]
+        return self.of_queries(found)
+
+    def start(self) -> Any:
+        """Returns the place in a bias by distance of the first row and the first column."""
+        plan = self.plan
+        least = plan.k_blocks * plan.block if self.by_keys else plan.q_blocks * plan.block - 1
+        return least - self.row * self.size.rows
+
+    def far(self) -> Any:
+        """Returns the number of tiles, from the farthest on, whose distances all have one bias; if the
+        rows are keys, the first of these tiles.
+        """
+        rows, columns, *_ = self.size
+        number = self.refs.bias["far_numbers"][self.head]
+        if not self.by_keys:
+            return _floor(columns, number - self.start())
+        first = self.refs.bias["diagonals"].shape[2] - number + rows - 1 - self.start()
+        return _floor(columns, first + columns - 1)
+
+    def values(self, tile: Any) -> Any:
+        """Returns the values of a bias by distance in a tile; None: the bias is another."""
+        diagonals: Any = self.refs.bias.get("diagonals")
+        if diagonals is None:
+            return None
+        # Row r of the tile starts r numbers before its first row does.
+        rows = lax.broadcasted_iota(jnp.int32, (self.size.rows, 1), 0)
+        columns = lax.broadcasted_iota(jnp.int32, (1, self.size.columns), 1)
+        first = self.start() + tile * self.size.columns - rows
+        place = lax.div(first, jnp.int32(COPIES)) * COPIES + columns
+        copy = jnp.broadcast_to(lax.rem(first, jnp.int32(COPIES)), place.shape)
+        return pallas_triton.load(diagonals.at[self.head, copy, place])
+
+    def tile(self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any) -> Tile:
+        """Returns a tile, of the queries, keys, values and biases that were read."""
+        plan, bias = self.plan, self.refs.bias
+        queries = self.of_queries(lax.broadcasted_iota(jnp.int32, (self.queries,), 0))
+        keys = self.of_keys(lax.broadcasted_iota(jnp.int32, (self.keys,), 0))
+        ahead = q * self.queries - k * self.keys
+        if plan.first is None:
+            rows, columns = self.sides("positions", q, k)
+        else:
+            rows, columns = queries + (ahead + plan.first[0] - plan.first[1]), keys
+        segments = slope = terms = None
+        if "query_segments" in self.refs.sides:
+            segments = self.sides("segments", q, k)
+        if "slopes" in bias:
+            slope = bias["slopes"][self.head]
+        elif "query_term" in bias:
+            of_keys = self.of_keys(
+                bias["key_term"][self.batch, self.head, 0, pl.ds(k * self.keys, self.keys)]
+            )
+            of_first = bias["key_term"][self.batch, self.head, 0, k * self.keys]
+            terms = terms_of(plan, self.numbers(bias["query_term"], q), of_keys, of_first)
+        numbers = keys + k * self.keys
+        vectors = query, key, value
+        return Tile(*vectors, rows, columns, numbers, segments, slope, terms, values, self.by_keys)
+
+    def gradients(self, q: Any, tile: Tile, dout: Array, more: Backward, *, masked: bool) -> Any:
+        lse, delta = (self.numbers(x, q) for x in (more.lse, more.delta))
+        return tile.gradients(self.plan, dout, lse, delta, masked=masked)
+
+    def whole(self) -> tuple[Any, Any]:
+        """Returns the first tile of which all rows surely see all columns, and the tile after the
+        last; none if that is known only when the program runs.
+        """
+        plan, (rows, columns, *_) = self.plan, self.size
+        nothing = jnp.int32(0), jnp.int32(0)
+        if plan.first is None or "query_segments" in self.refs.sides:
+            return nothing
+
+        ahead = plan.first[0] - plan.first[1]  # of the first query to the first key
+        start = self.row * rows + (-ahead if self.by_keys else ahead)
+        first, after = jnp.int32(0), jnp.int32(2**30)
+        # The rows begin at `start`, counted as the columns are.
+        before, behind = _floor(columns, start + 1), _floor(columns, start + rows - 2) + 1
+        if plan.causal:
+            first, after = (behind, after) if self.by_keys else (first, before)
+        if plan.window is not None:
+            first = jnp.maximum(first, _floor(columns, start + rows - 1 - plan.window) + 1)
+            after = jnp.minimum(after, _floor(columns, start + plan.window))
+        if not self.by_keys:
+            return first, jnp.minimum(after, plan.k_length // columns)
+        return first, jnp.where((self.row + 1) * rows <= plan.k_length, after, 0)
+
+    def loop(self, ranges: Any, add: Callable[..., Any], state: Any) -> Any:
+        """Returns the state after `add(tile, state, values, masked=...)` of all tiles that the rows need."""
+        block = lax.div(self.row, jnp.int32(self.plan.block // self.size.rows))
+        first, after = (
+            ranges[self.batch, self.head, block, end] * (self.plan.block // self.size.columns)
+            for end in range(2)
+        )
+        whole_first, whole_after = (jnp.clip(x, first, after) for x in self.whole())
+        whole_after = jnp.maximum(whole_first, whole_after)
+        spans = [(whole_first, whole_after, False)]
+        if "diagonals" in self.refs.bias:
+            middle = jnp.clip(self.far(), whole_first, whole_after)
+            spans = [(whole_first, middle, not self.by_keys), (middle, whole_after, self.by_keys)]
+
+        def of_tile(tile: Any, state: Any, *, masked: bool, far: bool) -> Any:
+            values = self.refs.bias["far"][self.head] if far else self.values(tile)
+            return add(tile, state, values, masked=masked)
+
+        masked = functools.partial(of_tile, masked=True, far=False)
+        state = lax.fori_loop(first, whole_first, masked, state)
+        for start, end, far in spans:
+            seen = functools.partial(of_tile, masked=False, far=far)
+            state = lax.fori_loop(start, end, seen, state)
+        return lax.fori_loop(whole_after, after, masked, state)
+
+
+def prepared(plan: Plan, operands: Operands, *, by_keys: bool = False) -> Operands:
+    """Returns the operands as the kernels read them.
+
+    A bias by distance comes in copies, from the least i - j to the largest if the rows are keys; with
+    its value at the largest, and how many from there on have it.
+    """
+    bias = dict(operands.bias)
+    if "diagonals" in bias:
+        numbers = bias["diagonals"].reshape(plan.heads, -1)
+        changes = jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (0, 1)), constant_values=True)
+        bias |= {"far": numbers[:, 0], "far_numbers": changes.argmax(axis=1).astype(jnp.int32) + 1}
+        numbers = jnp.pad(numbers[:, ::-1] if by_keys else numbers, ((0, 0), (0, COPIES)))
+        copies = [numbers[:, more : more - COPIES] for more in range(COPIES)]
+        bias["diagonals"] = jnp.stack(copies, axis=1)
+    query, key, value = map(_rows_of_heads, operands[:3])
+    return operands._replace(query=query, key=key, value=value, bias=bias)
+
+
+def prepared_backward(operands: Operands, backward: Backward) -> Backward:
+    return backward._replace(dout=_rows_of_heads(backward.dout, operands.value.shape[-1]))
+
+
+def rows_of(size: Size, width: int, last: int | None = None) -> Any:
+    """Returns the block that a program writes, of an array of rows of heads.
+
+    Args:
+      last: the number of the last rows, if programs take the last rows first: under a causal mask
+        those of queries take longest. Keys' take longest if they are the first.
+    """
+
+    def index(batch: Any, head: Any, row: Any) -> tuple[Any, ...]:
+        return batch, row if last is None else last - row, head, 0
+
+    return pl.BlockSpec((1, size.rows, 1, width), index)
+
+
+def numbers_of(size: Size, last: int | None = None) -> Any:
+    """Returns the block of a number for each row, `[batch, heads, 1, length]`; see `_rows`."""
+
+    def index(batch: Any, head: Any, row: Any) -> tuple[Any, ...]:
+        return batch, head, 0, row if last is None else last - row
+
+    return pl.BlockSpec((1, 1, 1, size.rows), index)
