@@ -18,6 +18,7 @@ from alibi.training.loop import train
 from tests.hosts import ROOT
 
 SCRIPT = ROOT / "scripts" / "generate.py"
+ADAPTIVE = {"model__embedding": "adaptive", "model__cutoffs": (20,)}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def prompt_of(text, seed=0):
 @pytest.mark.parametrize(
     ("tokenizer", "keys"),
     [
-        ("words", {"model__embedding": "adaptive", "model__cutoffs": (20,)}),
+        ("words", ADAPTIVE),
         ("bpe", {"data__bpe_vocab_size": 300, "model__scan_layers": True}),
         ("bytes", {"position": "alibi,none", "model__window": "4,0"}),
     ],
@@ -56,11 +57,11 @@ def test_answers_are_the_likeliest_tokens_of_full_passes(runs, tokenizer, keys):
         make_prompt(run.tokenizer, {"prompt": text}, 0, print)
         for text in ("the sea", "a longer day of")
     ]
-    total = writer.check(prompts)
+    total, forward = writer.check(prompts), jax.jit(run.model.apply)
     for prompt, answer in zip(prompts, writer.write(prompts), strict=True):
         tokens = np.asarray([prompt.ids + answer.tokens])
         inputs = jax.numpy.asarray(np.pad(tokens, ((0, 0), (0, total - tokens.shape[1]))))
-        logits = np.asarray(run.model.apply({"params": run.params}, inputs))[0]
+        logits = np.asarray(forward({"params": run.params}, inputs))[0]
         ahead = logits[len(prompt.ids) - 1 : tokens.shape[1] - 1]
         nll = -np.asarray(jax.nn.log_softmax(ahead))[np.arange(len(ahead)), answer.tokens]
         np.testing.assert_allclose(answer.nll, nll, atol=2e-4)
@@ -96,7 +97,7 @@ def test_a_method_that_ends_says_so_before_it_starts(runs):
 
 
 def test_words_that_a_run_lacks_are_said(runs):
-    said, tokenizer = [], TrainedRun(runs("words")).tokenizer
+    said, tokenizer = [], TrainedRun(runs("words", **ADAPTIVE)).tokenizer
     prompt = make_prompt(tokenizer, {"prompt": "the qwertz"}, 1, said.append)
     assert prompt.ids.count(tokenizer.unknown_id) == 1
     assert said == ["1 of 2 tokens of the prompt are unknown to the run, and became <unk>"]
