@@ -70,6 +70,7 @@ def unrolled(model: DecoderLM, params: PyTree) -> tuple[DecoderLM, PyTree]:
     )(params)
 
 
+JOINED = 16  # tokens of a prompt that are decoded with its answer
 Ids = Array | np.ndarray
 Prompt = str | Sequence[str] | Sequence[Sequence[int]] | Int[Array, "batch length"]
 
@@ -122,7 +123,7 @@ def generate(
     if of_texts:
         if tokenizer is None:
             raise ValueError("prompts that are text need tokenizer=, such as that of a TrainedRun")
-        given = [encode_prompt(tokenizer, text) for text in given]
+        given = of_ids = [encode_prompt(tokenizer, text) for text in given]
     if isinstance(given, Sequence) and len(set(map(len, given))) > 1:
         given, positions = padded_prompts(given)
     tokens, positions = as_array(given), as_array(positions)
@@ -134,7 +135,9 @@ def generate(
     made = decode(model, params, cache, logits, keys, 0, sample=sample, count=new_tokens)[0]
     if not of_texts:
         return made
-    answers = [tokenizer.decode(ids.tolist()) for ids in np.asarray(made)]
+    answers = [
+        decode_answer(tokenizer, ids, new) for ids, new in zip(of_ids, made.tolist(), strict=True)
+    ]
     return answers[0] if one_text else answers
 
 
@@ -196,6 +199,13 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
             "the prompt is empty, and a tokenizer of bytes has no token to begin with; give a text"
         )
     return ids or [tokenizer.boundary_id]
+
+
+def decode_answer(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """Returns what the tokens add to the text of the prompt: with a space if words need one."""
+    before = list(prompt[-JOINED:])
+    text, whole = tokenizer.decode(before), tokenizer.decode([*before, *tokens])
+    return whole[len(text) :] if whole.startswith(text) else tokenizer.decode(tokens)
 
 
 def padded_prompts(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from alibi.data.tokenizers import Tokenizer
-from alibi.generation.decoding import encode_prompt, stream, unrolled
+from alibi.generation.decoding import decode_answer, encode_prompt, stream, unrolled
 from alibi.generation.sampling import Sampler
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
@@ -37,7 +37,7 @@ class Answer:
 
     Attributes:
       tokens: its ids.
-      text: what they mean, up to a stop string.
+      text: what they add to the prompt's, up to a stop string.
       nll: of each token under the model, in nats, whatever it was drawn by.
       end: "length" after the most tokens, "stop" at a stop string, "document" at the token between
         documents; "" before its end.
@@ -151,15 +151,18 @@ class Writer:
         count = tokens.index(self.tokenizer.boundary_id) + 1 if ends else room
         answer.tokens += tokens[:count]
         answer.nll += nll[:count]
-        answer.text = self.tokenizer.decode(answer.tokens[:-1] if ends else answer.tokens)
+        answer.text = self._text(answer, answer.tokens[:-1] if ends else answer.tokens)
         answer.end = "document" if ends else "length" * (len(answer.tokens) == self.max_tokens)
         if any(stop in answer.text for stop in self.stop):
             answer.end = "stop"
             # with the token that completed it
-            while any(stop in self.tokenizer.decode(answer.tokens[:-1]) for stop in self.stop):
+            while any(stop in self._text(answer, answer.tokens[:-1]) for stop in self.stop):
                 del answer.tokens[-1], answer.nll[-1]
             places = [answer.text.find(stop) for stop in self.stop if stop in answer.text]
             answer.text = answer.text[: min(places)]
+
+    def _text(self, answer: Answer, tokens: list[int]) -> str:
+        return decode_answer(self.tokenizer, answer.prompt.ids, tokens)
 
     def settled(self, answer: Answer) -> str:
         """Returns the part of its text that further tokens don't change: without an unfinished

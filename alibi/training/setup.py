@@ -18,7 +18,7 @@ from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.generation import Sampling, generate
-from alibi.generation.decoding import encode_prompt
+from alibi.generation.decoding import decode_answer, encode_prompt
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
 from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
@@ -287,6 +287,7 @@ def make_sampler(config: Config, model: DecoderLM, text: TokenFile) -> Callable[
 
     def sample(params: PyTree) -> str:
         made = generate(evaluating, params, [prompt], count, sample=Sampling())
-        return tokenizer.decode(multihost_utils.process_allgather(made, tiled=True)[0].tolist())
+        tokens = multihost_utils.process_allgather(made, tiled=True)[0].tolist()
+        return decode_answer(tokenizer, prompt, tokens)
 
     return sample

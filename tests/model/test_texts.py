@@ -70,7 +70,8 @@ def test_answers_are_the_likeliest_tokens_of_full_passes(runs, tokenizer, keys):
         )
         ended = tokenizer == "bpe" and answer.tokens[-1] == run.tokenizer.boundary_id
         assert answer.end == ("document" if ended else "length")
-        assert answer.text == run.tokenizer.decode(answer.tokens[: len(answer.tokens) - ended])
+        whole = run.tokenizer.decode(prompt.ids + answer.tokens[: len(answer.tokens) - ended])
+        assert run.tokenizer.decode(prompt.ids) + answer.text == whole, "with a space between words"
 
 
 def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(runs, monkeypatch):
