@@ -40,13 +40,13 @@ benchmark() { part "$1" "$2" "$python" scripts/benchmark.py attention "${@:3}" -
 train="model.num_layers=8,model.width=512,model.num_heads=8,model.feed_forward=2048,model.dtype=bfloat16,length=2048"
 if [[ -n "$dry" ]]; then
   part tests 100 env ALIBI_TEST_PLATFORM=cpu "$python" -m pytest -q -p no:cacheprovider -k t5-64 tests/attention/test_device.py
-  benchmark attention-64 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=t5 --turn_seconds=0.1 --preparing=2 \
-    --backends=blocked
+  benchmark attention-64 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=t5 \
+    --turn_seconds=0.1 --preparing=2 --backends=blocked
   part train 100 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,model.num_layers=1,\
 model.width=32,length=32,train.batch_tokens=64,train.steps=2,optimizer.warmup_steps=1,eval.every_steps=2,\
 checkpoint.every_steps=2,data.max_valid_bytes=64"
 else
-  # On an H200 the tests take about 100 s, a length about 60, most of it to start and warm up 17 processes.
+  # A length takes about 60 s on an H200, most of it to start and warm up 17 processes.
   common=(--dtype=bfloat16 --heads=16 --rounds=3 --turn_seconds=0.1 --preparing=16 --skip_epsilon=none,0
     --backends=fused --positions=none,alibi,t5,kerple_log,fox --peer=cudnn,augmented,flex)
   part tests 120 env ALIBI_TEST_PLATFORM=cuda "$python" -m pytest -q -p no:cacheprovider tests/attention/test_device.py

@@ -64,32 +64,33 @@ def main() -> None:
         for answer in writer.write(prompts):
             print(json.dumps(answer.to_json(), ensure_ascii=False), flush=True)
         return
-    total = 0
-    for text in [_PROMPT.value] if _PROMPT.value is not None else _asked():
+    if _PROMPT.value is not None:
+        given = {"prompt": _PROMPT.value}
+        prompt = make_prompt(run.tokenizer, given, _SEED.value, print_line)
+        _show(writer, prompt, writer.check([prompt]))
+        return
+    total = 1
+    while (text := _asked()) is not None:
         try:
             prompt = make_prompt(run.tokenizer, {"prompt": text}, _SEED.value, print_line)
-            # of a power of two, so that most prompts share the compiled programs
-            if _PROMPT.value is None:
-                total = max(total, 1 << (writer.check([prompt]) - 1).bit_length())
-                total = total if not run.undefined(total) else 0
-            _show(writer, prompt, total or None)
+            needed = writer.check([prompt])
+            while total < needed:  # a power of two, so that most prompts share compiled programs
+                total *= 2
+            _show(writer, prompt, needed if run.undefined(total) else total)
         except ValueError as error:
-            if _PROMPT.value is not None:
-                raise
             print_line(f"error: {error}")
 
 
-def _asked() -> Any:
-    """Yields one line after another, until there are no more."""
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            print()
-            return
+def _asked() -> str | None:
+    """Returns a line of the user, or None at the end."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return None
 
 
-def _show(writer: Any, prompt: Any, total: int | None) -> None:
+def _show(writer: Any, prompt: Any, total: int) -> None:
     """Prints an answer as its tokens come, then, if asked for, its tokens."""
     print(prompt.given["prompt"], end="", flush=True)
     shown = 0
@@ -104,7 +105,7 @@ def _show(writer: Any, prompt: Any, total: int | None) -> None:
     print(flush=True)
     if _LOGPROBS.value:
         for token, nll in zip(answer.tokens, answer.nll, strict=True):
-            print(f"{-nll:9.4f}  {token:6}  {writer.tokenizer.decode([token])!r}")
+            print(f"{-nll:9.4f}  {token:6}  {writer.run.tokenizer.decode([token])!r}")
     mean = sum(answer.nll) / len(answer.nll)
     print_line(
         f"{len(answer.tokens)} tokens, {mean:.4f} nats each; end: {answer.end}; seed {prompt.seed}"

@@ -94,12 +94,13 @@ WORTH_A_KERNEL = 1024  # keys
 WORTH_A_LOOP = 1024  # keys, if their largest norm is known
 WORTH_A_PASS = 32768  # keys, if that norm must be found first
 WORTH_TILES = 512  # keys
+FUSED_FEATURES = 128  # of a head, up to which `fused` was measured on a GPU
 
 EVERYWHERE = ("cpu", "gpu", "tpu")
 
 
-def _is_measured(call: AttentionCall) -> bool:
-    return max(call.query.shape[-1], call.value.shape[-1]) <= 128
+def _widest(call: AttentionCall) -> int:
+    return max(call.query.shape[-1], call.value.shape[-1])
 
 
 RULES = (
@@ -141,8 +142,13 @@ RULES = (
             call.devices == 1
             and call.key.shape[-3] >= WORTH_A_KERNEL
             and call.query.shape[-3] > 1
-            and (call.options.platform == "tpu" or _is_measured(call) or call.known_slopes is None)
-            and (call.options.platform == "tpu" or call.query.dtype == jnp.bfloat16)
+            and (
+                call.options.platform == "tpu"
+                or (
+                    call.query.dtype == jnp.bfloat16
+                    and (call.known_slopes is None or _widest(call) <= FUSED_FEATURES)
+                )
+            )
         ),
         "fused",
         "a flash kernel that makes the bias in its tiles, leaves out those out of reach, and sums its gradients "

@@ -16,6 +16,11 @@ from alibi.generation.sampling import GREEDY, Sampler
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import unstacked
 
+JOINED = 16  # tokens of a prompt that are decoded with its answer
+
+Ids = Array | np.ndarray
+Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Int[Array, "batch length"]
+
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def new_cache(
@@ -70,23 +75,18 @@ def unrolled(model: DecoderLM, params: PyTree) -> tuple[DecoderLM, PyTree]:
     )(params)
 
 
-JOINED = 16  # tokens of a prompt that are decoded with its answer
-Ids = Array | np.ndarray
-Prompt = str | Sequence[str] | Sequence[Sequence[int]] | Int[Array, "batch length"]
-
-
 def generate(
     model: DecoderLM,
     params: PyTree,
-    prompt: Prompt,
+    prompt: Prompts,
     new_tokens: int,
     *,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     sample: Sampler = GREEDY,
     seed: int = 0,
     chunk: int = 512,
     total: int | None = None,
-    positions: Any = None,
+    positions: Int[Ids, "batch length"] | None = None,
 ) -> Any:
     """Returns the model's continuation of each prompt: of texts as texts, else token ids `[batch,
     new_tokens]`.
@@ -96,10 +96,10 @@ def generate(
     was.
 
     Args:
-      prompt: a text or several, for a `tokenizer` (`alibi.data.tokenizers.Tokenizer`), such as that
-        of a `TrainedRun`; or token ids, an array `[batch, length]` or lists, which may differ in
-        length. Prompts that are NumPy arrays,
-        lists or texts share the programs that pad them.
+      prompt: a text, or a list of texts; or token ids, an array `[batch, length]` or lists that may
+        differ in length. Prompts of other lengths share the programs that pad them, unless they are
+        JAX arrays.
+      tokenizer: of the run, for texts.
       sample: draws the next token from the logits: `Sampling`, or a function of your own.
       seed: of the keys to draw by: sequence i has the key `jax.random.key(seed + i)`.
       chunk: tokens of the prompt read at a time, which bounds the memory; the cache of a layer
@@ -116,29 +116,30 @@ def generate(
         or more tokens in all than the position method is defined for.
     """
     given: Any = prompt
-    one_text = isinstance(prompt, str)
-    if one_text:
-        given = [prompt]
-    of_texts = isinstance(given, Sequence) and any(isinstance(item, str) for item in given)
-    if of_texts:
+    of_texts = None
+    if _all_are(prompt, str):
         if tokenizer is None:
             raise ValueError("prompts that are text need tokenizer=, such as that of a TrainedRun")
-        given = of_ids = [encode_prompt(tokenizer, text) for text in given]
-    if isinstance(given, Sequence) and len(set(map(len, given))) > 1:
+        texts: Any = [prompt] if isinstance(prompt, str) else prompt
+        given = of_texts = [tokenizer.encode_beginning(text) for text in texts]
+    if _all_are(given, Sequence) and len(set(map(len, given))) > 1:
         given, positions = padded_prompts(given)
     tokens, positions = as_array(given), as_array(positions)
-    _check_prompt(tokens, positions, model.vocab_size)
-    _check_numbers(prompt_tokens=tokens.shape[1], new_tokens=new_tokens, chunk=chunk)
-    model, params = unrolled(model, params)
-    cache, logits = _prefill(model, params, tokens, positions, new_tokens, chunk, total)
+    model, params, cache, logits = _prefilled(
+        model, params, tokens, positions, new_tokens, chunk, total
+    )
     keys = sequence_keys(seed + np.arange(len(tokens)))
     made = decode(model, params, cache, logits, keys, 0, sample=sample, count=new_tokens)[0]
-    if not of_texts:
+    if of_texts is None or tokenizer is None:
         return made
     answers = [
-        decode_answer(tokenizer, ids, new) for ids, new in zip(of_ids, made.tolist(), strict=True)
+        decode_answer(tokenizer, ids, new) for ids, new in zip(of_texts, made.tolist(), strict=True)
     ]
-    return answers[0] if one_text else answers
+    return answers[0] if isinstance(prompt, str) else answers
+
+
+def _all_are(x: Any, kind: type) -> bool:
+    return isinstance(x, Sequence) and all(isinstance(item, kind) for item in x)
 
 
 def stream(
@@ -168,37 +169,18 @@ def stream(
       ValueError: see `generate`.
     """
     prompt, positions = padded_prompts(prompts)
-    _check_prompt(prompt, positions, model.vocab_size)
-    _check_numbers(prompt_tokens=prompt.shape[1], new_tokens=new_tokens, chunk=chunk, each=each)
-    model, params = unrolled(model, params)
+    if each < 1:
+        raise ValueError(f"each is {each} and must be at least 1")
     total = prompt.shape[1] + new_tokens if total is None else total
-    cache, logits = _prefill(model, params, prompt, positions, new_tokens, chunk, total)
+    model, params, cache, logits = _prefilled(
+        model, params, prompt, positions, new_tokens, chunk, total
+    )
     keys = sequence_keys(np.arange(len(prompt)) if seeds is None else seeds)
     for first in range(0, new_tokens, each):
         tokens, nll, logits, cache = decode(
             model, params, cache, logits, keys, first, sample=sample, count=each
         )
         yield np.asarray(tokens), np.asarray(nll)
-
-
-def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Returns the ids of a text that goes on; of an empty one the token between documents.
-
-    Raises:
-      ValueError: an empty text, and bytes, which have no such token.
-    """
-    ids = tokenizer.encode(text).tolist()
-    if (
-        tokenizer.name != "bytes"
-        and ids
-        and not (tokenizer.name == "words" and text.endswith("\n"))
-    ):
-        ids.pop()  # the end of the document, or of the open line
-    if not ids and tokenizer.name == "bytes":
-        raise ValueError(
-            "the prompt is empty, and a tokenizer of bytes has no token to begin with; give a text"
-        )
-    return ids or [tokenizer.boundary_id]
 
 
 def decode_answer(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -225,13 +207,7 @@ def sequence_keys(seeds: Any) -> PRNGKeyArray:
     return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
 
 
-def _check_numbers(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value} and must be at least 1")
-
-
-def _prefill(
+def _prefilled(
     model: DecoderLM,
     params: PyTree,
     prompt: Int[Ids, "batch length"],
@@ -239,9 +215,20 @@ def _prefill(
     new_tokens: int,
     chunk: int,
     total: int | None,
-) -> tuple[PyTree, Float[Array, "batch 1 vocabulary"]]:
-    """Returns a cache that has read the prompt, and the logits after it."""
+) -> tuple[DecoderLM, PyTree, PyTree, Float[Array, "batch 1 vocabulary"]]:
+    """Returns the model and the parameters to decode by, a cache that has read the prompt, and the
+    logits after it.
+    """
+    _check_prompt(prompt, positions, model.vocab_size)
     batch, length = prompt.shape
+    for name, value in (
+        ("the prompt's length", length),
+        ("new_tokens", new_tokens),
+        ("chunk", chunk),
+    ):
+        if value < 1:
+            raise ValueError(f"{name} is {value} and must be at least 1")
+    model, params = unrolled(model, params)
     stand = np.broadcast_to(np.arange(length), (batch, length)) if positions is None else positions
     slots = length + new_tokens
     if total is not None:
@@ -260,7 +247,7 @@ def _prefill(
     for start, end in zip(starts, [*starts[1:], length], strict=True):
         part = slice(start, end)
         logits, cache = read(model, params, cache, prompt[:, part], stand[:, part], last=1)
-    return cache, logits
+    return model, params, cache, logits
 
 
 def _check_prompt(prompt: Ids, positions: Ids | None, vocab_size: int) -> None:

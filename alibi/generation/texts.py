@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from alibi.data.tokenizers import Tokenizer
-from alibi.generation.decoding import decode_answer, encode_prompt, stream, unrolled
+from alibi.generation.decoding import decode_answer, stream, unrolled
 from alibi.generation.sampling import Sampler
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
@@ -80,10 +80,6 @@ class Writer:
             )
         self.run, self.sample, self.max_tokens, self.stop = run, sample, max_tokens, tuple(stop)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.run.tokenizer
-
     def check(self, prompts: Sequence[Prompt]) -> int:
         """Returns the most tokens of a prompt and its answer together.
 
@@ -102,19 +98,19 @@ class Writer:
         self,
         prompts: Sequence[Prompt],
         *,
-        total: int | None = None,
+        total: int = 0,
         each: int = 16,
         seen: Callable[[Answer], None] = lambda answer: None,
     ) -> Iterator[Answer]:
         """Yields an answer to each prompt, in order; all at a time compile the same two programs.
 
         Args:
-          total: the most tokens of a prompt and its answer, which methods that depend on the length
-            use; None: those of these prompts.
+          total: the most tokens of a prompt and its answer, if more than those of these prompts;
+            methods that depend on the length use it.
           each: tokens between two looks at the answers.
           seen: is called with each answer of a batch after each look.
         """
-        total = max(self.check(prompts), total or 0)
+        total = max(self.check(prompts), total)
         longest = max(len(prompt.ids) for prompt in prompts)
         chunk = min(max(CHUNKS[0], 1 << (longest - 1).bit_length()), CHUNKS[1])
         batch = max(1, min(len(prompts), BATCH, self.run.batch_tokens // total))
@@ -146,23 +142,24 @@ class Writer:
         """Adds tokens up to the answer's end."""
         if answer.end:
             return
-        room = self.max_tokens - len(answer.tokens)
-        ends = self.tokenizer.name == "bpe" and self.tokenizer.boundary_id in tokens[:room]
-        count = tokens.index(self.tokenizer.boundary_id) + 1 if ends else room
+        tokenizer, room = self.run.tokenizer, self.max_tokens - len(answer.tokens)
+        ends = tokenizer.separates_documents and tokenizer.boundary_id in tokens[:room]
+        count = tokens.index(tokenizer.boundary_id) + 1 if ends else room
         answer.tokens += tokens[:count]
         answer.nll += nll[:count]
-        answer.text = self._text(answer, answer.tokens[:-1] if ends else answer.tokens)
+
+        def text(count: int) -> str:
+            return decode_answer(tokenizer, answer.prompt.ids, answer.tokens[:count])
+
+        answer.text = text(len(answer.tokens) - ends)
         answer.end = "document" if ends else "length" * (len(answer.tokens) == self.max_tokens)
         if any(stop in answer.text for stop in self.stop):
             answer.end = "stop"
             # with the token that completed it
-            while any(stop in self._text(answer, answer.tokens[:-1]) for stop in self.stop):
+            while any(stop in text(len(answer.tokens) - 1) for stop in self.stop):
                 del answer.tokens[-1], answer.nll[-1]
             places = [answer.text.find(stop) for stop in self.stop if stop in answer.text]
             answer.text = answer.text[: min(places)]
-
-    def _text(self, answer: Answer, tokens: list[int]) -> str:
-        return decode_answer(self.tokenizer, answer.prompt.ids, tokens)
 
     def settled(self, answer: Answer) -> str:
         """Returns the part of its text that further tokens don't change: without an unfinished
@@ -195,7 +192,7 @@ def make_prompt(
     if "prompt" in given:
         if not isinstance(given["prompt"], str):
             raise ValueError(f'"prompt" is {given["prompt"]!r} and must be a text')
-        ids = encode_prompt(tokenizer, given["prompt"])
+        ids = tokenizer.encode_beginning(given["prompt"])
         unknown = tokenizer.unknown_id
         if unknown is not None and (count := ids.count(unknown)):
             name = tokenizer.decode([unknown])

@@ -40,7 +40,7 @@ from alibi.runs.former import saved
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
-from alibi.training.setup import Job, make_job, make_sampler, make_validator, micro_batches
+from alibi.training.setup import Job, make_job, make_validator, micro_batches
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
@@ -138,9 +138,6 @@ class Updates:
         self.validator = (
             make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
         )
-        self.sampler = (
-            make_sampler(config, model, job.files["train"]) if config.eval.sample_prompt else None
-        )
 
         if latest:
             self.state = self.checkpoints.restore_newest(abstract)
@@ -196,8 +193,8 @@ class Updates:
                 check_replicas(self.state, f"after update {step}")
             nll = self.validator(self.state.params) if validate and self.validator else None
             improved = nll is not None and self.record.validated(step, nll)
-            if validate and self.sampler:
-                self.record.sampled(step, self.sampler(self.state.params))
+            if validate and self.job.sampler:
+                self.record.sampled(step, self.job.sampler(self.state.params))
             if save or improved:
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(

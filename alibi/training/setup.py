@@ -18,7 +18,7 @@ from alibi.data.cache import check_paths
 from alibi.data.tokens import TokenFile, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.generation import Sampling, generate
-from alibi.generation.decoding import decode_answer, encode_prompt
+from alibi.generation.decoding import decode_answer
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
 from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
@@ -42,6 +42,7 @@ class Job:
       model: for the vocabulary of the text.
       files: the tokens of each split.
       corpus: the manifest of each split.
+      sampler: see `make_sampler`; None without eval.sample_prompt.
     """
 
     config: Config
@@ -54,6 +55,7 @@ class Job:
     files: Mapping[str, TokenFile]
     corpus: dict[str, Any]
     batches: TrainBatches
+    sampler: Callable[[PyTree], str] | None
 
 
 def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
@@ -98,9 +100,9 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     )
     hosts.broadcast(lambda: run.check_same(corpus, method_files(config.position)))
     model = build_model(config, text.vocab_size, sharding=sharding)
-    if config.eval.sample_prompt:
-        make_sampler(config, model, files["train"])
-    return Job(config, run, mesh, parent, model, optimizer, schedule, files, corpus, batches)
+    sampler = make_sampler(config, model, files["train"]) if config.eval.sample_prompt else None
+    parts = model, optimizer, schedule, files, corpus, batches, sampler
+    return Job(config, run, mesh, parent, *parts)
 
 
 def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
@@ -276,7 +278,7 @@ def make_sampler(config: Config, model: DecoderLM, text: TokenFile) -> Callable[
             "it empty"
         )
     tokenizer, count = text.tokenizer(), config.eval.sample_tokens
-    prompt = encode_prompt(tokenizer, config.eval.sample_prompt)
+    prompt = tokenizer.encode_beginning(config.eval.sample_prompt)
     try:
         model.check_length(len(prompt) + count)
     except ValueError as error:

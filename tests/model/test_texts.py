@@ -128,7 +128,6 @@ def test_a_file_of_prompts_is_answered_in_batches_as_each_alone(runs, tmp_path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--prompt="], "the prompt is empty, and a tokenizer of bytes has no token"),
         (["--prompt=a", "--top_p=0"], "top_p=0.0 must be above 0"),
         (["--prompt=a", "--temperature=-1"], "temperature=-1.0 must be 0"),
         (["--prompt=a", "--max_tokens=0"], "max_tokens=0 must be at least 1"),
@@ -167,14 +166,19 @@ def test_a_wrong_line_is_named(runs, run_script, tmp_path, line, message):
 def test_a_terminal_is_asked_for_one_line_after_another(runs):
     """Through a terminal of its own; a bad line doesn't end it."""
     own, theirs = pty.openpty()
-    command = [sys.executable, str(SCRIPT), f"--workdir={runs()}", "--max_tokens=3"]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        f"--workdir={runs(position='learned')}",
+        "--max_tokens=3",
+    ]
     process = subprocess.Popen(
         command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    os.write(own, b"the sea\n\nit was\n\x04")
+    os.write(own, b"the sea\na line of too many tokens\nit was\n\x04")
     stdout, stderr = process.communicate(timeout=100)
     assert process.returncode == 0, stderr
     assert stdout.startswith(b"> the sea")
     assert b"> it was" in stdout
     assert stderr.count(b"end: length") == 2
-    assert b"error: the prompt is empty" in stderr
+    assert b"error: a prompt of 25 tokens and max_tokens=3 are 28: " in stderr

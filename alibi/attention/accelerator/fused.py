@@ -18,7 +18,6 @@ the range, of tiles that a kernel goes through, and cost nothing.
 import dataclasses
 import functools
 import math
-from importlib.util import find_spec
 from typing import Any, cast
 
 import jax
@@ -102,8 +101,6 @@ def cannot_fuse(call: AttentionCall) -> str:
         _precision(call)
     except ValueError as error:
         return str(error)
-    if platform == "gpu" and find_spec("jax.experimental.pallas.triton") is None:
-        return "this JAX no longer compiles Pallas kernels by Triton"
     if platform == "gpu" and jax.default_backend() == "gpu" and compute_capability() < 8.0:
         return "Triton needs an NVIDIA GPU of compute capability 8.0 or more"
     if max(call.query.shape[-1], call.value.shape[-1]) > WIDEST:

@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def unit(self) -> float:
-        """What the kernels' logits are multiplied by: the exponential of GPUs is that of base 2."""
+        """The factor of the logits in the kernels: GPUs compute exponentials to base 2."""
         return math.log2(math.e) if self.on_gpu else 1.0
 
 

@@ -15,11 +15,11 @@ ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = (1, 1), (1, 0), (0, 0)
 
 
 class Tile(NamedTuple):
-    """The arrays of a tile, whose rows are queries and whose columns are keys, or the other way round.
+    """The arrays of a tile. Its rows are queries and its columns keys, or the other way round.
 
     Attributes:
       query_positions, key_positions: a column and a row, or a row and a column; if positions are
-        known when the call is traced, relative to that of the tile's first key.
+        known when the call is traced, relative to the position of the tile's first key.
       key_numbers: the keys' numbers in the call.
       segments: those of the queries and of the keys; None: there are none.
       slope: m of its head, or None.
@@ -114,8 +114,8 @@ class Tile(NamedTuple):
 
 
 def terms_of(plan: Plan, of_queries: Array, of_keys: Array, of_first: Any) -> tuple[Array, Array]:
-    """Returns the terms of a tile times `plan.unit`, that of its first key moved from the keys to the
-    queries: running sums are large, and their differences, which count, are not.
+    """Returns the terms of a tile times `plan.unit`, after the first key's term is moved from the keys
+    to the queries: running sums are large, and only their differences count.
     """
     return plan.unit * (of_queries + of_first), plan.unit * (of_keys - of_first)
 

@@ -37,8 +37,8 @@ FORWARD, QUERIES, KEYS, DIAGONALS = (
     "backward_keys",
     "backward_diagonals",
 )
-# The fastest of those measured on an H200 at 8,192 tokens, by the bytes of a head's features, that
-# fit into the 99 KiB that the smallest GPU of today shares.
+# By the bytes of a head's features: among the fastest on an H200 at 8,192 tokens that fit into the
+# 99 KiB that a program shares on the smallest GPU of today.
 SIZES = {
     (FORWARD, 128): Size(128, 64, 4, 3),
     (QUERIES, 128): Size(64, 64, 4, 3),

@@ -30,6 +30,7 @@ class Tokenizer(abc.ABC):
     unknown_id: int | None = None  # for words outside the vocabulary
     # Whether a document cut at a `BORDER` has the same ids.
     cuts_documents: bool = True
+    separates_documents: bool = False  # whether `boundary_id` is no part of any document's text
     changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
     revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
 
@@ -56,6 +57,13 @@ class Tokenizer(abc.ABC):
         return np.concatenate(
             [np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))]
         )
+
+    def encode_beginning(self, text: str) -> list[int]:
+        """Returns the ids of a document that goes on after `text`; of an empty text the boundary."""
+        pieces = [Piece(text.encode("utf-8"), ends_document=False)]
+        return np.concatenate([[], *self.encode_stream(pieces)]).astype(int).tolist() or [
+            self.boundary_id
+        ]
 
     def save(self, directory: str | os.PathLike) -> None:
         """Makes `directory` and writes the files for `load_tokenizer`."""

@@ -80,6 +80,7 @@ class BpeTokenizer(Tokenizer):
 
     name = "bpe"
     file = "tokenizer.json"
+    separates_documents = True
 
     def __init__(self, tokenizer: hf.Tokenizer | SentencePiece, boundary: str):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
