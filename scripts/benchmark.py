@@ -8,7 +8,7 @@ position methods.
     python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
     python scripts/benchmark.py skipping --workdirs=A,B  # the tiles that the bias of trained runs leaves out
     python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
-    python scripts/benchmark.py generate              # tokens/s of reading a prompt and of decoding after it
+    python scripts/benchmark.py generate --peer=torch # tokens/s of reading a prompt and of decoding after it
     python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
     python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
     python scripts/benchmark.py compiled              # a step's cycles on TPUs, as libtpu estimates them
@@ -57,7 +57,7 @@ COMMANDS = {
     "skipping": ("the tiles that the bias of trained runs leaves out", skipping.add_arguments),
     "decode": ("attention of one token against long caches", attention.add_decode_arguments),
     "generate": (
-        "reading a prompt and decoding after it, beside a whole forward pass",
+        "reading a prompt and decoding after it, against PyTorch",
         generate.add_arguments,
     ),
     "evaluate": ("sliding windows of the paper's small model or of a run", evaluate.add_arguments),

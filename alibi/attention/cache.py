@@ -117,12 +117,14 @@ class Reading(flax.struct.PyTreeNode):
 
     Attributes:
       before, after: the slots without these tokens, and with them.
-      padding: True for padding among them, bool `[batch, tokens]`.
+      padding: True for padding among them, bool `[batch, tokens]`; None: there is none.
+      fresh: no token came before them.
     """
 
     before: Slots
     after: Slots
     padding: Any
+    fresh: bool = flax.struct.field(pytree_node=False)
 
 
 class KeyValues(flax.struct.PyTreeNode):

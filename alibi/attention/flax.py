@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Shaped
 
-from alibi.attention.cache import KeyValues, Reading
+from alibi.attention.cache import EMPTY, KeyValues, Reading
 from alibi.attention.call import AttentionCall, AttentionOptions, visible_by
 from alibi.attention.dispatch import compute_call
 from alibi.positions.alibi import bias_of_slopes
@@ -139,7 +139,7 @@ def method_attention_fn(
       max_position: positions known only at run time are below it, and few of them may be used; 0:
         unknown.
       cache: gets the keys and values of `x` and whatever the method keeps of each token; the
-        queries attend to all tokens in it.
+        queries attend to all tokens in it, or to those of `x` alone if it was empty.
     """
     query_segments, key_segments = (
         segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
@@ -159,16 +159,19 @@ def method_attention_fn(
         scaled = query if scale is None else scale(query, query_positions)
         key, places = position.keys(params, key, key_positions, kept), key_positions
         if cache is not None:
-            slots = cache.reading.before
+            slots, newest = cache.reading.before, kept
             if not position.reads_kept_of_keys:
-                kept = jax.tree.map(lambda tokens: tokens[:, -1:], kept)
+                newest = jax.tree.map(lambda tokens: tokens[:, -1:], kept)
             if held is None:
-                held = KeyValues.empty(slots.positions.shape[1], key, value, kept)
+                held = KeyValues.empty(slots.positions.shape[1], key, value, newest)
             else:
-                held = held.append(slots, key, value, kept)
+                held = held.append(slots, key, value, newest)
             cache.variable.value = held
-            key, value, kept, key_norm = held.key, held.value, held.kept, held.key_norm
-            places = cache.reading.after.positions
+            if not cache.reading.fresh:
+                key, value, kept, key_norm = held.key, held.value, held.kept, held.key_norm
+                places = cache.reading.after.positions
+            elif padding is not None:
+                places = jnp.where(padding, EMPTY, places)
         # A bias that is scaled itself gets the queries without their scale.
         of_bias = scaled if bias_scale is None else query
         bias = position.content_bias(params, of_bias, kept_of_queries, kept)

@@ -35,7 +35,7 @@ def new_cache(
     return made["cache"]
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames="last", donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("fresh", "last"), donate_argnums=2)
 def read(
     model: DecoderLM,
     params: PyTree,
@@ -43,6 +43,7 @@ def read(
     tokens: Int[Array, "batch length"],
     positions: Int[Array, "batch length"] | None = None,
     *,
+    fresh: bool = False,
     last: int | None = None,
 ) -> tuple[Float[Array, "batch last vocabulary"], PyTree]:
     """Returns the logits after each of the `last` tokens (None: all tokens), and the cache with
@@ -55,7 +56,7 @@ def read(
 
     def logits(module: DecoderLM) -> Array:
         return module.vocabulary.logits(
-            module.features(tokens, positions=positions, decode=True, last=last), True
+            module.features(tokens, positions=positions, decode=True, fresh=fresh, last=last), True
         )
 
     found, updated = model.apply(
@@ -229,14 +230,15 @@ def _prefilled(
         if value < 1:
             raise ValueError(f"{name} is {value} and must be at least 1")
     model, params = unrolled(model, params)
-    stand = np.broadcast_to(np.arange(length), (batch, length)) if positions is None else positions
-    slots = length + new_tokens
+    slots, stand = length + new_tokens, positions
     if total is not None:
         if total < slots:
             raise ValueError(
                 f"total={total} must be at least the {slots} tokens of prompt and answer"
             )
         slots, padding = total + chunk - 1, ((0, 0), (-length % chunk, 0))
+        if stand is None:
+            stand = np.broadcast_to(np.arange(length), (batch, length))
         # NumPy's needs no program for each length
         pad = np.pad if isinstance(prompt, np.ndarray) else jnp.pad
         prompt, stand = pad(prompt, padding), pad(stand, padding, constant_values=-1)
@@ -245,8 +247,10 @@ def _prefilled(
     # the first chunk takes the remainder
     starts = [0, *range(length % chunk or chunk, length, chunk)]
     for start, end in zip(starts, [*starts[1:], length], strict=True):
-        part = slice(start, end)
-        logits, cache = read(model, params, cache, prompt[:, part], stand[:, part], last=1)
+        part = None if stand is None else stand[:, start:end]
+        logits, cache = read(
+            model, params, cache, prompt[:, start:end], part, fresh=start == 0, last=1
+        )
     return model, params, cache, logits
 
 

@@ -156,6 +156,7 @@ class DecoderLM(nn.Module):
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
+        fresh: bool = False,
         total: int | None = None,
         chunk: int | None = None,
     ) -> Float[Array, "batch length vocabulary"]:
@@ -173,6 +174,8 @@ class DecoderLM(nn.Module):
             for each token that it is given; `alibi.generation` does both steps. Each sequence
             continues at its own position; positions below 0 are padding, which no token sees.
             Features beyond the last slot are NaN.
+          fresh: the cache is empty, so these tokens attend to each other alone, at the cost of a
+            pass without a cache.
           total: with `init(..., decode=True)`, the most tokens of a sequence, which methods
             that depend on the length use (None: the slots). With more tokens than slots the
             cache is a ring, which needs a window.
@@ -189,6 +192,7 @@ class DecoderLM(nn.Module):
             segment_ids=segment_ids,
             deterministic=deterministic,
             decode=decode,
+            fresh=fresh,
             total=total,
             chunk=chunk,
         )
@@ -225,6 +229,7 @@ class DecoderLM(nn.Module):
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
+        fresh: bool = False,
         total: int | None = None,
         chunk: int | None = None,
         last: int | None = None,
@@ -241,14 +246,13 @@ class DecoderLM(nn.Module):
         if not config.max_position:
             pattern = tuple(kind.at_length(total) for kind in pattern)
         in_order: KnownPositions = (
-            np.arange(length) if slots is None else slots.next_positions(length)
+            np.arange(length) if slots is None or fresh else slots.next_positions(length)
         )
         read = in_order if positions is None else positions
-        if slots is not None:
-            read = jnp.broadcast_to(read, tokens.shape)
         # A table has no row for the padding of a prompt, and NaN would reach others even with a
         # weight of zero.
-        placed = read if slots is None else jnp.maximum(read, 0)
+        padded = slots is not None and positions is not None
+        placed = jnp.maximum(read, 0) if padded else read
         # Every model draws this key, so that dropout doesn't depend on `max_position`.
         key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
         if config.max_position:
@@ -258,13 +262,17 @@ class DecoderLM(nn.Module):
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         reading = None
         if caches is not None:
-            after, padding = self.slots.append(caches, read, placed), jnp.asarray(read) < 0
+            sides = (jnp.broadcast_to(side, tokens.shape) for side in (read, placed))
+            after = self.slots.append(caches, *sides)
+            padding = jnp.broadcast_to(read, tokens.shape) < 0 if padded else None
             reading = {
-                window: Reading(before, after[window], padding) for window, before in caches.items()
+                window: Reading(before, after[window], padding, fresh)
+                for window, before in caches.items()
             }
+        ascending = positions is None and (slots is None or fresh)
         # None, not an array, if they are known: a recomputed layer would trace the array.
-        ascending = positions is None and slots is None
-        call = BlockCall(None if placed is in_order else placed, segment_ids, reading, ascending)
+        known = None if placed is in_order and ascending else placed
+        call = BlockCall(known, segment_ids, reading, ascending)
         layers = self._scanned if config.scan_layers else self._unrolled
         x = layers(x, pattern, call, deterministic, length if last is None else last)
         if caches is not None:
@@ -420,13 +428,15 @@ class SlotsCache(nn.Module):
         return slots
 
     def append(
-        self, slots: dict[int, Slots], positions: KnownPositions, placed: KnownPositions
+        self,
+        slots: dict[int, Slots],
+        positions: Int[Array, "batch length"],
+        placed: Int[Array, "batch length"],
     ) -> dict[int, Slots]:
         """Stores these tokens in the slots, and returns the result."""
         if self.is_initializing():
             return slots
-        sides = jnp.asarray(positions), jnp.asarray(placed)
-        after = {window: own.append(*sides) for window, own in slots.items()}
+        after = {window: own.append(positions, placed) for window, own in slots.items()}
         self.put_variable("cache", "slots", after)
         return after
 

@@ -114,7 +114,8 @@ def check_cache(model: SmallModel) -> None:
     tokens, positions = np.array(model.tokens), np.full((2, model.length), -1)
     for row, own in enumerate(places):
         tokens[row, own], positions[row, own] = tokens[row, : own.size].copy(), np.arange(own.size)
-    read = jit(functools.partial(lm.apply, decode=True, mutable=["cache"], method="features"))
+    apply = functools.partial(lm.apply, decode=True, mutable=["cache"], method="features")
+    first, later = jit(functools.partial(apply, fresh=True)), jit(apply)
     empty = jnp.zeros((2, model.length + 5), jnp.int32)
     # Under jit no parameters are made.
     cache = jit(
@@ -127,6 +128,7 @@ def check_cache(model: SmallModel) -> None:
         *(slice(number, number + 1) for number in range(8, model.length)),
     ):
         given = {"positions": positions[:, part]} if part.stop <= 8 else {}
+        read = later if part.start else first
         features, updated = read({"params": model.params, "cache": cache}, tokens[:, part], **given)
         cache = updated["cache"]
         pieces.append(features)

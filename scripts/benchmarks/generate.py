@@ -1,72 +1,128 @@
-"""`scripts/benchmark.py generate`: a prompt is read and tokens are decoded, beside a forward pass
-over all.
-"""
+"""`scripts/benchmark.py generate`: a prompt is read and tokens are decoded after it, beside PyTorch."""
 
 import argparse
+import concurrent.futures
+import math
+from typing import Any
 
 import numpy as np
 
-from alibi.config import read_config
-from benchmarks.processes import Contender, Step, repeated
-from benchmarks.rounds import Column, Row, Runners, compare
+from alibi.config import Config
+from alibi.runs.provenance import usable_cores
+from benchmarks.processes import Contender, Run, Step, repeated, require_torch
+from benchmarks.rounds import Column, Row, Runner, Runners, compare, known, whole_numbers
+from benchmarks.training import SHAPES
 from benchmarks.training_contenders import VOCABULARY
-from configs import quickstart
 
 TURN_SECONDS = 0.5  # of a part of a contender in a round
 TOLERANCE = 1e-4  # of logits, by which the two ways may differ
+CHUNK = 512  # tokens of the prompt read at a time, as `alibi.generation.generate` does
+PARTS = ("prefill", "decode")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--positions", default="alibi,rotary", help="position methods, comma-separated"
+        "--positions", default="alibi", help="position methods, comma-separated; a peer has ALiBi"
     )
-    for name, value, text in (
-        ("prompt", 1024, "tokens of it"),
-        ("tokens", 256, "decoded"),
-        ("batch", 1, "sequences"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value, help=text)
-    parser.set_defaults(command=compare_methods)
+    parser.add_argument(
+        "--peer", choices=("torch", "none"), default="none", help="whom to compare with"
+    )
+    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--batches", default="1,8", help="sequences, comma-separated")
+    parser.add_argument("--prompts", default="128,2048", help="tokens of it, comma-separated")
+    parser.add_argument("--tokens", type=int, default=128, help="decoded")
+    parser.set_defaults(command=compare_generation)
 
 
-def compare_methods(arguments: argparse.Namespace) -> list[Row]:
-    """Measures the tokens/s of each part, with each position method."""
-    batch, prompt, tokens = arguments.batch, arguments.prompt, arguments.tokens
-    names = arguments.positions.split(",")
-    contenders = {name: Contender(generation_step, (name, batch, prompt, tokens)) for name in names}
-    counts = {
-        "prefill": batch * prompt,
-        "decode": batch * tokens,
-        "forward": batch * (prompt + tokens),
+def compare_generation(arguments: argparse.Namespace) -> list[Row]:
+    """Measures tokens/s of both parts at each shape, batch and prompt."""
+    prompts, batches = (
+        whole_numbers(getattr(arguments, flag), flag) for flag in ("prompts", "batches")
+    )
+    shapes = known(arguments.shapes, SHAPES, "shape")
+    if arguments.peer == "torch":
+        require_torch()
+    return [
+        row
+        for shape in shapes
+        for prompt in prompts
+        for batch in batches
+        for row in _compare(shape, batch, prompt, arguments)
+    ]
+
+
+def _compare(shape: str, batch: int, prompt: int, arguments: argparse.Namespace) -> list[Row]:
+    names, tokens = arguments.positions.split(","), arguments.tokens
+    configs = {name: SHAPES[shape](f"position={name}") for name in names}
+    how = VOCABULARY, batch, prompt, tokens
+    contenders = {
+        f"{name} (JAX)": Contender(generation_step, (config, *how))
+        for name, config in configs.items()
     }
+    if arguments.peer == "torch":
+        for name, compiled in (("eager", False), ("compiled", True)):
+            contenders[f"PyTorch {name}"] = Contender(
+                torch_step, (SHAPES[shape](""), *how, compiled)
+            )
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         runner = runners[name]
-        return {
-            "batch": batch,
-            "prompt": prompt,
-            "tokens": tokens,
+        row: Row = {"shape": shape, "batch": batch, "prompt": prompt, "tokens": tokens}
+        for part, count in zip(PARTS, (batch * prompt, batch * tokens), strict=True):
+            peers = [
+                runner
+                for name, runner in runners.items()
+                if name.startswith("PyTorch") and runner.median(part)
+            ]
+            best: Runner | None = min(peers, key=lambda peer: peer.median(part), default=None)
+            row[part] = {
+                "seconds": runner.seconds.get(part),
+                "tokens_per_second": runner.rate(count, part),
+                "of_best_peer": runner.times_as_fast(best, part),
+            }
+        ours = next(iter(runners.values()))
+        decode, memory = runner.median("decode"), ours.median("memory")
+        return row | {
+            "share_of_memory": memory / decode if decode and memory else None,
             "logits_error": runner.facts.get("logits_error"),
-            **{f"{part}_seconds": runner.seconds.get(part) for part in counts},
-            **{f"{part}_tokens_per_second": runner.rate(n, part) for part, n in counts.items()},
+            "first_seconds": runner.facts.get("first_seconds"),
         }
 
-    headline = f"the quickstart's model, batch {batch}: a prompt of {prompt:,} tokens, then {tokens:,} are decoded"
-    columns = [Column(f"{part}, tokens/s", f"{part}_tokens_per_second", ",.0f") for part in counts]
+    model = configs[names[0]].model
+    headline = (
+        f"{shape}: {model.num_layers} layers, width {model.width}, float32, batch {batch}: a prompt of {prompt:,} "
+        f"tokens, then {tokens:,} are decoded"
+    )
+    columns = [
+        column
+        for part in PARTS
+        for column in (
+            Column(f"{part}, tokens/s", (part, "tokens_per_second"), ",.0f"),
+            Column("x best peer", (part, "of_best_peer")),
+        )
+    ]
     return compare(
         headline,
-        [*columns, Column("logits off by", "logits_error", ".0e")],
+        [
+            *columns,
+            Column("share of memory", "share_of_memory"),
+            Column("first, s", "first_seconds", ".1f"),
+            Column("logits off by", "logits_error", ".0e"),
+        ],
         "generate",
         contenders,
         arguments.rounds,
         row_of,
         turn_seconds=TURN_SECONDS,
-        title="generation",
+        title=f"generation, {shape}",
     )
 
 
-def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> Step:
-    """Returns the quickstart's model, with initial parameters, at its parts.
+def generation_step(
+    config: Config, vocabulary: int, batch: int, prompt: int, new_tokens: int
+) -> Step:
+    """Returns the model, with initial parameters, at reading a prompt, at decoding after it, and at
+    reading as many bytes from memory as decoding must.
 
     Raises:
       RuntimeError: its logits with a cache are not those of a forward pass over all tokens.
@@ -77,24 +133,29 @@ def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> 
     from alibi.generation import GREEDY, decode, new_cache, read
     from alibi.model.decoder import build_model
 
-    model = build_model(read_config(quickstart.get_config(f"position={position}")), VOCABULARY)
+    model = build_model(config, vocabulary)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    slots = prompt + new_tokens
     tokens = jnp.asarray(
-        np.random.default_rng(0).integers(0, VOCABULARY, (batch, prompt + new_tokens)), jnp.int32
+        np.random.default_rng(0).integers(0, vocabulary, (batch, slots)), jnp.int32
     )
-    forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
+    starts = [0, *range(prompt % CHUNK or CHUNK, prompt, CHUNK)]
+    chunks = [tokens[:, a:b] for a, b in zip(starts, [*starts[1:], prompt], strict=True)]
 
-    def prefill(last: int | None = 1) -> tuple[jax.Array, dict]:
-        return read(
-            model, params, new_cache(model, batch, tokens.shape[1]), tokens[:, :prompt], last=last
-        )
+    def prefill() -> tuple[jax.Array, Any]:
+        cache = new_cache(model, batch, slots, None, CHUNK)
+        for number, chunk in enumerate(chunks):
+            logits, cache = read(model, params, cache, chunk, fresh=number == 0, last=1)
+        return logits, cache
 
-    logits, cache = prefill(last=None)
+    logits, cache = prefill()
+    held = sum(x.nbytes for x in jax.tree.leaves((params, cache)))
     parts = [np.asarray(logits)]
-    for number in range(prompt, prompt + new_tokens):
+    for number in range(prompt, slots):
         logits, cache = read(model, params, cache, tokens[:, number : number + 1])
         parts.append(np.asarray(logits))
-    error = float(np.abs(np.concatenate(parts, axis=1) - np.asarray(forward(tokens))).max())
+    whole = np.asarray(jax.jit(model.apply)({"params": params}, tokens))[:, prompt - 1 :]
+    error = float(np.abs(np.concatenate(parts, axis=1) - whole).max())
     if not error < TOLERANCE:
         raise RuntimeError(f"logits with a cache are off by {error:.2g}")
     prefilled, keys = prefill(), jax.random.split(jax.random.key(0), batch)
@@ -103,6 +164,44 @@ def generation_step(position: str, batch: int, prompt: int, new_tokens: int) -> 
         logits, cache = jax.tree.map(lambda x: x.copy(), prefilled)  # as decoding writes into it
         return decode(model, params, cache, logits, keys, 0, sample=GREEDY, count=new_tokens)[0]
 
-    calls = {"prefill": lambda: prefill()[0], "decode": decoded, "forward": lambda: forward(tokens)}
-    runs = {part: repeated(call, one_by_one=part != "prefill") for part, call in calls.items()}
+    runs = {
+        "prefill": repeated(lambda: prefill()[0]),
+        "decode": repeated(decoded, one_by_one=True),
+        "memory": memory_reads(held, new_tokens),
+    }
     return Step(runs, {"logits_error": error})
+
+
+def torch_step(*arguments: Any) -> Step:
+    """Returns an equal model in PyTorch at the same parts."""
+    from benchmarks.torch_generation import generation_step
+
+    return generation_step(*arguments)
+
+
+def memory_reads(size: int, times: int) -> Run:
+    """Returns a function that reads `size` bytes `times` times a step, as fast as the device can."""
+    import jax
+    import jax.numpy as jnp
+
+    if jax.default_backend() != "cpu":
+        array = jnp.ones(size // 4, jnp.float32)
+        sums = jax.jit(
+            lambda array: jax.lax.fori_loop(
+                0, times, lambda _, total: (array + total).sum(), jnp.zeros(())
+            )
+        )
+        return repeated(lambda: sums(array))
+    cores = usable_cores()
+    parts = np.array_split(np.ones(math.ceil(size / 4), np.float32), cores)
+    pool = concurrent.futures.ThreadPoolExecutor(cores)
+
+    def read(part: np.ndarray) -> None:
+        for _ in range(times):
+            np.dot(part, part)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            list(pool.map(read, parts))
+
+    return run

@@ -27,6 +27,7 @@ FLEX_BLOCK = 128  # queries and keys of a tile of FlexAttention's mask
 
 # Takes query, key and value `[batch, heads, length, head_dim]`.
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Append = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of keys and values, to a cache
 Batch = tuple[np.ndarray, np.ndarray]
 
 
@@ -48,22 +49,25 @@ class Layer(nn.Module):
         self.up = nn.Linear(width, config.model.feed_forward)
         self.down = nn.Linear(config.model.feed_forward, width)
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor, append: Append | None = None) -> Tensor:
         """Returns the layer's output, of the shape of `x`.
 
         Args:
           x: `[batch, length, width]` if fused, else `[length, batch, width]`.
-          bias: `[1, heads, length, length]` if fused, else `[batch * heads, length, length]`.
+          bias: `[1, heads, length, keys]` if fused, else `[batch * heads, length, length]`.
+          append: puts keys and values into a cache and returns all of its; only if fused.
         """
         normed = self.attention_norm(x)
         x = x + self.out(
-            self._fused(normed, bias) if self.fused else self._as_the_paper(normed, bias)
+            self._fused(normed, bias, append) if self.fused else self._as_the_paper(normed, bias)
         )
         return x + self.down(functional.relu(self.up(self.feed_forward_norm(x))))
 
-    def _fused(self, x: Tensor, bias: Tensor) -> Tensor:
+    def _fused(self, x: Tensor, bias: Tensor, append: Append | None) -> Tensor:
         joint = self.query_key_value(x).view(*x.shape[:2], 3, self.num_heads, -1)
         query, key, value = joint.permute(2, 0, 3, 1, 4)
+        if append is not None:
+            key, value = append(key, value)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         return attended.transpose(1, 2).reshape(x.shape)
 
