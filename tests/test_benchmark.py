@@ -370,11 +370,12 @@ def test_a_token_against_a_cache_is_a_row_for_each_way(load, run, monkeypatch, c
 
 
 def test_generation_is_measured_by_its_parts(load, run):
-    seconds = {"prefill": [1e-3], "decode": [4e-3], "forward": [2e-3]}
-    words = ["--positions=alibi", "--batch=2", "--prompt=6", "--tokens=2"]
+    seconds = {"prefill": [1e-3], "decode": [4e-3], "memory": [1e-3]}
+    words = ["--shapes=quickstart", "--batches=2", "--prompts=6", "--tokens=2"]
     ((row,), _) = run(load("generate"), words, lambda *_: seconds, here=True)
-    rates = [row[f"{part}_tokens_per_second"] for part in seconds]
-    assert rates == [pytest.approx(12_000), pytest.approx(1000), pytest.approx(8000)]
+    assert row["prefill"]["tokens_per_second"] == pytest.approx(12_000)
+    assert row["decode"]["tokens_per_second"] == pytest.approx(1000)
+    assert row["share_of_memory"] == pytest.approx(0.25)
     assert row["logits_error"] < 1e-5
 
 
