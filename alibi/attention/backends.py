@@ -13,6 +13,7 @@ from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
 from alibi.cpu.decoding import cannot_decode, decoding_attention
 from alibi.cpu.saved import cannot_save, saved_attention
+from alibi.cpu.single import cannot_single, single_attention
 
 # The features of a call that not every backend has, with the reason of a backend that lacks them.
 REASONS = {
@@ -64,6 +65,9 @@ BACKENDS = {
         shares_heads=True,
         one_query=True,
     ),
+    "single": Backend(
+        single_attention, frozenset(REASONS) - {"weights"}, cannot_single, one_query=True
+    ),
 }
 OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.one_query)
 
@@ -91,7 +95,7 @@ SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 WORTH_SAVING = 1024  # keys, at most
 WORTH_A_KERNEL = 1024  # keys
-WORTH_A_LOOP = 1024  # keys, if their largest norm is known
+WORTH_A_LOOP = 16384  # keys, if their largest norm is known
 WORTH_A_PASS = 32768  # keys, if that norm must be found first
 WORTH_TILES = 512  # keys
 FUSED_FEATURES = 128  # of a head, up to which `fused` was measured on a GPU
@@ -116,6 +120,13 @@ RULES = (
         "reads only keys in reach of the bias, not the whole cache (measured on one core of two); "
         "accelerators would start several kernels for each block (not measured), several devices without a sharding "
         "would gather the heads",
+    ),
+    Rule(
+        ("cpu",),
+        "one device, one query",
+        lambda call: call.devices == 1 and call.query.shape[-3] == 1,
+        "single",
+        "reads the cache as it lies, without a copy of it for each token (measured)",
     ),
     Rule(
         ("cpu",),

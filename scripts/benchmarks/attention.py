@@ -47,7 +47,8 @@ PEERS = {  # with ALiBi
 }
 
 TOKEN_WAYS = {
-    "dense": Way("reference", None),
+    "dense": Way("single", None),
+    "dense, head by head": Way("reference", None),
     "skip none": Way("decoding", None),
     "skip 0": Way("decoding", 0.0),
     "skip 1e-6": Way("decoding", 1e-6),

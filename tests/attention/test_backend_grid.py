@@ -47,22 +47,22 @@ class Case(NamedTuple):
 ALL = {"saved", "blocked", "augmented", "fused"}
 # With blocks of 64: 77 is two and 600 ten, the last ones filled up. Queries stand at the last keys.
 CASES = [
-    Case(1, 1, 1, 1, 64, 64, True, (), ALL | {"decoding"}),
+    Case(1, 1, 1, 1, 64, 64, True, (), ALL | {"decoding", "single"}),
     Case(2, 77, 77, 12, 80, 40, True, ("bfloat16", "float16"), ALL),
     Case(1, 600, 600, 3, 64, 128, True, ("bfloat16",), ALL),
-    Case(2, 1, 600, 12, 128, 64, True, (), {"saved", "blocked", "fused", "decoding"}),
+    Case(2, 1, 600, 12, 128, 64, True, (), {"saved", "blocked", "fused", "decoding", "single"}),
     Case(1, 5, 77, 40, 64, 64, True, ("float16",), {"saved", "blocked", "fused"}),
     Case(1, 131, 77, 1, 80, 80, True, (), {"blocked", "fused"}),  # the first queries see no key
     Case(2, 131, 77, 2, 8, 24, False, (), {"saved", "blocked", "fused"}),
     Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=1),
     Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=300),  # wider than the sequence
     Case(1, 70, 200, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, window=20),
-    Case(2, 1, 600, 2, 8, 8, True, (), {"saved", "blocked", "fused", "decoding"}, window=200),
+    Case(2, 1, 600, 2, 8, 8, True, (), {"saved", "blocked", "fused", "decoding", "single"}, window=200),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, window=100, hiding="mask"),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked", "fused"}, hiding="segments"),
     Case(2, 150, 150, 3, 8, 8, False, (), {"blocked", "fused"}, window=100, hiding="segments"),
-    Case(2, 1, 150, 3, 8, 8, True, (), {"blocked", "decoding"}, hiding="mask"),
-    Case(2, 1, 150, 3, 8, 8, False, (), {"blocked", "decoding"}, window=90, hiding="mask"),
+    Case(2, 1, 150, 3, 8, 8, True, (), {"blocked", "decoding", "single"}, hiding="mask"),
+    Case(2, 1, 150, 3, 8, 8, False, (), {"blocked", "decoding", "single"}, window=90, hiding="mask"),
     Case(1, 90, 150, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, hiding="gaps"),
     Case(1, 90, 150, 2, 8, 8, True, (), {"blocked", "fused"}, window=40, hiding="gaps"),
 ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi import alibi_slopes, attend
+from alibi import alibi_slopes, attend, generation
 from alibi.attention import backends
 from alibi.attention.backends import choose
 from alibi.attention.cache import KeyValues, Slots, norm_of_all
@@ -233,15 +233,17 @@ def test_fewer_key_heads_no_batch_and_vmap(blocks):
 
 
 def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
-    shared = as_call(*map(jnp.asarray, inputs(2048, 2, 16)), alibi_slopes(2))
+    shared = as_call(*map(jnp.asarray, inputs(16384, 2, 16)), alibi_slopes(2))
     assert choose(dataclasses.replace(shared, key_norm=jnp.ones((2, 2)))) == "reference"
     unknown = dataclasses.replace(shared, devices=1)
     call = dataclasses.replace(unknown, key_norm=jnp.ones((2, 2)))
     assert choose(call) == "decoding"
     assert choose(on(call, "gpu")) == "reference"
-    assert choose(unknown) == "reference"  # finding it costs more than the loop saves
+    assert choose(unknown) == "single"  # finding it costs more than the loop saves
     q, k, v = map(jnp.asarray, inputs(16, 2, 16))
-    assert choose(as_call(q, k, v, alibi_slopes(2))) == "saved"
+    short = as_call(q, k, v, alibi_slopes(2))
+    assert choose(short) == "saved"
+    assert choose(dataclasses.replace(short, devices=1, key_norm=jnp.ones((2, 2)))) == "single"
     with pytest.raises(
         ValueError, match="'decoding' can't do this call: its bias has no upper bound"
     ):
@@ -260,7 +262,7 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     whole = np.asarray(jax.jit(model.apply)(variables, tokens))
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     started = jax.jit(functools.partial(model.init, decode=True))(
-        jax.random.key(0), np.zeros((2, 4096), np.int32)
+        jax.random.key(0), np.zeros((2, 16384), np.int32)
     )
     cache = started["cache"]
     assert not np.any(cache["layers_0"]["held"].key_norm)
@@ -291,6 +293,20 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     assert known[0] is not None
     norms = np.linalg.norm(cache["layers_0"]["held"].key, axis=-1)
     np.testing.assert_allclose(cache["layers_0"]["held"].key_norm, norms.max(axis=1), rtol=1e-6)
+
+
+def test_decoding_from_a_short_cache_copies_it_at_no_token(tiny_config, monkeypatch):
+    """XLA would hold the cache twice more, and copy it to write each token."""
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
+    model = build_model(tiny_config(position="alibi", model__num_layers=1), 40)
+    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))["params"]
+    cache = jax.eval_shape(lambda: generation.new_cache(model, 4, 2048))
+    keys, logits = jax.random.split(jax.random.key(0), 4), np.zeros((4, 1, 40), np.float32)
+    compiled = generation.decode.lower(
+        model, params, cache, logits, keys, 0, sample=generation.GREEDY, count=4
+    ).compile()
+    held = cache["layers_0"]["held"].value
+    assert compiled.memory_analysis().temp_size_in_bytes < held.size * held.dtype.itemsize
 
 
 def test_the_remembered_norm_is_of_all_keys_and_a_key_that_is_no_number_stays_known():
