@@ -175,7 +175,7 @@ class DecoderLM(nn.Module):
             continues at its own position; positions below 0 are padding, which no token sees.
             Features beyond the last slot are NaN.
           fresh: the cache is empty, so these tokens attend to each other alone, at the cost of a
-            pass without a cache.
+            pass without a cache. Features are NaN if it is not.
           total: with `init(..., decode=True)`, the most tokens of a sequence, which methods
             that depend on the length use (None: the slots). With more tokens than slots the
             cache is a ring, which needs a window.
@@ -276,9 +276,13 @@ class DecoderLM(nn.Module):
         layers = self._scanned if config.scan_layers else self._unrolled
         x = layers(x, pattern, call, deterministic, length if last is None else last)
         if caches is not None:
-            # Results beyond the cache are wrong, and must not look right.
+            # Results beyond the cache, or without its tokens, are wrong, and must not look right.
             holds = functools.reduce(
-                jnp.logical_and, [slots.holds(length) for slots in caches.values()]
+                jnp.logical_and,
+                [
+                    slots.holds(length) & ((slots.read == 0) | (not fresh))
+                    for slots in caches.values()
+                ],
             )
             x = jnp.where(holds, x, jnp.nan)
         return x if self.last_norm is None else Products.of(config.products).norm(self.last_norm, x)

@@ -84,6 +84,9 @@ def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
     logits = read_in_pieces(model, params, tokens, [8, 1], slots=8)
     assert np.isfinite(logits[:, :8]).all()
     assert np.isnan(logits[:, 8:]).all(), "the run goes on, so what is wrong must not look right"
+    _, cache = read(model, params, new_cache(model, 1, 8), tokens[:, :2])
+    logits, _ = read(model, params, cache, tokens[:, 2:4], fresh=True)
+    assert np.isnan(logits).all(), "a cache with tokens is not fresh"
     learned, learned_params = make(tiny_config, "learned")
     with pytest.raises(ValueError, match="16 positions and got a sequence of 17"):
         read_in_pieces(learned, learned_params, tokens, [1], slots=17)
