@@ -16,6 +16,7 @@ import pytest
 from alibi import attend
 from alibi.attention.backends import BACKENDS
 from alibi.config import replaced
+from alibi.model.decoder import build_model
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent / "scripts"
 
@@ -358,7 +359,8 @@ def test_the_work_of_a_sliding_window_is_counted(load):
 
 def test_a_token_against_a_cache_is_a_row_for_each_way(load, run, monkeypatch, capsys):
     attention = load("attention")
-    for name in ("skip none", "skip 1e-6", "skip 0, norms unknown"):  # compile as much as these
+    # compile as much as the others
+    for name in ("dense, head by head", "skip none", "skip 1e-6", "skip 0, norms unknown"):
         monkeypatch.delitem(attention.TOKEN_WAYS, name)
     seconds = {"dense": [3e-3], "skip 0": [1e-3]}
     words = ["decode", "--lengths=64", "--heads=2", "--head_dim=8"]
@@ -377,6 +379,52 @@ def test_generation_is_measured_by_its_parts(load, run):
     assert row["decode"]["tokens_per_second"] == pytest.approx(1000)
     assert row["share_of_memory"] == pytest.approx(0.25)
     assert row["logits_error"] < 1e-5
+
+
+def test_the_peer_of_generation_is_the_same_model(load, tiny_config):
+    """With the same parameters it has the same logits and likeliest tokens, eager and through all slots."""
+    torch = pytest.importorskip("torch")
+    peer, decoders = load("torch_generation"), load("torch_peer")
+    config = tiny_config(position="alibi", model__num_heads=2)
+    model = build_model(config, 40)
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 1), np.int32))["params"]
+    tokens = np.random.default_rng(0).integers(0, 40, (2, 9))
+
+    decoder = decoders.FusedDecoder(config, 40)
+    state = {"embedding.weight": params["embedding"], **_norm("norm", params["final_norm"])}
+    for number in range(config.model.num_layers):
+        layer, to = params[f"layers_{number}"], f"layers.{number}"
+        attention = layer["attention"]
+        joint = [attention[name] for name in ("query", "key", "value")]
+        width = config.model.width
+        kernel = np.concatenate([x["kernel"].reshape(width, width) for x in joint], axis=1)
+        bias = np.concatenate([x["bias"].ravel() for x in joint])
+        out = attention["out"]
+        state |= _dense(f"{to}.query_key_value", {"kernel": kernel, "bias": bias})
+        state |= _dense(f"{to}.out", out | {"kernel": out["kernel"].reshape(width, width)})
+        state |= _dense(f"{to}.up", layer["up"]) | _dense(f"{to}.down", layer["down"])
+        for name in ("attention_norm", "feed_forward_norm"):
+            state |= _norm(f"{to}.{name}", layer[name])
+    state = {name: torch.tensor(np.asarray(x)) for name, x in state.items()}
+    decoder.load_state_dict(state | {"bias": decoder.bias})
+    cached = peer.CachedDecoder(decoder, config, 2, 9)
+    expected = np.asarray(jax.jit(model.apply)({"params": params}, tokens))
+    with torch.inference_mode():
+        cached(torch.from_numpy(tokens[:, :6]), 0)
+        for slot in range(6, 9):
+            token = torch.from_numpy(tokens[:, slot : slot + 1])
+            for place in (slot, torch.tensor([slot])):
+                likeliest, logits = cached(token, place)
+                np.testing.assert_allclose(logits, expected[:, slot], atol=1e-5)
+                np.testing.assert_array_equal(likeliest[:, 0], expected[:, slot].argmax(axis=-1))
+
+
+def _dense(name, params):
+    return {f"{name}.weight": np.transpose(params["kernel"]), f"{name}.bias": params["bias"]}
+
+
+def _norm(name, params):
+    return {f"{name}.weight": params["scale"], f"{name}.bias": params["bias"]}
 
 
 def test_making_tokens_is_timed_beside_plain_loops(load, monkeypatch, capsys):

@@ -126,7 +126,7 @@ def generate(
     if _all_are(given, Sequence) and len(set(map(len, given))) > 1:
         given, positions = padded_prompts(given)
     tokens, positions = as_array(given), as_array(positions)
-    model, params, cache, logits = _prefilled(
+    model, params, cache, logits = prefill(
         model, params, tokens, positions, new_tokens, chunk, total
     )
     keys = sequence_keys(seed + np.arange(len(tokens)))
@@ -157,8 +157,8 @@ def stream(
 ) -> Iterator[tuple[Int[np.ndarray, "batch each"], Float[np.ndarray, "batch each"]]]:
     """Yields the next `each` tokens of all sequences, and the NLL of each under the model, in nats.
 
-    Two programs are compiled, for reading a chunk and for `each` tokens; they serve all prompts of
-    the same number and `total`.
+    Programs are compiled for the first chunk, for later chunks, and for `each` tokens; they serve
+    all prompts of the same number and `total`.
 
     Args:
       prompts: token ids, which may differ in length.
@@ -173,7 +173,7 @@ def stream(
     if each < 1:
         raise ValueError(f"each is {each} and must be at least 1")
     total = prompt.shape[1] + new_tokens if total is None else total
-    model, params, cache, logits = _prefilled(
+    model, params, cache, logits = prefill(
         model, params, prompt, positions, new_tokens, chunk, total
     )
     keys = sequence_keys(np.arange(len(prompt)) if seeds is None else seeds)
@@ -208,7 +208,7 @@ def sequence_keys(seeds: Any) -> PRNGKeyArray:
     return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
 
 
-def _prefilled(
+def prefill(
     model: DecoderLM,
     params: PyTree,
     prompt: Int[Ids, "batch length"],
@@ -218,7 +218,7 @@ def _prefilled(
     total: int | None,
 ) -> tuple[DecoderLM, PyTree, PyTree, Float[Array, "batch 1 vocabulary"]]:
     """Returns the model and the parameters to decode by, a cache that has read the prompt, and the
-    logits after it.
+    logits after it; see `generate`.
     """
     _check_prompt(prompt, positions, model.vocab_size)
     batch, length = prompt.shape

@@ -10,13 +10,13 @@ import numpy as np
 from alibi.config import Config
 from alibi.runs.provenance import usable_cores
 from benchmarks.processes import Contender, Run, Step, repeated, require_torch
-from benchmarks.rounds import Column, Row, Runner, Runners, compare, known, whole_numbers
+from benchmarks.rounds import Column, Row, Runners, compare, fastest_peer, known, whole_numbers
 from benchmarks.training import SHAPES
 from benchmarks.training_contenders import VOCABULARY
 
 TURN_SECONDS = 0.5  # of a part of a contender in a round
 TOLERANCE = 1e-4  # of logits, by which the two ways may differ
-CHUNK = 512  # tokens of the prompt read at a time, as `alibi.generation.generate` does
+CHUNK = 512  # tokens of the prompt read at a time, the default of `alibi.generation.generate`
 PARTS = ("prefill", "decode")
 
 
@@ -69,16 +69,10 @@ def _compare(shape: str, batch: int, prompt: int, arguments: argparse.Namespace)
         runner = runners[name]
         row: Row = {"shape": shape, "batch": batch, "prompt": prompt, "tokens": tokens}
         for part, count in zip(PARTS, (batch * prompt, batch * tokens), strict=True):
-            peers = [
-                runner
-                for name, runner in runners.items()
-                if name.startswith("PyTorch") and runner.median(part)
-            ]
-            best: Runner | None = min(peers, key=lambda peer: peer.median(part), default=None)
             row[part] = {
                 "seconds": runner.seconds.get(part),
                 "tokens_per_second": runner.rate(count, part),
-                "of_best_peer": runner.times_as_fast(best, part),
+                "of_best_peer": runner.times_as_fast(fastest_peer(runners, part), part),
             }
         ours = next(iter(runners.values()))
         decode, memory = runner.median("decode"), ours.median("memory")
@@ -130,7 +124,8 @@ def generation_step(
     import jax
     import jax.numpy as jnp
 
-    from alibi.generation import GREEDY, decode, new_cache, read
+    from alibi.generation import GREEDY, decode, read
+    from alibi.generation.decoding import prefill
     from alibi.model.decoder import build_model
 
     model = build_model(config, vocabulary)
@@ -139,16 +134,12 @@ def generation_step(
     tokens = jnp.asarray(
         np.random.default_rng(0).integers(0, vocabulary, (batch, slots)), jnp.int32
     )
-    starts = [0, *range(prompt % CHUNK or CHUNK, prompt, CHUNK)]
-    chunks = [tokens[:, a:b] for a, b in zip(starts, [*starts[1:], prompt], strict=True)]
+    given = tokens[:, :prompt]
 
-    def prefill() -> tuple[jax.Array, Any]:
-        cache = new_cache(model, batch, slots, None, CHUNK)
-        for number, chunk in enumerate(chunks):
-            logits, cache = read(model, params, cache, chunk, fresh=number == 0, last=1)
-        return logits, cache
+    def prefilled() -> tuple[Any, jax.Array]:
+        return prefill(model, params, given, None, new_tokens, CHUNK, None)[2:]
 
-    logits, cache = prefill()
+    cache, logits = prefilled()
     held = sum(x.nbytes for x in jax.tree.leaves((params, cache)))
     parts = [np.asarray(logits)]
     for number in range(prompt, slots):
@@ -158,14 +149,14 @@ def generation_step(
     error = float(np.abs(np.concatenate(parts, axis=1) - whole).max())
     if not error < TOLERANCE:
         raise RuntimeError(f"logits with a cache are off by {error:.2g}")
-    prefilled, keys = prefill(), jax.random.split(jax.random.key(0), batch)
+    before, keys = prefilled(), jax.random.split(jax.random.key(0), batch)
 
     def decoded() -> jax.Array:
-        logits, cache = jax.tree.map(lambda x: x.copy(), prefilled)  # as decoding writes into it
+        cache, logits = jax.tree.map(lambda x: x.copy(), before)  # as decoding writes into it
         return decode(model, params, cache, logits, keys, 0, sample=GREEDY, count=new_tokens)[0]
 
     runs = {
-        "prefill": repeated(lambda: prefill()[0]),
+        "prefill": repeated(lambda: prefilled()[1]),
         "decode": repeated(decoded, one_by_one=True),
         "memory": memory_reads(held, new_tokens),
     }

@@ -109,6 +109,16 @@ class Runner:
 Runners = dict[str, Runner]
 
 
+def fastest_peer(runners: Runners, part: str = "run") -> Runner | None:
+    """Returns the contender in PyTorch whose calls of a part took least; None if none was measured."""
+    peers = [
+        (seconds, name)
+        for name, runner in runners.items()
+        if name.startswith("PyTorch") and (seconds := runner.median(part))
+    ]
+    return runners[min(peers)[1]] if peers else None
+
+
 def available_memory() -> float:
     """Returns the bytes available without pushing anything out; infinity if the system doesn't
     tell.

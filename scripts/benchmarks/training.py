@@ -5,7 +5,7 @@ import argparse
 from alibi.config import Config, make_config, read_config
 from alibi.model.flops import model_flops
 from benchmarks.processes import Contender, require_torch
-from benchmarks.rounds import Column, Row, Runners, compare, known, whole_numbers
+from benchmarks.rounds import Column, Row, Runners, compare, fastest_peer, known, whole_numbers
 from benchmarks.training_contenders import (
     VOCABULARY,
     step_without_attention,
@@ -68,15 +68,9 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
         contenders["PyTorch compiled"] = Contender(torch_step, (config, VOCABULARY, True))
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
-        peers = [
-            runner
-            for peer, runner in runners.items()
-            if peer.startswith("PyTorch") and runner.median()
-        ]
-        best = min(peers, key=lambda runner: runner.median(), default=None)
         return {
             "shape": shape,
-            "of_best_peer": runners[name].times_as_fast(best),
+            "of_best_peer": runners[name].times_as_fast(fastest_peer(runners)),
             **_rates(name, runners, peak, config),
         }
 
