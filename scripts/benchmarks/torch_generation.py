@@ -45,9 +45,7 @@ class CachedDecoder(nn.Module):
         return logits.argmax(dim=-1, keepdim=True), logits
 
 
-def _append(
-    held: Tensor, first: int | Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
+def _append(held: Tensor, first: int | Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the keys and values to attend to, `[batch, heads, _, head_dim]`, with these in the
     cache `held`.
     """
@@ -75,9 +73,9 @@ def generation_step(
     mode = "reduce-overhead" if torch.cuda.is_available() else None
     read = torch.compile(decoder, dynamic=False, mode=mode) if compiled else decoder
     places = [torch.tensor([slot]) if compiled else slot for slot in range(slots)]
-    tokens = torch.from_numpy(
-        np.random.default_rng(0).integers(0, vocabulary, (batch, slots))
-    ).to(torch.get_default_device())
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, (batch, slots))).to(
+        torch.get_default_device()
+    )
 
     def wait() -> None:
         if torch.cuda.is_available():

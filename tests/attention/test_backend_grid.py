@@ -57,12 +57,25 @@ CASES = [
     Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=1),
     Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=300),  # wider than the sequence
     Case(1, 70, 200, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, window=20),
-    Case(2, 1, 600, 2, 8, 8, True, (), {"saved", "blocked", "fused", "decoding", "single"}, window=200),
+    Case(
+        2,
+        1,
+        600,
+        2,
+        8,
+        8,
+        True,
+        (),
+        {"saved", "blocked", "fused", "decoding", "single"},
+        window=200,
+    ),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, window=100, hiding="mask"),
     Case(2, 150, 150, 3, 8, 8, True, (), {"blocked", "fused"}, hiding="segments"),
     Case(2, 150, 150, 3, 8, 8, False, (), {"blocked", "fused"}, window=100, hiding="segments"),
     Case(2, 1, 150, 3, 8, 8, True, (), {"blocked", "decoding", "single"}, hiding="mask"),
-    Case(2, 1, 150, 3, 8, 8, False, (), {"blocked", "decoding", "single"}, window=90, hiding="mask"),
+    Case(
+        2, 1, 150, 3, 8, 8, False, (), {"blocked", "decoding", "single"}, window=90, hiding="mask"
+    ),
     Case(1, 90, 150, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, hiding="gaps"),
     Case(1, 90, 150, 2, 8, 8, True, (), {"blocked", "fused"}, window=40, hiding="gaps"),
 ]
