@@ -52,8 +52,10 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
         return jnp.diagonal(found, axis1=-3, axis2=-2).swapaxes(-1, -2)[..., None, :, :]
 
     def attended(key: Array, value: Array) -> Array:
-        products = {"weights_einsum": logits, "values_einsum": values}
-        return dense(dataclasses.replace(call, key=key, value=value, **products))
+        own = dataclasses.replace(
+            call, key=key, value=value, weights_einsum=logits, values_einsum=values
+        )
+        return dense(own)
 
     def zeros(key: Array, value: Array) -> Array:
         return jnp.zeros((*call.query.shape[:-1], value.shape[-1]), value.dtype)
