@@ -11,6 +11,7 @@ from alibi.config.files import (
     set_key,
     whole_sequences,
 )
+from alibi.config.model import ModelConfig
 from alibi.config.tree import (
     CheckpointConfig,
     Config,
@@ -18,7 +19,6 @@ from alibi.config.tree import (
     EvalConfig,
     LogConfig,
     MeshConfig,
-    ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
     TrainConfig,

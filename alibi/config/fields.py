@@ -10,10 +10,11 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 # The sizes of normal float32 numbers: smaller ones may count as 0 on the devices.
 SMALLEST, LARGEST = 1.1754943508222875e-38, 3.4028234663852886e38
+INT32 = 2**31 - 1  # counts and positions on the devices are int32
 
 
 _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
@@ -210,3 +211,38 @@ def _read(value: Any, annotation: Any) -> Any:
 def _is_several(annotation: Any) -> bool:
     kind: Any = typing.get_origin(annotation) or annotation
     return kind in (tuple, list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the config, whose values are read and checked when it is made.
+
+    Raises:
+      ValueError: a value of another type or out of its range.
+    """
+
+    types: ClassVar[dict[str, Any]]  # of the keys, by name
+
+    def __init_subclass__(cls) -> None:
+        cls.types = typing.get_type_hints(cls)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, self.read(field.name, self[field.name]))
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of a key whose name is known only at run time, such as a split."""
+        return getattr(self, name)
+
+    @classmethod
+    def read(cls, name: str, value: Any) -> Any:
+        """Returns `value`, or the value of a text, as the type of the key `name`; ValueError as
+        above.
+        """
+        # "model" of ModelConfig, "" of Config
+        section = cls.__name__.removesuffix("Config").lower()
+        field, annotation = cls.__dataclass_fields__[name], cls.types[name]
+        if isinstance(value, str):
+            value = parsed(value, annotation)
+        given = f"{section}.{name}={value!r}".removeprefix(".")
+        return read(given, value, annotation, field.default, field.metadata)

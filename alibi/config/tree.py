@@ -1,168 +1,14 @@
 """Every config key once: its default, range, unit and meaning."""
 
 import dataclasses
-import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from alibi.config.fields import as_text, choice, nearest, number, parsed, read
-
-INT32 = 2**31 - 1  # counts and positions on the devices are int32
-DTYPES = ("float32", "bfloat16")
-NO_DTYPES = {
-    "float16": "float16 overflows above 65,504 and needs a loss scale; bfloat16 needs none"
-}
+from alibi.config.fields import INT32, Section, choice, nearest, number, parsed
+from alibi.config.model import DTYPES, NO_DTYPES, ModelConfig
 
 # Short names of keys, wherever keys are set.
 SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A part of the config, whose values are read and checked when it is made.
-
-    Raises:
-      ValueError: a value of another type or out of its range.
-    """
-
-    types: ClassVar[dict[str, Any]]  # of the keys, by name
-
-    def __init_subclass__(cls) -> None:
-        cls.types = typing.get_type_hints(cls)
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, self.read(field.name, self[field.name]))
-
-    def __getitem__(self, name: str) -> Any:
-        """Returns the value of a key whose name is known only at run time, such as a split."""
-        return getattr(self, name)
-
-    @classmethod
-    def read(cls, name: str, value: Any) -> Any:
-        """Returns `value`, or the value of a text, as the type of the key `name`; ValueError as
-        above.
-        """
-        # "model" of ModelConfig, "" of Config
-        section = cls.__name__.removesuffix("Config").lower()
-        field, annotation = cls.__dataclass_fields__[name], cls.types[name]
-        if isinstance(value, str):
-            value = parsed(value, annotation)
-        given = f"{section}.{name}={value!r}".removeprefix(".")
-        return read(given, value, annotation, field.default, field.metadata)
-
-
-def by_layer(key: str, value: Any, num_layers: int) -> tuple[Any, ...]:
-    """Returns the value of a key in each layer: a list is repeated over the layers; ValueError if
-    it is longer.
-    """
-    values = value if isinstance(value, tuple) else (value,)
-    if not 0 < len(values) <= num_layers:
-        raise ValueError(
-            f"{key}={as_text(value)} lists {len(values)} values for model.num_layers={num_layers} "
-            f"layers; give 1 to {num_layers}"
-        )
-    return tuple(values[layer % len(values)] for layer in range(num_layers))
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig(Section):
-    """The decoder, without its position method and vocabulary."""
-
-    num_layers: int = number(4, at_least=1, at_most=10_000)
-    width: int = number(128, at_least=1, at_most=2**20)  # features of the residual stream
-    num_heads: int = number(8, at_least=1, at_most=2**16)  # must divide width
-    # hidden features of the feed-forward layers
-    feed_forward: int = number(512, at_least=1, at_most=2**24)
-    # relu is the paper's; gelu is the tanh form, gelu_exact the erf form.
-    activation: str = choice("relu", ("relu", "gelu", "gelu_exact", "silu"))
-    final_norm: bool = True  # a layer norm after the last layer; the paper's models have none
-    # added to the variance in layer norms; 1e-5 in the paper's code
-    norm_epsilon: float = number(1e-6, above=0.0)
-    # xavier: all matrices, biases 0; paper: see alibi/model/initialization.py.
-    initialization: str = choice("xavier", ("xavier", "paper"))
-    # rate on embeddings and residual branches
-    dropout: float = number(0.0, at_least=0.0, below=1.0)
-    attention_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on attention weights
-    # rate inside the feed-forward layers
-    activation_dropout: float = number(0.0, at_least=0.0, below=1.0)
-    # tied: inputs and softmax share their matrix. adaptive: bands of words by falling frequency, of
-    # falling width, in inputs and softmax (Baevski & Auli 2019); only adaptive uses the next four
-    # keys.
-    embedding: str = choice("tied", ("tied", "adaptive"))
-    # first id of each band but the first; 20000:60000 in --config
-    cutoffs: tuple[int, ...] = (20_000, 60_000)
-    # each band is so many times narrower than the last
-    adaptive_factor: int = number(4, at_least=1, at_most=2**20)
-    # rate on the softmax's input, again in its tails
-    softmax_dropout: float = number(0.0, at_least=0.0, below=1.0)
-    # Training takes the second row of every band for padding, as the paper's code does with ids 1,
-    # 20001 and 60001: zero at first, and no target of a tail.
-    padding_rows: bool = False
-    dtype: str = choice("float32", DTYPES, **NO_DTYPES)  # of the products; parameters are float32
-    # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
-    # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
-    # initial parameters differ. Layers that differ run as a loop over their pattern.
-    scan_layers: bool = False
-    # plain: no platform's tricks in products, norms and attention
-    products: str = choice("auto", ("auto", "plain"))
-    # computes each layer again in the backward pass: less memory, a third more time
-    remat: bool = False
-    # Logits of attention times a function of the number n of keys that the query sees. Whole
-    # logits, with their bias: log_n: ln n / ln L; ssmax: s ln n, s learned by each head of each
-    # layer. Products alone, to which the bias is added: log_n_beyond: max(1, ln n / ln L);
-    # ssmax_queries: s ln n; llama4: 1 + 0.1 ln(floor(n / L) + 1). Empty: unchanged. A list such as
-    # log_n,ssmax is repeated over the layers. In a layer at most one of this and the next two keys
-    # is set.
-    logit_scale: str | tuple[str, ...] = choice(
-        "", ("", "log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4")
-    )
-    # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
-    # 0, 1, 2, ...
-    max_position: int = number(0, at_least=0, at_most=2**24)
-    # Tokens that attention reaches back, its own included; 0: all. A list such as 32,0 is repeated
-    # over the layers.
-    window: int | tuple[int, ...] = number(0, at_least=0, at_most=INT32)
-    # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no
-    # share that float32 can tell. 1e-6 makes long sequences faster on CPUs.
-    skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
-    # Of attention. sink: the denominator has one more term exp(b), b learned by each head of each
-    # layer (gpt-oss); softmax1: the same with b = 0.
-    normalizer: str = choice("softmax", ("softmax", "softmax1", "sink"))
-    # c, by which a scaled logit z of attention becomes c tanh(z / c) before its bias; 0: no cap
-    logit_cap: float = number(0.0, at_least=0.0)
-    qk_norm: bool = False  # RMS norms of each head's queries and keys, before position enters
-    attention_gate: bool = False  # multiplies attention's output by the sigmoid of a projection
-    attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented", "fused"))
-    logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width % self.num_heads:
-            divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
-            fitting = sorted(sorted(divisors, key=lambda n: abs(n - self.num_heads))[:3])
-            raise ValueError(
-                f"model.num_heads={self.num_heads} does not divide model.width={self.width}; "
-                f"use {', '.join(map(str, fitting))}"
-            )
-        # A scale needs positions that count the visible keys, a window positions that count tokens.
-        exclusive = "logit_scale", "max_position", "window"
-        for layer, values in enumerate(zip(*map(self.by_layer, exclusive), strict=True)):
-            keys = [key for key, value in zip(exclusive, values, strict=True) if value]
-            if len(keys) > 1:
-                given = ", ".join(f"model.{key}={as_text(self[key])}" for key in keys)
-                raise ValueError(
-                    f"{given} exclude each other in layer {layer}; set at most one there"
-                )
-
-    def by_layer(self, key: str) -> tuple[Any, ...]:
-        """Returns the value of a key in each layer."""
-        return by_layer(f"model.{key}", self[key], self.num_layers)
-
-    @property
-    def head_dim(self) -> int:
-        """The features of a head."""
-        return self.width // self.num_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,7 +208,7 @@ class Config(Section):
     # for an option that takes one value is repeated over the layers.
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     objective: ObjectiveConfig = ObjectiveConfig()
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = dataclasses.field(default=ModelConfig())
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

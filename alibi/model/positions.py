@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.config import Config
 from alibi.config.fields import annotations, as_text, takes_several
-from alibi.config.tree import by_layer
+from alibi.config.model import by_layer
 from alibi.positions import make_position, method_class, method_names
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.scaled import log_keys

@@ -8,8 +8,8 @@ from jaxtyping import PyTree
 
 from alibi.config import Config, replaced
 from alibi.config.fields import as_text, without_lists
+from alibi.config.model import by_layer
 from alibi.config.override import MODEL_KEYS, Override
-from alibi.config.tree import by_layer
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.positions import init_layer
 from alibi.positions import changed_options, known_options
