@@ -8,7 +8,8 @@ import pytest
 
 from alibi.attention.backends import OF_SEQUENCES
 from alibi.config import Config, ModelConfig, flatten, make_config, read_config, replaced
-from alibi.model.block import ACTIVATIONS, DTYPES
+from alibi.model.attention import DTYPES
+from alibi.model.block import ACTIVATIONS
 from alibi.model.decoder import build_model, count_parameters
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.training.optimizer import make_optimizer

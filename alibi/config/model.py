@@ -30,14 +30,30 @@ class ModelConfig(Section):
 
     num_layers: int = number(4, at_least=1, at_most=10_000)
     width: int = number(128, at_least=1, at_most=2**20)  # features of the residual stream
-    num_heads: int = number(8, at_least=1, at_most=2**16)  # must divide width
+    num_heads: int = number(8, at_least=1, at_most=2**16)
+    # features of a head; 0: width / num_heads
+    head_size: int = number(0, at_least=0, at_most=2**16)
+    # Heads of keys and values, each for as many heads of queries (grouped-query attention, arXiv
+    # 2305.13245); must divide num_heads. 0: num_heads.
+    num_kv_heads: int = number(0, at_least=0, at_most=2**16)
     # hidden features of the feed-forward layers
     feed_forward: int = number(512, at_least=1, at_most=2**24)
     # relu is the paper's; gelu is the tanh form, gelu_exact the erf form.
     activation: str = choice("relu", ("relu", "gelu", "gelu_exact", "silu"))
-    final_norm: bool = True  # a layer norm after the last layer; the paper's models have none
-    # added to the variance in layer norms; 1e-5 in the paper's code
+    # The hidden features are activation(gate x) * (up x) (Shazeer 2020, arXiv 2002.05202).
+    gated: bool = False
+    # Attention and feed-forward layer read the same norm, and both are added to its input (GPT-J).
+    parallel: bool = False
+    # layer: with scale and bias; layer_no_bias: with scale; rms: RMS norm (arXiv 1910.07467);
+    # rms_one: its scale is 1 plus the parameter (Gemma)
+    norm: str = choice("layer", ("layer", "layer_no_bias", "rms", "rms_one"))
+    embedding_norm: bool = False  # a norm after the embedding (BLOOM)
+    final_norm: bool = True  # a norm after the last layer; the paper's models have none
+    # added to the variance in norms; 1e-5 in the paper's code
     norm_epsilon: float = number(1e-6, above=0.0)
+    qkv_bias: bool = True  # of queries, keys and values
+    out_bias: bool = True  # of attention's output projection
+    feed_forward_bias: bool = True
     # xavier: all matrices, biases 0; paper: see alibi/model/initialization.py.
     initialization: str = choice("xavier", ("xavier", "paper"))
     # rate on embeddings and residual branches
@@ -45,10 +61,15 @@ class ModelConfig(Section):
     attention_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on attention weights
     # rate inside the feed-forward layers
     activation_dropout: float = number(0.0, at_least=0.0, below=1.0)
-    # tied: inputs and softmax share their matrix. adaptive: bands of words by falling frequency, of
-    # falling width, in inputs and softmax (Baevski & Auli 2019); only adaptive uses the next four
-    # keys.
-    embedding: str = choice("tied", ("tied", "adaptive"))
+    # The matrices of inputs and softmax. tied: the same (Press and Wolf 2017); untied: two;
+    # normalised: two, with the softmax's rows divided by their norm (Baichuan 2). adaptive: bands
+    # of words by falling frequency, of falling width, in both (Baevski & Auli 2019).
+    embedding: str = choice("tied", ("tied", "untied", "normalised", "adaptive"))
+    embedding_scale: float = number(0.0, at_least=0.0)  # of the inputs; 0: sqrt(width)
+    logits_scale: float = number(1.0, above=0.0)  # of the softmax's logits; not for adaptive
+    # Rows of both matrices, if more than the vocabulary has; not for adaptive
+    vocab_rows: int = number(0, at_least=0, at_most=INT32)
+    # only adaptive uses the next four keys
     # first id of each band but the first; 20000:60000 in --config
     cutoffs: tuple[int, ...] = (20_000, 60_000)
     # each band is so many times narrower than the last
@@ -58,7 +79,9 @@ class ModelConfig(Section):
     # Training takes the second row of every band for padding, as the paper's code does with ids 1,
     # 20001 and 60001: zero at first, and no target of a tail.
     padding_rows: bool = False
-    dtype: str = choice("float32", DTYPES, **NO_DTYPES)  # of the products; parameters are float32
+    dtype: str = choice("float32", DTYPES, **NO_DTYPES)  # of the products
+    # of the parameters; training takes float32 alone, imported runs may keep what they had
+    param_dtype: str = choice("float32", ("float32", "bfloat16", "float16"))
     # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
     # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
     # initial parameters differ. Layers that differ run as a loop over their pattern.
@@ -91,18 +114,38 @@ class ModelConfig(Section):
     # c, by which a scaled logit z of attention becomes c tanh(z / c) before its bias; 0: no cap
     logit_cap: float = number(0.0, at_least=0.0)
     qk_norm: bool = False  # RMS norms of each head's queries and keys, before position enters
+    # The norms are the model's, over the features of all heads together (MPT); with qk_norm alone.
+    qk_norm_joint: bool = False
+    # bound of queries, keys and values on both sides, before these norms (MPT); 0: none
+    clip_qkv: float = number(0.0, at_least=0.0)
+    # of the products of queries and keys; 0: 1 / sqrt(head size)
+    attention_scale: float = number(0.0, at_least=0.0)
     attention_gate: bool = False  # multiplies attention's output by the sigmoid of a projection
     attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented", "fused"))
     logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width % self.num_heads:
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}; use a "
+                "divisor, or 0 for as many"
+            )
+        if self.qk_norm_joint and not self.qk_norm:
+            raise ValueError(
+                "model.qk_norm_joint=True changes the norms of queries and keys; set model.qk_norm=True too"
+            )
+        if self.embedding == "adaptive" and (self.vocab_rows or self.logits_scale != 1):
+            raise ValueError(
+                f"model.embedding=adaptive has no model.vocab_rows={self.vocab_rows} or "
+                f"model.logits_scale={self.logits_scale}; use model.embedding=tied, or leave them out"
+            )
+        if not self.head_size and self.width % self.num_heads:
             divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
             fitting = sorted(sorted(divisors, key=lambda n: abs(n - self.num_heads))[:3])
             raise ValueError(
                 f"model.num_heads={self.num_heads} does not divide model.width={self.width}; "
-                f"use {', '.join(map(str, fitting))}"
+                f"use {', '.join(map(str, fitting))}, or set model.head_size"
             )
         # A scale needs positions that count the visible keys, a window positions that count tokens.
         exclusive = "logit_scale", "max_position", "window"
@@ -121,4 +164,9 @@ class ModelConfig(Section):
     @property
     def head_dim(self) -> int:
         """The features of a head."""
-        return self.width // self.num_heads
+        return self.head_size or self.width // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """The heads of keys and values."""
+        return self.num_kv_heads or self.num_heads

@@ -1,10 +1,11 @@
-"""Options of a decoder layer's attention besides its position method.
+"""A block's attention layer, and its options besides the position method.
 
-They enter Flax's own attention layer through its `attention_fn`, which gets queries, keys and
-values after their projection, and gives the output projection its input.
+The options enter the layer through its `attention_fn`, which gets queries, keys and values after
+their projection, and gives the output projection its input.
 """
 
 import functools
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +18,10 @@ from alibi.attention.flax import AttentionFn
 from alibi.config import ModelConfig
 from alibi.cpu.products import Products
 from alibi.model.initialization import INITIALIZATIONS
+from alibi.model.norms import make_norm
 from alibi.positions.shapes import PerHead
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 # features of backends, by the key of `config.model` that needs them
 FEATURES = {"normalizer": "sink", "logit_cap": "logit cap"}
@@ -50,51 +54,153 @@ def sink_logits(module: nn.Module, config: ModelConfig) -> PerHead | None:
     return module.param("sink", nn.initializers.zeros, (config.num_heads,), jnp.float32)
 
 
-def normed_and_gated(
-    config: ModelConfig,
-    attention: AttentionFn,
-    x: Float[Array, "batch q width"],
-    dtype: Any,
-) -> AttentionFn:
-    """Returns `attention` with queries and keys normed before it, and its result gated, by the
-    config; `attention` itself without both options.
+def make_attention(
+    config: ModelConfig, attention_fn: AttentionFn, x: Float[Array, "batch q width"]
+) -> nn.Module:
+    """Returns the attention layer "attention" of a block: Flax's own, or `GroupedAttention` for
+    heads and biases that Flax's lacks.
 
-    With `model.qk_norm` each head's queries and keys are divided by their root mean square and
-    multiplied by learned numbers of each feature, alike for all heads, before position enters
-    (Qwen3, arXiv 2505.09388; Gemma 3, arXiv 2503.19786). With `model.attention_gate` the result is
-    multiplied, feature by feature, by sigmoid(x W) (Qiu et al. 2025, arXiv 2505.06708).
-
-    Called in a layer's compact method, which gets the parameters.
+    Called in a block's compact method, which gets the parameters of the options.
 
     Args:
-      x: the attention layer's input for the queries.
-      dtype: of the products.
+      attention_fn: the position method, with its cache.
+      x: the layer's input for the queries.
     """
-    if not (config.qk_norm or config.attention_gate):
+    initialization = INITIALIZATIONS[config.initialization]
+    attention_fn = _with_options(config, attention_fn, x)
+    own = config.kv_heads != config.num_heads or config.qkv_bias != config.out_bias
+    if own:
+        return GroupedAttention(config, attention_fn, name="attention")
+    products = Products.of(config.products)
+    return nn.MultiHeadDotProductAttention(
+        num_heads=config.num_heads,
+        qkv_features=config.num_heads * config.head_dim,
+        use_bias=config.qkv_bias,
+        dtype=DTYPES[config.dtype],
+        dropout_rate=config.attention_dropout,
+        broadcast_dropout=False,
+        attention_fn=attention_fn,
+        qkv_dot_general=products.dot_general,
+        out_dot_general=products.dot_general,
+        kernel_init=initialization.attention_in,
+        bias_init=initialization.bias(config.width),
+        out_kernel_init=initialization.attention_out,
+        out_bias_init=nn.initializers.zeros,
+        name="attention",
+    )
+
+
+class GroupedAttention(nn.Module):
+    """Flax's `MultiHeadDotProductAttention`, by its names and its `attention_fn`, with fewer heads
+    of keys than of queries (arXiv 2305.13245) and a bias of the inputs or the output alone.
+
+    Attributes:
+      config: of the model.
+      attention_fn: of queries `[batch, q, heads, head_dim]`, keys and values `[batch, k, kv_heads,
+        head_dim]`.
+    """
+
+    config: ModelConfig
+    attention_fn: AttentionFn
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs_q: Float[Array, "batch q width"],
+        inputs_k: Float[Array, "batch k width"],
+        *,
+        deterministic: bool,
+    ) -> Float[Array, "batch q width"]:
+        """Returns attention of the queries of `inputs_q` to the keys of `inputs_k`."""
+        config = self.config
+        initialization, dtype = INITIALIZATIONS[config.initialization], DTYPES[config.dtype]
+        dense = functools.partial(
+            nn.DenseGeneral, dtype=dtype, dot_general=Products.of(config.products).dot_general
+        )
+        projected = [
+            dense(
+                (heads, config.head_dim),
+                use_bias=config.qkv_bias,
+                kernel_init=initialization.attention_in,
+                bias_init=initialization.bias(config.width),
+                name=name,
+            )(inputs)
+            for name, heads, inputs in (
+                ("query", config.num_heads, inputs_q),
+                ("key", config.kv_heads, inputs_k),
+                ("value", config.kv_heads, inputs_k),
+            )
+        ]
+        drops = config.attention_dropout > 0 and not deterministic
+        attended = self.attention_fn(
+            *projected,
+            dropout_rng=self.make_rng("dropout") if drops else None,
+            dropout_rate=config.attention_dropout,
+            broadcast_dropout=False,
+            deterministic=deterministic,
+            dtype=dtype,
+        )
+        return dense(
+            config.width,
+            axis=(-2, -1),
+            use_bias=config.out_bias,
+            kernel_init=initialization.attention_out,
+            name="out",
+        )(attended)
+
+
+def _with_options(
+    config: ModelConfig, attention: AttentionFn, x: Float[Array, "batch q width"]
+) -> AttentionFn:
+    """Returns `attention` of clipped, normed and scaled queries and keys, with its result gated, by
+    the config; `attention` itself without such options.
+
+    `model.clip_qkv` bounds queries, keys and values. With `model.qk_norm` each head's queries and
+    keys are divided by their root mean square and multiplied by learned numbers of each feature,
+    alike for all heads, before position enters (Qwen3, arXiv 2505.09388; Gemma 3, arXiv
+    2503.19786); with `model.qk_norm_joint` the model's norm of all heads' features takes their
+    place (MPT). `model.attention_scale` replaces 1 / sqrt(head_dim). With `model.attention_gate`
+    the result is multiplied, feature by feature, by sigmoid(x W) (Qiu et al. 2025, arXiv
+    2505.06708).
+    """
+    factor = config.attention_scale * math.sqrt(config.head_dim) or 1.0
+    if not (config.clip_qkv or config.qk_norm or config.attention_gate or factor != 1):
         return attention
     products, norms, gate = Products.of(config.products), [], None
     if config.qk_norm:
-        names = ("query_norm", "key_norm")
-        norms = [nn.RMSNorm(config.norm_epsilon, name=name) for name in names]
+        make = make_norm if config.qk_norm_joint else _head_norm
+        norms = [make(config, name) for name in ("query_norm", "key_norm")]
     if config.attention_gate:
         gate = nn.DenseGeneral(
             (config.num_heads, config.head_dim),
             use_bias=False,
-            dtype=dtype,
+            dtype=DTYPES[config.dtype],
             kernel_init=INITIALIZATIONS[config.initialization].attention_in,
             dot_general=products.dot_general,
             name="attention_gate",
         )(x)
 
+    def normed(norm: nn.Module, side: Array) -> Array:
+        heads = side.shape[-2:]
+        features = side.reshape(*side.shape[:-2], -1) if config.qk_norm_joint else side
+        return products.norm(norm, features).astype(side.dtype).reshape(*side.shape[:-2], *heads)
+
     # Flax passes the keywords that the signature of the wrapped function names.
     @functools.wraps(attention)
     def changed(query: Array, key: Array, value: Array, **keywords: Any) -> Array:
+        if bound := config.clip_qkv:
+            query, key, value = (jnp.clip(side, -bound, bound) for side in (query, key, value))
         if norms:
             query, key = (
-                products.norm(norm, side).astype(side.dtype)
-                for norm, side in zip(norms, (query, key), strict=True)
+                normed(norm, side) for norm, side in zip(norms, (query, key), strict=True)
             )
+        if factor != 1:
+            query = query * jnp.asarray(factor, query.dtype)
         attended = attention(query, key, value, **keywords)
         return attended if gate is None else attended * jax.nn.sigmoid(gate)
 
     return changed
+
+
+def _head_norm(config: ModelConfig, name: str) -> nn.Module:
+    return nn.RMSNorm(config.norm_epsilon, name=name)

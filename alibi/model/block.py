@@ -1,4 +1,4 @@
-"""A layer of the decoder, on Flax's own attention layer, for any position method."""
+"""A layer of the decoder: attention with any position method, and a feed-forward layer."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from typing import Any
 import flax.linen as nn
 import flax.struct
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -17,8 +16,9 @@ from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import AttentionFn, Cached, method_attention_fn
 from alibi.config import ModelConfig
 from alibi.cpu.products import Products
-from alibi.model.attention import normed_and_gated, sink_logits
+from alibi.model.attention import DTYPES, make_attention, sink_logits
 from alibi.model.initialization import INITIALIZATIONS
+from alibi.model.norms import make_norm
 from alibi.model.positions import LayerKind, bias_scale, init_layer, scaled_queries
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions.base import Params
@@ -30,7 +30,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_exact": functools.partial(nn.gelu, approximate=False),
     "silu": nn.silu,
 }
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @flax.struct.dataclass
@@ -52,7 +51,8 @@ class BlockCall:
 
 
 class Block(nn.Module):
-    """A pre-layer-norm decoder layer: attention, then feed-forward, each on a residual branch.
+    """A decoder layer with norms before its attention and its feed-forward layer, each on a
+    residual branch.
 
     Attributes:
       config: of the model.
@@ -79,42 +79,45 @@ class Block(nn.Module):
           shared: the parameters that the position method shares between layers.
         """
         config, products = self.config, Products.of(self.config.products)
+        # Norms run in float32 whatever the compute dtype; the products cast their results.
+        normed = products.norm(make_norm(config, "attention_norm"), x)
+        own = position_params(self, functools.partial(init_layer, kind.position, kind.logit_scale))
+        attention_fn = self._attention_fn(normed, kind, {**shared, **own}, call, last)
+        queries = normed[:, -last:]
+        y = make_attention(config, attention_fn, queries)(
+            queries, normed, deterministic=deterministic
+        )
+        x = x[:, -last:] + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
+        if not config.parallel:
+            queries = products.norm(make_norm(config, "feed_forward_norm"), x)
+        y = self._feed_forward(queries, products, deterministic)
+        return x + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
+
+    def _feed_forward(
+        self, x: Float[Array, "batch last width"], products: Products, deterministic: bool
+    ) -> Float[Array, "batch last width"]:
+        config = self.config
         initialization = INITIALIZATIONS[config.initialization]
         dense = functools.partial(
             nn.Dense,
+            use_bias=config.feed_forward_bias,
             dtype=DTYPES[config.dtype],
             kernel_init=initialization.feed_forward,
             dot_general=products.dot_general,
         )
-        # Layer norm runs in float32 whatever the compute dtype; the products cast its result.
-        y = products.norm(nn.LayerNorm(config.norm_epsilon, name="attention_norm"), x)
-        own = position_params(self, functools.partial(init_layer, kind.position, kind.logit_scale))
-        attention = nn.MultiHeadDotProductAttention(
-            num_heads=config.num_heads,
-            dtype=DTYPES[config.dtype],
-            dropout_rate=config.attention_dropout,
-            broadcast_dropout=False,
-            attention_fn=normed_and_gated(
-                config,
-                self._attention_fn(y, kind, {**shared, **own}, call, last),
-                y[:, -last:],
-                DTYPES[config.dtype],
-            ),
-            qkv_dot_general=products.dot_general,
-            out_dot_general=products.dot_general,
-            kernel_init=initialization.attention_in,
-            bias_init=initialization.bias(config.width),
-            out_kernel_init=initialization.attention_out,
-            out_bias_init=nn.initializers.zeros,
-            name="attention",
+        widen = functools.partial(
+            dense, config.feed_forward, bias_init=initialization.bias(config.width)
         )
-        y = attention(y[:, -last:], y, deterministic=deterministic)
-        x = x[:, -last:] + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
-        y = products.norm(nn.LayerNorm(config.norm_epsilon, name="feed_forward_norm"), x)
-        y = dense(config.feed_forward, bias_init=initialization.bias(config.width), name="up")(y)
-        y = nn.Dropout(config.activation_dropout)(ACTIVATIONS[config.activation](y), deterministic)
-        y = dense(config.width, bias_init=initialization.bias(config.feed_forward), name="down")(y)
-        return x + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
+        hidden = widen(name="up")(x)
+        if config.gated:
+            hidden = ACTIVATIONS[config.activation](widen(name="gate")(x)) * hidden
+        else:
+            hidden = ACTIVATIONS[config.activation](hidden)
+        hidden = nn.Dropout(config.activation_dropout)(hidden, deterministic)
+        narrow = dense(
+            config.width, bias_init=initialization.bias(config.feed_forward), name="down"
+        )
+        return narrow(hidden)
 
     def _attention_fn(
         self,

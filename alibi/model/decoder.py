@@ -17,10 +17,11 @@ from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.cpu.products import Products
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
-from alibi.model.attention import check_backend
-from alibi.model.block import DTYPES, Block, BlockCall, position_params
+from alibi.model.attention import DTYPES, check_backend
+from alibi.model.block import Block, BlockCall, position_params
 from alibi.model.layers import STACKED
-from alibi.model.loss import Head, TiedEmbedding
+from alibi.model.loss import Embedding, Head
+from alibi.model.norms import make_norm
 from alibi.model.positions import (
     LEARNED_SCALES,
     LayerKind,
@@ -62,23 +63,30 @@ class DecoderLM(nn.Module):
         else:
             block = nn.remat(Block, static_argnums=(2, 5, 6)) if config.remat else Block
             self.layers = [block(config, self.sharding) for _ in range(config.num_layers)]
-        self.last_norm = (
-            nn.LayerNorm(config.norm_epsilon, name="final_norm") if config.final_norm else None
+        self.first_norm, self.last_norm = (
+            make_norm(config, name) if wanted else None
+            for name, wanted in (
+                ("embedding_norm", config.embedding_norm),
+                ("final_norm", config.final_norm),
+            )
         )
         self.embedding_dropout = nn.Dropout(config.dropout)
         self.slots = SlotsCache()
 
-    def _make_vocabulary(self) -> TiedEmbedding | AdaptiveEmbedding:
+    def _make_vocabulary(self) -> Embedding | AdaptiveEmbedding:
         config, products = self.config, Products.of(self.config.products)
         chunk = config.logits_chunk * batch_parts(self.sharding)
         head = Head(DTYPES[config.dtype], products, chunk, self.sharding)
         if config.embedding == "adaptive":
             return AdaptiveEmbedding(self.vocab_size, config, head, name="adaptive")
-        shape = (self.vocab_size, config.width)
-        return TiedEmbedding(
-            self.param("embedding", nn.initializers.normal(config.width**-0.5, jnp.float32), shape),
-            head,
-        )
+        init = nn.initializers.normal(config.width**-0.5, jnp.float32)
+        shape = (max(self.vocab_size, config.vocab_rows), config.width)
+        embedding = self.param("embedding", init, shape)
+        output = embedding if config.embedding == "tied" else self.param("head", init, shape)
+        if config.embedding == "normalised":
+            norms = jnp.linalg.norm(output.astype(jnp.float32), axis=-1, keepdims=True)
+            output = output / jnp.maximum(norms, 1e-12)
+        return Embedding(embedding, output, head, config.logits_scale)
 
     def _shared_params(self) -> tuple[Params, ...]:
         """Returns for each kind of layer the parameters that its position method shares between
@@ -257,8 +265,11 @@ class DecoderLM(nn.Module):
         key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
         if config.max_position:
             placed = randomised_positions(placed, total, config.max_position, tokens.shape[0], key)
-        x = self.vocabulary.embed(tokens) * jnp.sqrt(config.width).astype(jnp.float32)
+        scale = jnp.asarray(config.embedding_scale or config.width**0.5, jnp.float32)
+        x = self.vocabulary.embed(tokens).astype(jnp.float32) * scale
         x = pattern[0].position.embed(self.shared[0], x, jnp.asarray(placed))
+        if self.first_norm is not None:
+            x = Products.of(config.products).norm(self.first_norm, x)
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         reading = None
         if caches is not None:
@@ -520,9 +531,11 @@ def evaluated(model: DecoderLM, config: Config) -> DecoderLM:
 
 def param_shapes(model: DecoderLM) -> PyTree:
     """Returns shapes and dtypes of the parameters; allocates nothing."""
-    return jax.eval_shape(
+    shapes = jax.eval_shape(
         lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     )
+    dtype = jnp.dtype(model.config.param_dtype)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
 
 
 def count_parameters(model: DecoderLM) -> int:

@@ -33,8 +33,9 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
     tokens in a hundred.
     """
     model = config.model
-    attended = (4 + model.attention_gate) * model.width
-    layers = model.num_layers * model.width * (attended + 2 * model.feed_forward)
+    projected = (2 + model.attention_gate) * model.num_heads + 2 * model.kv_heads
+    hidden = (2 + model.gated) * model.feed_forward
+    layers = model.num_layers * model.width * (projected * model.head_dim + hidden)
     if model.embedding == "adaptive":
         rows = model.cutoffs[0] + len(model.cutoffs)
         ends = model.width * (rows + model.width)
@@ -42,7 +43,7 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
         ends = model.width * vocab_size
     causal = config.objective.causal
     keys = sum(keys_seen(window, length, causal=causal) for window in model.by_layer("window"))
-    attention = 2 * model.width * keys / length
+    attention = 2 * model.num_heads * model.head_dim * keys / length
     return 2 * (layers + ends + attention)
 
 

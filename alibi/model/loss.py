@@ -47,16 +47,20 @@ class Head:
 
 
 @dataclasses.dataclass(frozen=True)
-class TiedEmbedding:
-    """A matrix shared by inputs and softmax (Press and Wolf 2017).
+class Embedding:
+    """The matrices of inputs and softmax, which may be the same (Press and Wolf 2017).
 
     Attributes:
-      embedding: the matrix.
+      embedding: of the inputs.
+      output: of the softmax.
       head: computes its logits.
+      logits_scale: multiplies them.
     """
 
     embedding: Float[Array, "vocabulary width"]
+    output: Float[Array, "vocabulary width"]
     head: Head
+    logits_scale: float
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
         """Returns the rows of tokens in the matrix."""
@@ -66,7 +70,8 @@ class TiedEmbedding:
         self, features: Float[Array, "batch length width"], deterministic: bool = True
     ) -> Float[Array, "batch length vocabulary"]:
         """Returns logits of features, float32."""
-        return self.head.logits(features, self.embedding)
+        logits = self.head.logits(features, self.output)
+        return logits if self.logits_scale == 1 else logits * self.logits_scale
 
     def token_nll(
         self,

@@ -53,8 +53,9 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
     layers by itself. An option of positions goes to the methods that know it.
 
     Raises:
-      ValueError: a list longer than the layers, see also `make_position`; or several methods of
-        which one adds to the token embeddings, which all layers read.
+      ValueError: a list longer than the layers, see also `make_position`; several methods of
+        which one adds to the token embeddings, which all layers read; or a method that needs keys
+        of each head, with fewer.
     """
     model, made = config.model, dict[tuple[str, str], PositionMethod]()
     names = _each_layer(model.num_layers, "position", method_names(config.position))
@@ -83,6 +84,13 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
                 f"position={config.position}: {name} adds to the token embeddings, which all layers "
                 "read; give it alone, with the same options for all layers"
             )
+    if model.kv_heads < model.num_heads and (
+        own := [name for (name, _), method in made.items() if not method.takes_shared_keys]
+    ):
+        raise ValueError(
+            f"model.num_kv_heads={model.num_kv_heads} gives several heads of queries the same keys, and "
+            f"position={own[0]} needs keys of each head; set model.num_kv_heads=0"
+        )
     layers = range(len(kinds))
     period = next(n for n in layers if all(kinds[i] == kinds[i % (n + 1)] for i in layers)) + 1
     return tuple(kinds[:period])

@@ -15,18 +15,25 @@ AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 _AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
-# The first pattern found in a parameter's path splits its dimensions.
-# Kernels are [in, out], attention's [width, heads, head_dim] and [heads, head_dim, width].
-RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"embedding$", ("tensor", "fsdp")),
-    (r"attention/(query|key|value)/kernel$", ("fsdp", "tensor", None)),
-    (r"attention_gate/kernel$", ("fsdp", "tensor", None)),
-    (r"attention/(query|key|value)/bias$", ("tensor", None)),
-    (r"attention/out/kernel$", ("tensor", None, "fsdp")),
-    (r"position/(query|key)_kernel$", ("fsdp", "tensor", None)),
-    (r"up/kernel$", ("fsdp", "tensor")),
-    (r"up/bias$", ("tensor",)),
-    (r"down/kernel$", ("tensor", "fsdp")),
+# The axis of the mesh that splits each named dimension of the parameters.
+SPLIT = {
+    "vocabulary": "tensor",
+    "heads": "tensor",
+    "hidden": "tensor",
+    "width": "fsdp",
+    "head_dim": None,
+}
+# The first pattern found in a parameter's path names its dimensions; others are whole.
+DIMENSIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"(embedding|head)$", ("vocabulary", "width")),
+    (r"attention/(query|key|value)/kernel$", ("width", "heads", "head_dim")),
+    (r"attention_gate/kernel$", ("width", "heads", "head_dim")),
+    (r"attention/(query|key|value)/bias$", ("heads", "head_dim")),
+    (r"attention/out/kernel$", ("heads", "head_dim", "width")),
+    (r"position/(query|key)_kernel$", ("width", "heads", "head_dim")),
+    (r"(up|gate)/kernel$", ("width", "hidden")),
+    (r"(up|gate)/bias$", ("hidden",)),
+    (r"down/kernel$", ("hidden", "width")),
 )
 
 
@@ -76,8 +83,8 @@ def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding
 
 
 def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """Returns the sharding of each leaf of parameters or optimizer state, by `RULES`; other leaves
-    are replicated.
+    """Returns the sharding of each leaf of parameters or optimizer state, by `DIMENSIONS` and
+    `SPLIT`; other leaves are replicated.
 
     A dimension is whole if the devices don't divide it.
     """
@@ -86,8 +93,8 @@ def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         # parameters of all layers in one, see alibi.model.layers
         stacked = "/layers/" in f"/{name}/"
-        for pattern, axes in RULES:
-            axes = (None, *axes) if stacked else axes
+        for pattern, dimensions in DIMENSIONS:
+            axes = (*((None,) if stacked else ()), *map(SPLIT.get, dimensions))
             if re.search(pattern, name) and len(axes) == len(leaf.shape):
                 sizes = zip(axes, leaf.shape, strict=True)
                 split = (

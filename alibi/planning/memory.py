@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 
 from alibi.attention.backends import DENSE_WEIGHTS
 from alibi.config import Config
-from alibi.model.block import DTYPES
+from alibi.model.attention import DTYPES
 from alibi.parallel.sharding import batch_parts, batch_sharding, tree_shardings
 from alibi.runs.checkpoint import TrainState
 from alibi.training.setup import micro_batches
@@ -89,14 +89,14 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
     devices.
 
     With b bytes per number in the products (`model.dtype`), width w, feed-forward features f, h
-    heads and length L:
+    heads of w / h features and length L:
 
         2 x 4 w                the input of each layer norm, float32 (the residual stream)
       + 2 b w                  the results of the norms, which the products read
       + (4 b w + 4 w + 4 h) / tensor   queries, keys, values, the result of attention: as the next product reads it,
                                and in float32 with an lse per head, as blocked attention keeps them; b w more for the
                                gate of the result, if there is one
-      + 2 b f / tensor         the features before and after the activation
+      + 2 b f / tensor         the features before and after the activation; 3 b f if they are gated
       + 4 h L / tensor         the weights of attention, if it is dense
       + masks of 1 byte        for each dropout whose rate is not 0: 2 w, f / tensor, and h L / tensor if dense
 
@@ -108,8 +108,10 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
     model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize
     weights = model.num_heads * config.train_length if dense else 0
     whole = (2 * FLOAT32 + 2 * b) * model.width
-    split = (4 + model.attention_gate) * b * model.width + 2 * b * model.feed_forward
-    split += FLOAT32 * (weights if dense else model.width + model.num_heads)
+    of_queries, of_keys = (heads * model.head_dim for heads in (model.num_heads, model.kv_heads))
+    split = b * ((2 + model.attention_gate) * of_queries + 2 * of_keys)
+    split += (3 if model.gated else 2) * b * model.feed_forward
+    split += FLOAT32 * (weights if dense else of_queries + model.num_heads)
     whole += 2 * model.width if model.dropout else 0
     split += model.feed_forward if model.activation_dropout else 0
     split += weights if model.attention_dropout else 0

@@ -72,6 +72,8 @@ class PositionMethod:
 
     # Whether the result stays the same if one number is added to all positions.
     shift_invariant = False
+    # Whether heads of keys may be fewer than heads of queries (grouped-query attention).
+    takes_shared_keys = True
     # The least and the greatest value of a parameter, by its name: training clips it after each
     # update.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}

@@ -63,6 +63,7 @@ class Deberta(PositionMethod):
     )
 
     shift_invariant = True
+    takes_shared_keys = False  # each head of queries has keys of its own
 
     max_distance: int = 0
 

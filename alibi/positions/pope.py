@@ -48,6 +48,7 @@ class Pope(PositionMethod):
     )
 
     shift_invariant = True
+    takes_shared_keys = False  # each head of queries has keys of its own
     limits: ClassVar = {"delta": (-2 * math.pi, 0.0)}
 
     base: float = 10_000.0

@@ -44,6 +44,7 @@ class SelectiveRope(PositionMethod):
     )
 
     shift_invariant = True
+    takes_shared_keys = False  # each head of queries has keys of its own
 
     base: float = 500_000.0
     taps: int = 4

@@ -19,7 +19,11 @@ MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.
 # Keys whose default is left out of the hash: a new key changes no hash.
 HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
                  "model.max_position", "model.normalizer", "model.logit_cap", "model.qk_norm",
-                 "model.attention_gate", "data.document_end", "data.tokenizer_train_bytes",
+                 "model.attention_gate", "model.head_size", "model.num_kv_heads", "model.gated",
+                 "model.parallel", "model.norm", "model.embedding_norm", "model.qkv_bias", "model.out_bias",
+                 "model.feed_forward_bias", "model.embedding_scale", "model.logits_scale", "model.vocab_rows",
+                 "model.param_dtype", "model.qk_norm_joint", "model.clip_qkv", "model.attention_scale",
+                 "data.document_end", "data.tokenizer_train_bytes",
                  "data.passkey_distance", "data.isolate_documents", "objective.name",
                  "objective.mask_rate", "objective.mask_random", "objective.mask_kept")  # fmt: skip
 _DEFAULTS = flatten(Config())

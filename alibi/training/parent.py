@@ -19,18 +19,12 @@ from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.checkpoint import Checkpoints, TrainState
 
-# Keys of the model that shape the parameters of no position method, and keys that change their
-# computation.
+# Keys of the model that may differ from the parent's; others shape parameters, or change their computation.
 OF_ADAPTIVE = ("cutoffs", "adaptive_factor")
-SHAPING = ("num_layers", "width", "num_heads", "feed_forward", "embedding", *OF_ADAPTIVE)
-COMPUTING = (
-    "activation",
-    "final_norm",
-    "norm_epsilon",
-    "normalizer",
-    "logit_cap",
-    "qk_norm",
-    "attention_gate",
+FREE = (
+    *("initialization", "dropout", "attention_dropout", "activation_dropout", "softmax_dropout"),
+    *("padding_rows", "dtype", "param_dtype", "scan_layers", "products", "remat", "attention"),
+    *("logits_chunk", "logit_scale", "max_position", "window", "skip_epsilon"),
 )
 
 
@@ -105,8 +99,8 @@ class Parent:
 
     def _check_model(self, model: DecoderLM) -> None:
         theirs, ours = self._model.config, model.config
-        ignored = () if theirs.embedding == "adaptive" else OF_ADAPTIVE
-        keys = [key for key in (*SHAPING, *COMPUTING) if key not in ignored]
+        ignored = FREE if theirs.embedding == "adaptive" else (*FREE, *OF_ADAPTIVE)
+        keys = [key for key in vars(ours) if key not in ignored]
         values = [
             (f"model.{key}", _as_flag(getattr(theirs, key)), _as_flag(getattr(ours, key)))
             for key in keys
@@ -168,7 +162,10 @@ class Parent:
                 )
         taken = {path: leaf for path, leaf in _by_path(params).items() if path in self._taken}
         params = jax.tree.map_with_path(
-            lambda path, leaf: taken.get(_name(path), leaf), state.params
+            lambda path, leaf: (
+                taken[name].astype(leaf.dtype) if (name := _name(path)) in taken else leaf
+            ),
+            state.params,
         )
         return dataclasses.replace(state, params=params)
 

@@ -107,11 +107,17 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
 
 def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
     """Raises ValueError for numbers by which no model can be trained on `mesh`."""
-    heads, tensor = config.model.num_heads, mesh.shape["tensor"]
+    heads, tensor = config.model.kv_heads, mesh.shape["tensor"]
     if heads % tensor:
         fitting = ", ".join(str(parts) for parts in range(1, heads + 1) if heads % parts == 0)
+        key = "num_kv_heads" if config.model.num_kv_heads else "num_heads"
         raise ValueError(
-            f"mesh.tensor={tensor} splits the heads and does not divide model.num_heads={heads}; use one of {fitting}"
+            f"mesh.tensor={tensor} splits the heads and does not divide model.{key}={heads}; use one of {fitting}"
+        )
+    if config.model.param_dtype != "float32":
+        raise ValueError(
+            f"model.param_dtype={config.model.param_dtype} is for imported runs: training needs float32 parameters; "
+            "leave it out"
         )
     sequences_per_update(config, batch_parts(batch_sharding(mesh)))
 

@@ -1,0 +1,35 @@
+"""The norms of a model, by `model.norm`."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from alibi.config import ModelConfig
+
+
+class OffsetRMSNorm(nn.Module):
+    """RMS norm whose scale is 1 plus the parameter (Gemma, arXiv 2403.08295).
+
+    Attributes:
+      epsilon: added to the mean square.
+    """
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+        """Returns the norm of the last dimension, float32."""
+        offset = self.param("scale", nn.initializers.zeros, x.shape[-1:], jnp.float32)
+        scale = (1 + offset.astype(jnp.float32)).reshape((1,) * (x.ndim - 1) + (-1,))
+        x = x.astype(jnp.float32)
+        return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon) * scale
+
+
+def make_norm(config: ModelConfig, name: str) -> nn.Module:
+    """Returns the model's norm over features, with the parameters `name`."""
+    if config.norm == "rms_one":
+        return OffsetRMSNorm(config.norm_epsilon, name=name)
+    if config.norm == "rms":
+        return nn.RMSNorm(config.norm_epsilon, name=name)
+    return nn.LayerNorm(config.norm_epsilon, use_bias=config.norm == "layer", name=name)

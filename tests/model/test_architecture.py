@@ -1,0 +1,192 @@
+"""Architectures besides the paper's: norms, feed-forward layers, heads and embeddings."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.config import MeshConfig, ModelConfig, make_config
+from alibi.model.block import Block, BlockCall
+from alibi.model.decoder import build_model, param_shapes
+from alibi.model.flops import forward_flops
+from alibi.parallel.sharding import abstract_mesh, tree_shardings
+from alibi.positions import METHODS, make_position, method_class
+from alibi.testing import check_cache, check_causality, check_layers
+from alibi.testing.model import SmallModel
+from alibi.training.setup import check_trainable
+
+LLAMA_LIKE = {
+    "num_kv_heads": 2,
+    "head_size": 16,
+    "norm": "rms",
+    "gated": True,
+    "activation": "silu",
+    "embedding": "untied",
+    "qkv_bias": True,
+    "out_bias": False,
+    "feed_forward_bias": False,
+    "embedding_scale": 1.0,
+}
+MPT_LIKE = {
+    "norm": "layer_no_bias",
+    "qkv_bias": False,
+    "out_bias": False,
+    "feed_forward_bias": False,
+    "qk_norm": True,
+    "qk_norm_joint": True,
+    "clip_qkv": 0.5,
+    "attention_scale": 0.1,
+    "logits_scale": 0.5,
+}
+OTHERS = {"parallel": True, "norm": "rms_one", "embedding_norm": True, "embedding": "normalised"}
+
+
+def small(position: str, **keys: Any) -> SmallModel:
+    sizes = {"num_heads": 4, "width": 32, "train_length": 16}
+    head_dim = keys.get("head_size", 8)
+    return SmallModel(make_position(position, head_dim=head_dim, **sizes), **keys)
+
+
+SHARING = [name for name in METHODS if method_class(name).takes_shared_keys]
+
+
+@pytest.mark.parametrize("position", SHARING)
+def test_every_method_takes_shared_keys_and_wide_heads(position: str) -> None:
+    """With fewer heads of keys than of queries, and heads of more than width / num_heads features."""
+    check_cache(small(position, **LLAMA_LIKE))
+
+
+def test_methods_with_keys_of_each_head_are_refused_with_fewer() -> None:
+    assert {*METHODS} - {*SHARING} == {"deberta", "pope", "selective_rope"}
+    with pytest.raises(ValueError, match="position=pope needs keys of each head; set model"):
+        build_model(make_config("position=pope,model.num_kv_heads=2"), 100)
+
+
+@pytest.mark.parametrize("keys", [LLAMA_LIKE, MPT_LIKE, OTHERS], ids=["llama", "mpt", "others"])
+def test_architectures_go_with_loops_and_the_cache(keys: dict[str, Any]) -> None:
+    model = small("alibi", **keys)
+    for check in (check_causality, check_cache, check_layers):
+        check(model)
+
+
+def test_shared_keys_are_copied_keys() -> None:
+    """Two heads of keys for four of queries, beside four with each head of keys twice."""
+    shared = small("alibi", num_kv_heads=2)
+    whole = small("alibi")
+    params = jax.tree.map_with_path(
+        lambda path, leaf: (
+            jnp.repeat(leaf, 2, axis=-2) if {"key", "value"} & {part.key for part in path} else leaf
+        ),
+        shared.params,
+    )
+    np.testing.assert_allclose(
+        whole.apply({"params": params}, whole.tokens), shared.features, atol=1e-5
+    )
+
+
+def test_a_parallel_layer_is_the_formula() -> None:
+    """x + attention(norm x) + feed-forward(norm x): a second layer without feed-forward has the
+    same attention.
+    """
+    model = small("alibi", parallel=True)
+    params = dict(model.params)
+    names = [name for name in params if name.startswith("layers_")]
+    assert all("feed_forward_norm" not in params[name] for name in names)
+    x = 0.1 * jax.random.normal(jax.random.key(1), (1, 8, 32))
+    layer = params["layers_0"]
+    normed = np.asarray((x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-6))
+    up, down = (jax.tree.map(np.asarray, layer[name]) for name in ("up", "down"))
+    hidden = np.maximum(normed @ up["kernel"] + up["bias"], 0)
+    fed = hidden @ down["kernel"] + down["bias"]
+    of_layer = Block(model.model.config, None)
+    call = BlockCall(None, None, None)
+    kind = model.model.pattern[0]
+    got = of_layer.apply({"params": layer}, x, kind, {}, call, True, 8)
+    zero = jax.tree.map(jnp.zeros_like, {"down": layer["down"]})
+    without = of_layer.apply({"params": {**layer, **zero}}, x, kind, {}, call, True, 8)
+    np.testing.assert_allclose(got - without, fed, atol=1e-5)
+
+
+def test_names_of_axes_split_every_large_parameter() -> None:
+    """Of a model with all options, only norms and small biases are whole on each device."""
+    config = make_config(
+        "model.width=64,model.num_heads=8,model.num_kv_heads=4,model.gated=true,model.norm=rms,"
+        "model.embedding=untied,model.attention_gate=true"
+    )
+    mesh = abstract_mesh(MeshConfig(fsdp=2, tensor=4), 8)
+    shapes = param_shapes(build_model(config, 256))
+    specs = jax.tree.map(lambda leaf: leaf.spec, tree_shardings(shapes, mesh))
+    layer = specs["layers_0"]
+    assert layer["gate"]["kernel"] == layer["up"]["kernel"] == jax.P("fsdp", "tensor")
+    assert layer["attention"]["key"]["kernel"] == jax.P("fsdp", "tensor", None)
+    assert specs["head"] == specs["embedding"] == jax.P("tensor", "fsdp")
+    whole = [
+        leaf.size
+        for leaf, spec in zip(*map(jax.tree.leaves, (shapes, specs)), strict=True)
+        if not any(spec)
+    ]
+    assert max(whole) == 64
+
+
+def test_flops_count_shared_heads_and_gates() -> None:
+    """Two a weight: the weights of the matrices of the model, embedding of inputs apart."""
+    config = make_config(
+        "model.width=64,model.num_heads=8,model.num_kv_heads=2,model.head_size=16,model.gated=true,"
+        "model.embedding=untied,model.norm=rms,length=128"
+    )
+    params = param_shapes(build_model(config, 256))
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params) if leaf.ndim > 1)
+    biases = sum(
+        leaf.size
+        for path, leaf in jax.tree.leaves_with_path(params)
+        if leaf.ndim > 1 and path[-1].key == "bias"
+    )
+    of_inputs = params["embedding"].size
+    attention = 4 * 8 * 16 * (128 + 1) / 2
+    expected = 2 * (weights - biases - of_inputs) + config.model.num_layers * attention
+    assert forward_flops(config, 256, 128) == pytest.approx(expected)
+
+
+def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config) -> None:
+    """A model with parameters in bfloat16 computes in float32, with the values that they have."""
+    config = tiny_config(model__param_dtype="bfloat16")
+    kept = build_model(config, 40)
+    widened = build_model(tiny_config(), 40)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(param_shapes(kept))} == {"bfloat16"}
+    tokens = jnp.arange(16)[None]
+    params = widened.init(jax.random.key(0), tokens)["params"]
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    expected = widened.apply(
+        {"params": jax.tree.map(lambda x: x.astype(jnp.float32), narrow)}, tokens
+    )
+    np.testing.assert_array_equal(kept.apply({"params": narrow}, tokens), expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_kv_heads": 3}, "model.num_kv_heads=3 does not divide model.num_heads=8"),
+        ({"qk_norm_joint": True}, "set model.qk_norm=True too"),
+        ({"embedding": "adaptive", "vocab_rows": 9}, "model.embedding=adaptive has no"),
+        ({"width": 100}, "or set model.head_size"),
+        ({"norm": "batch"}, "model.norm='batch' must be one of layer, layer_no_bias, rms"),
+    ],
+)
+def test_impossible_architectures_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**keys)
+
+
+def test_training_takes_no_parameters_of_sixteen_bits(tiny_config) -> None:
+    with pytest.raises(ValueError, match=r"model\.param_dtype=bfloat16 is for imported runs"):
+        check_trainable(tiny_config(model__param_dtype="bfloat16"))
+
+
+def test_shared_heads_bound_the_tensor_axis(tiny_config) -> None:
+    config = tiny_config(model__num_heads=4, model__num_kv_heads=2)
+    config = dataclasses.replace(config, mesh=MeshConfig(tensor=4))
+    with pytest.raises(ValueError, match=r"does not divide model\.num_kv_heads=2; use one of 1, 2"):
+        check_trainable(config)
