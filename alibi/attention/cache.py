@@ -159,8 +159,8 @@ class KeyValues(flax.struct.PyTreeNode):
     def append(
         self,
         slots: Slots,
-        key: Float[Array, "batch tokens heads head_dim"],
-        value: Float[Array, "batch tokens heads value_dim"],
+        key: Float[Array, "batch tokens kv_heads head_dim"],
+        value: Float[Array, "batch tokens kv_heads value_dim"],
         kept: PyTree[Float[Array, "batch _ heads ..."]],
     ) -> "KeyValues":
         """Returns the cache with new tokens, whose kept data is of all or of the newest; `slots`
@@ -178,8 +178,9 @@ class KeyValues(flax.struct.PyTreeNode):
 
 
 def norm_of_all(
-    key: Float[Array, "*batch k heads head_dim"], value: Float[Array, "*batch k heads value_dim"]
-) -> Float[Array, "*batch heads"]:
+    key: Float[Array, "*batch k kv_heads head_dim"],
+    value: Float[Array, "*batch k kv_heads value_dim"],
+) -> Float[Array, "*batch kv_heads"]:
     """Returns the largest norm of each head's keys; NaN, to skip nothing, if a key or value is not
     finite.
     """

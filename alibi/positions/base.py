@@ -176,7 +176,7 @@ class PositionMethod:
         self,
         params: Params,
         x: Float[Array, "batch length width"],
-        key: Float[Array, "batch length heads head_dim"],
+        key: Float[Array, "batch length kv_heads head_dim"],
         padding: Bool[Array, "batch length"] | None,
         before: PyTree[Float[Array, "batch heads ..."]] | None,
         segments: Int[Array, "batch length"] | None = None,

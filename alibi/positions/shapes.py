@@ -14,7 +14,7 @@ Features = Float[Array, "*batch length width"]
 Queries = Float[Array, "*batch q heads head_dim"]
 Keys = Float[Array, "*batch k kv_heads head_dim"]
 TurnedQueries = Float[Array, "*batch q heads turned_dim"]
-TurnedKeys = Float[Array, "*batch k heads turned_dim"]
+TurnedKeys = Float[Array, "*batch k kv_heads turned_dim"]
 PerQuery = PyTree[Float[Array, "batch q heads ..."]]
 PerKey = PyTree[Float[Array, "batch k heads ..."]]
 
