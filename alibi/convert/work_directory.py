@@ -2,18 +2,21 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from etils import epath
 from jaxtyping import PyTree
 
 from alibi.config import Config, replaced
 from alibi.convert import fairseq
 from alibi.data.cache import file_sha256
-from alibi.data.tokenizers import WordTokenizer, read_dictionary
+from alibi.data.tokenizers import Tokenizer, WordTokenizer, read_dictionary
 from alibi.model.decoder import build_model, param_shapes
+from alibi.parallel import hosts
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.former import saved
@@ -62,11 +65,7 @@ def import_run(
       ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint;
         another objective; a work directory with files.
     """
-    run = RunDirectory(workdir)
-    if listed(run.path) or (run.path.exists() and not run.path.is_dir()):
-        raise ValueError(
-            f"work directory {run} is not empty; choose another --workdir, or remove it"
-        )
+    run = empty_run(workdir)
     if position not in ("", *fairseq.POSITIONS):
         raise ValueError(
             f"position={position!r} is unknown; use one of {', '.join(fairseq.POSITIONS)}"
@@ -104,12 +103,41 @@ def import_run(
         vocab_size=sizes.vocab_size,
         corpus={},
     )
-    if is_address(str(run)):
-        _fill(run, config, tokenizer, state, about)
+    write_run(run, config, tokenizer, state, about, CONFIG_FILE)
+    return run
+
+
+def empty_run(workdir: str | os.PathLike[str]) -> RunDirectory:
+    """Returns the run of a work directory; ValueError if it has files."""
+    run = RunDirectory(workdir)
+    if listed(run.path) or (run.path.exists() and not run.path.is_dir()):
+        raise ValueError(
+            f"work directory {run} is not empty; choose another --workdir, or remove it"
+        )
+    return run
+
+
+def write_run(
+    run: RunDirectory,
+    config: Config,
+    tokenizer: Tokenizer,
+    state: TrainState,
+    provenance: dict[str, Any],
+    config_file: str,
+    add: Callable[[epath.Path], None] = lambda path: None,
+) -> None:
+    """Writes the files of an imported run; a local directory appears when it is whole.
+
+    Args:
+      config_file: the content of its config.py.
+      add: writes further files into the directory.
+    """
+    parts = config, tokenizer, state, provenance, config_file, add
+    if is_address(str(run)) or jax.process_count() > 1:
+        _fill(run, *parts)
     else:
         with made_whole(run.path) as partial:
-            _fill(RunDirectory(partial), config, tokenizer, state, about)
-    return run
+            _fill(RunDirectory(partial), *parts)
 
 
 def _complete(
@@ -167,24 +195,35 @@ def _state(config: Config, params: PyTree, vocab_size: int, updates: int) -> Tra
 def _fill(
     run: RunDirectory,
     config: Config,
-    tokenizer: WordTokenizer,
+    tokenizer: Tokenizer,
     state: TrainState,
     provenance: dict[str, Any],
+    config_file: str,
+    add: Callable[[epath.Path], None],
 ) -> None:
     """Writes the files of the run; the status last, without which nothing continues from the
     others.
     """
     about = {"config": saved(config), **provenance}
     updates, steps = int(state.step), config.train.steps
-    run.claim(config, tokenizer)
-    try:
+
+    def begin() -> None:
+        run.claim(config, tokenizer)
         run.write("provenance.json", about)
-        write_whole(run.path / "config.py", CONFIG_FILE)
-        with Checkpoints(run.checkpoints) as checkpoints:
-            checkpoints.save(state, updates, about)
-        reached = "finished" if updates >= steps else "interrupted"
+        write_whole(run.path / "config.py", config_file)
+        add(run.path)
+
+    def end() -> None:
+        trained = updates >= steps or state.opt_state is None
+        reached = "finished" if trained else "interrupted"
         run.write_status(
             reached, step=updates, steps=steps, reason="imported", tokens_per_second=None, best=None
         )
+
+    try:
+        hosts.broadcast(begin)
+        with Checkpoints(run.checkpoints) as checkpoints:
+            checkpoints.save(state, updates, about)
+        hosts.broadcast(end)
     finally:
         run.release()

@@ -133,9 +133,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         self._valid_nll[step] = valid_nll
         items = {
             PARAMS: ocp.args.StandardSave(state.params),
-            OPTIMIZER: ocp.args.StandardSave(state.opt_state),
             ABOUT: ocp.args.JsonSave(content | {SHA256: digest(content)}),
         }
+        if state.opt_state is not None:  # an imported model has none
+            items[OPTIMIZER] = ocp.args.StandardSave(state.opt_state)
         self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore_newest(self, abstract: TrainState) -> TrainState:
@@ -187,6 +188,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
           ValueError: there is no such checkpoint.
           DamagedError: it is damaged, or of another model.
         """
+        if not hosts.broadcast(lambda: (self._folder / str(step) / OPTIMIZER).exists()):
+            raise ValueError(
+                f"{self._folder.parent} holds an imported model, without an optimizer's state; train on from it in "
+                f"another --workdir by --init_from={self._folder.parent}"
+            )
         restored = self._restore(step, {PARAMS: abstract.params, OPTIMIZER: abstract.opt_state})
         count = jax.device_put(jnp.asarray(step, abstract.step.dtype), abstract.step.sharding)
         return TrainState(step=count, params=restored[PARAMS], opt_state=restored[OPTIMIZER])

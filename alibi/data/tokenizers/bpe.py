@@ -68,6 +68,11 @@ class SentencePiece:
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return self._model.decode(ids)
 
+    @property
+    def content(self) -> bytes:
+        """The file of the model."""
+        return self._content
+
     def to_str(self, pretty: bool = False) -> str:
         encoded = base64.b64encode(self._content).decode()
         return json.dumps({_SENTENCEPIECE: encoded, "model": {"unk_id": self._model.unk_id()}})
@@ -193,6 +198,19 @@ class BpeTokenizer(Tokenizer):
         # written here: of a full disk the package raises a plain Exception
         (folder / self.file).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
         return {"boundary": self._boundary}
+
+    def hub_file(self) -> tuple[str, bytes]:
+        """Returns the name of the tokenizer's file in a folder of the Hugging Face hub, and its
+        content.
+        """
+        if isinstance(self._tokenizer, SentencePiece):
+            return "tokenizer.model", self._tokenizer.content
+        return "tokenizer.json", self._tokenizer.to_str(pretty=True).encode()
+
+    @property
+    def boundary(self) -> str:
+        """The token between documents."""
+        return self._boundary
 
 
 def _cuts_anywhere(rules: dict[str, Any]) -> bool:

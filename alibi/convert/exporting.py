@@ -1,0 +1,140 @@
+"""A work directory becomes a folder in the format of the Hugging Face hub."""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import tokenizers as hf
+
+from alibi.config import Config, replaced
+from alibi.convert.families import FAMILIES, Family
+from alibi.convert.families.base import GENERIC
+from alibi.convert.folder import CONFIG, write_weights
+from alibi.convert.importing import HUB, by_path, model_entries
+from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer
+from alibi.model.layers import is_stacked, unstacked
+from alibi.runs.trained import TrainedRun
+from alibi.storage.files import listed, made_whole, resolve
+
+
+def export_model(
+    workdir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    *,
+    family: str = "",
+    checkpoint: str = "latest",
+    dtype: str = "keep",
+) -> tuple[pathlib.Path, Family, list[str]]:
+    """Writes the model of a run as a folder of the hub: config.json, safetensors and the tokenizer.
+
+    Args:
+      output_dir: must be empty or absent.
+      family: by name; empty: that of the import, or the first whose config has words for the run's.
+      checkpoint: "latest", "best" or a step.
+      dtype: of the files: float32, bfloat16, float16, or "keep" for the run's own.
+
+    Returns:
+      The folder, the family, and what the folder lacks, a line each.
+
+    Raises:
+      ValueError: no family has words for the model (the error says what it lacks); several
+        processes; a folder with files; see also `TrainedRun`.
+    """
+    out = resolve(output_dir)
+    if listed(out) or (out.exists() and not out.is_dir()):
+        raise ValueError(f"{out} is not empty; choose another --output_dir, or remove it")
+    if jax.process_count() > 1:
+        raise ValueError(
+            "an export runs on a single host; start it on one, with devices for the model"
+        )
+    run = TrainedRun(workdir, checkpoint)
+    rows = max(run.config.model.vocab_rows, run.tokenizer.vocab_size)
+    config = replaced(run.config, {"model.vocab_rows": rows, "model.scan_layers": False})
+    chosen, content = _describe(run, config, family)
+    kept = run.config.model.param_dtype if dtype == "keep" else dtype
+    params = unstacked(run.params) if is_stacked(run.params) else run.params
+    leaves = by_path(params)
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    entries = model_entries(chosen, content, config, shapes)
+    itemsize = np.dtype(jax.numpy.dtype(kept)).itemsize
+    sizes = {one.theirs: int(np.prod(one.shape(shapes))) * itemsize for one in entries}
+
+    def tensors() -> Iterator[tuple[str, np.ndarray]]:
+        for one in entries:
+            yield one.theirs, one.to_theirs(leaves).astype(kept, copy=False)
+
+    content |= {"dtype": kept, "eos_token_id": run.tokenizer.boundary_id}
+    with made_whole(out) as partial:
+        partial.mkdir()
+        lacks = _write_tokenizer(run, partial)
+        saved = run.directory.path / HUB / CONFIG
+        if saved.exists() and run.directory.provenance()["imported_from"]["family"] == chosen.name:
+            before = json.loads(saved.read_text())
+            content = {key: value for key, value in before.items() if key in GENERIC} | content
+            content["architectures"] = before["architectures"]
+            content["eos_token_id"] = before.get("eos_token_id", content["eos_token_id"])
+        (partial / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+        write_weights(partial, tensors(), sizes)
+    return pathlib.Path(out), chosen, lacks
+
+
+def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[str, Any]]:
+    """Returns the family of an export and its config.json."""
+    imported = run.directory.provenance().get("imported_from")
+    name = name or (imported or {}).get("family", "")
+    if name:
+        return FAMILIES[name], FAMILIES[name].describe(config)
+    refused = []
+    for family in FAMILIES.values():
+        try:
+            return family, family.describe(config)
+        except ValueError as error:
+            refused.append(str(error))
+    nearest = min(refused, key=lambda reason: reason.count(";"))
+    raise ValueError(
+        f"no family of the hub that is known here has words for {run}; the nearest: {nearest}"
+    )
+
+
+def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
+    """Writes the tokenizer's files; returns what they lack."""
+    kept = run.directory.path / HUB
+    for file in listed(kept) if kept.exists() else ():
+        if file.name != CONFIG:
+            (folder / file.name).write_bytes(file.read_bytes())
+    tokenizer = run.tokenizer
+    if isinstance(tokenizer, BpeTokenizer):
+        name, written = tokenizer.hub_file()
+        (folder / name).write_bytes(written)
+    elif isinstance(tokenizer, ByteTokenizer):
+        (folder / "tokenizer.json").write_text(_of_bytes().to_str())
+    else:
+        return [f"a tokenizer: transformers has none for words of {run}/tokenizer/dict.txt"]
+    if not (folder / "tokenizer_config.json").exists():
+        about = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+        if isinstance(tokenizer, BpeTokenizer):
+            about["eos_token"] = tokenizer.boundary
+        (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+    return []
+
+
+def _of_bytes() -> hf.Tokenizer:
+    """Returns a tokenizer whose ids are the bytes of the text."""
+    # GPT-2's letters of bytes: visible ones of Latin-1 are their own, others follow from 256 on.
+    visible = [
+        byte for byte in range(256) if byte in {*range(33, 127), *range(161, 173), *range(174, 256)}
+    ]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    letters = {chr(byte): byte for byte in visible}
+    letters |= {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    tokenizer = hf.Tokenizer(hf.models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = hf.decoders.ByteLevel()
+    return tokenizer

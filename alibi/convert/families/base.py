@@ -1,0 +1,276 @@
+"""A family of models on the Hugging Face hub: its tensors and its config, beside ours."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from alibi.config import Config, flatten
+from alibi.positions import known_options
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+
+# Keys of any config.json that don't change the logits.
+GENERIC = frozenset((
+    "_name_or_path", "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype",
+    "use_cache",
+    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
+    "initializer_range", "init_device", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
+    "attn_pdrop",
+    "emb_pdrop", "embed_dropout", "pretraining_tp", "is_encoder_decoder", "is_decoder", "output_attentions",
+    "output_hidden_states", "return_dict", "chunk_size_feed_forward", "id2label", "label2id", "task_specific_params",
+    "_attn_implementation", "attn_implementation", "gradient_checkpointing", "tokenizer_class", "problem_type",
+    "finetuning_task", "prefix", "language", "license", "summary_type", "summary_use_proj", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "torchscript", "name_or_path", "verbose", "n_ctx",
+))  # fmt: skip
+
+
+class HubConfig:
+    """A config.json whose keys are taken one after the other; what is left is told.
+
+    Args:
+      content: of config.json.
+    """
+
+    def __init__(self, content: Mapping[str, Any]):
+        self.content, self._taken = dict(content), set[str]()
+
+    def take(self, *names: str, default: Any = ...) -> Any:
+        """Returns the value of the first of the `names` that is there and not null, else `default`.
+
+        Raises:
+          ValueError: none is there, and there is no default.
+        """
+        self._taken.update(names)
+        for name in names:
+            if self.content.get(name) is not None:
+                return self.content[name]
+        if default is ...:
+            raise ValueError(f"config.json has no {names[0]}, which this architecture needs")
+        return default
+
+    def needs(self, name: str, *values: Any, default: Any = ...) -> None:
+        """Raises ValueError if a key has none of the `values`; it may be missing or null."""
+        first = values[0] if default is ... else default
+        if (got := self.take(name, default=first)) not in values:
+            raise ValueError(
+                f"config.json asks for {name}={got!r}, which is not implemented here (only "
+                f"{' or '.join(map(repr, values))})"
+            )
+
+    def ignore(self, *names: str) -> None:
+        """Marks keys that don't change the logits."""
+        self._taken.update(names)
+
+    def choose(self, values: Mapping[str, str], *names: str, default: Any = ...) -> str:
+        """Returns our name of a key's value; ValueError if it has none."""
+        got = self.take(*names, default=default)
+        if got not in values:
+            raise ValueError(
+                f"config.json asks for {names[0]}={got!r}, which is not implemented here (only "
+                f"{', '.join(values)})"
+            )
+        return values[got]
+
+    def left(self) -> dict[str, Any]:
+        """Returns the keys that nothing took, but for generic and empty ones."""
+        return {
+            name: value
+            for name, value in self.content.items()
+            if name not in self._taken | GENERIC and value not in (None, False, 0, "", [], {})
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One of their tensors, and the parameters that it holds.
+
+    Attributes:
+      theirs: the name; {n} is the number of the layer.
+      ours: paths of our parameters, whose rows follow each other in the tensor.
+      interleaved: the rows of our parameters take turns, head by head (BLOOM's queries, keys and
+        values).
+      inputs_first: the matrix is `[in, out]` (GPT-2's Conv1D), not `[out, in]`.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    interleaved: bool = False
+    inputs_first: bool = False
+
+    def of_layers(self, count: int) -> Iterator["Entry"]:
+        """Yields the entry of each layer; itself if it belongs to none."""
+        for n in range(count if "{n}" in self.theirs else 1):
+            ours = tuple(path.replace("{n}", str(n)) for path in self.ours)
+            yield dataclasses.replace(self, theirs=self.theirs.replace("{n}", str(n)), ours=ours)
+
+    def shape(self, shapes: Shapes) -> Shape:
+        """Returns the shape of their tensor, by the `shapes` of our parameters."""
+        outputs = [_rows_shape(path, shapes[path]) for path in self.ours]
+        rows = (sum(shape[0] for shape in outputs), *outputs[0][1:])
+        return rows[::-1] if self.inputs_first else rows
+
+    @property
+    def copies(self) -> bool:
+        """Whether the tensor is our parameter, number for number in the same order."""
+        return len(self.ours) == 1 and not self.ours[0].endswith(("kernel", "bias"))
+
+    def to_ours(
+        self, tensor: Float[np.ndarray, "..."], shapes: Shapes
+    ) -> Iterator[tuple[str, Float[np.ndarray, "..."]]]:
+        """Yields each of our parameters in their tensor, with its path."""
+        rows = tensor.T if self.inputs_first else tensor
+        outputs = [_rows_shape(path, shapes[path]) for path in self.ours]
+        if self.interleaved:
+            heads, rest = shapes[self.ours[0]][-2], rows.shape[1:]
+            turns = rows.reshape(heads, len(self.ours), -1, *rest)
+            parts = [turns[:, number].reshape(-1, *rest) for number in range(len(self.ours))]
+        else:
+            parts = np.split(rows, np.cumsum([shape[0] for shape in outputs])[:-1])
+        for path, part in zip(self.ours, parts, strict=True):
+            yield path, (part.T if path.endswith("kernel") else part).reshape(shapes[path])
+
+    def to_theirs(self, params: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
+        """Returns their tensor of our parameters, by path; the inverse of `to_ours`."""
+        parts = []
+        for path in self.ours:
+            shape, array = _rows_shape(path, params[path].shape), np.asarray(params[path])
+            kernel = path.endswith("kernel")
+            parts.append(array.reshape(shape[::-1]).T if kernel else array.reshape(shape))
+        if self.interleaved:
+            heads, rest = params[self.ours[0]].shape[-2], parts[0].shape[1:]
+            turns = [part.reshape(heads, 1, -1, *rest) for part in parts]
+            rows = np.concatenate(turns, axis=1).reshape(-1, *rest)
+        else:
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.ascontiguousarray(rows.T if self.inputs_first else rows)
+
+
+def _rows_shape(path: str, shape: Shape) -> Shape:
+    """Returns the shape of a parameter as rows: `[out, in]` of a kernel, `[out]` of a bias."""
+    if path.endswith("kernel"):
+        inputs = math.prod(shape[: len(shape) - 1 if path.endswith("out/kernel") else 1])
+        return math.prod(shape) // inputs, inputs
+    return (math.prod(shape),) if path.endswith("bias") else shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """An architecture of the hub.
+
+    Attributes:
+      name: of the family.
+      architectures: its names in config.json.
+      entries: a function from config.json to its tensors; those of parameters that the model lacks
+        are left out.
+      to_ours: a function from config.json to our keys, which reads each of its keys.
+      to_theirs: a function from our config to config.json, which `check_export` compares.
+      prefix: of the names of tensors, which some files lack.
+      buffers: a pattern of further tensors, which are no parameters.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    entries: Callable[[HubConfig], tuple[Entry, ...]]
+    to_ours: Callable[[HubConfig], dict[str, Any]]
+    to_theirs: Callable[[Config], dict[str, Any]]
+    prefix: str = ""
+    buffers: str = "$^"
+
+    def settings(self, content: Mapping[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Returns our keys of a config.json.
+
+        Args:
+          ignored: keys of config.json that are not read.
+
+        Raises:
+          ValueError: a key is missing, unknown, or asks for something else than is implemented.
+        """
+        hub = HubConfig({key: value for key, value in content.items() if key not in ignored})
+        settings = PAPER_UNLIKE | self.to_ours(hub)
+        if left := hub.left():
+            shown = ", ".join(f"{name}={value!r}" for name, value in sorted(left.items()))
+            raise ValueError(
+                f"config.json has keys that are not known here: {shown}; if they don't change the logits, name them "
+                f"in --ignore={','.join(sorted(left))}"
+            )
+        return settings
+
+    def describe(self, config: Config) -> dict[str, Any]:
+        """Returns the config.json of a config.
+
+        Raises:
+          ValueError: the family has no words for some of its keys, which the error names.
+        """
+        content = {"architectures": [self.architectures[0]], **self.to_theirs(config)}
+        ours = flatten(config)
+        differing = {}
+        said, options = self.settings(content), known_options(config.position)
+        defaults = {f"position_options.{name}": value for name, value in options.items()}
+        ours, said = defaults | ours, defaults | said
+        for key, value in said.items():
+            given = tuple(ours[key]) if isinstance(ours.get(key), list) else ours.get(key)
+            if given != value:
+                differing[key] = (given, value)
+        if differing:
+            shown = "; ".join(
+                f"{key} is {given!r} and would become {there!r}"
+                for key, (given, there) in sorted(differing.items())
+            )
+            raise ValueError(f"{self.architectures[0]} can't say this model: {shown}")
+        return content
+
+
+# What most families have and the paper's models have not; a family names what it has otherwise.
+PAPER_UNLIKE: dict[str, Any] = {
+    "model.embedding": "tied",
+    "model.embedding_norm": False,
+    "model.embedding_scale": 1.0,
+    "model.logits_scale": 1.0,
+    "model.norm": "layer",
+    "model.final_norm": True,
+    "model.gated": False,
+    "model.parallel": False,
+    "model.head_size": 0,
+    "model.num_kv_heads": 0,
+    "model.qkv_bias": True,
+    "model.out_bias": True,
+    "model.feed_forward_bias": True,
+    "model.qk_norm": False,
+    "model.qk_norm_joint": False,
+    "model.clip_qkv": 0.0,
+    "model.attention_scale": 0.0,
+    "model.attention_gate": False,
+    "model.normalizer": "softmax",
+    "model.logit_cap": 0.0,
+    "model.logit_scale": "",
+    "model.max_position": 0,
+    "model.window": 0,
+    "position": "alibi",
+}
+
+
+def dense(theirs: str, *ours: str, **options: Any) -> tuple[Entry, Entry]:
+    """Returns the entries of a layer's weight and bias, without "weight" and "kernel" in the names."""
+    return (
+        Entry(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), **options),
+        Entry(
+            f"{theirs}.bias",
+            tuple(f"{path}/bias" for path in ours),
+            interleaved=options.get("interleaved", False),
+        ),
+    )
+
+
+def norm(theirs: str, ours: str) -> tuple[Entry, Entry]:
+    """Returns the entries of a norm's scale and bias."""
+    return Entry(f"{theirs}.weight", (f"{ours}/scale",)), Entry(f"{theirs}.bias", (f"{ours}/bias",))
+
+
+def attention(*names: str) -> tuple[str, ...]:
+    """Returns the paths of a layer's attention: by default of queries, keys and values."""
+    return tuple(f"layers_{{n}}/attention/{name}" for name in names or ("query", "key", "value"))

@@ -1,0 +1,180 @@
+"""Llama, and families with its names: Mistral, Qwen 2 and 3, Gemma."""
+
+import functools
+from typing import Any
+
+from alibi.config import Config
+from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
+
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
+NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+
+FEED_FORWARD = (
+    *dense("model.layers.{n}.mlp.gate_proj", "layers_{n}/gate"),
+    *dense("model.layers.{n}.mlp.up_proj", "layers_{n}/up"),
+    *dense("model.layers.{n}.mlp.down_proj", "layers_{n}/down"),
+)
+ENDS = (
+    Entry("model.embed_tokens.weight", ("embedding",)),
+    *norm("model.layers.{n}.input_layernorm", "layers_{n}/attention_norm"),
+    *norm("model.layers.{n}.post_attention_layernorm", "layers_{n}/feed_forward_norm"),
+    *norm("model.norm", "final_norm"),
+    Entry("lm_head.weight", ("head",)),
+)
+ENTRIES = (
+    *ENDS,
+    *FEED_FORWARD,
+    *dense("model.layers.{n}.self_attn.q_proj", *attention("query")),
+    *dense("model.layers.{n}.self_attn.k_proj", *attention("key")),
+    *dense("model.layers.{n}.self_attn.v_proj", *attention("value")),
+    *dense("model.layers.{n}.self_attn.o_proj", *attention("out")),
+    *norm("model.layers.{n}.self_attn.q_norm", "layers_{n}/query_norm"),
+    *norm("model.layers.{n}.self_attn.k_norm", "layers_{n}/key_norm"),
+)
+# What a family has otherwise than Llama.
+UNLIKE: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"model.qkv_bias": True},
+    "qwen3": {"model.qk_norm": True},
+    "gemma": {"model.norm": "rms_one", "model.embedding_scale": 0.0},
+}
+TIED = {"gemma": True}  # where config.json doesn't say; other families are untied
+
+
+def sizes(hub: HubConfig) -> dict[str, Any]:
+    """Returns the keys that all families with Llama's names share."""
+    return {
+        "train_length": hub.take("max_position_embeddings", "model_max_length"),
+        "model.num_layers": hub.take("num_hidden_layers"),
+        "model.width": hub.take("hidden_size"),
+        "model.num_heads": hub.take("num_attention_heads"),
+        "model.feed_forward": hub.take("intermediate_size"),
+        "model.gated": True,
+        "model.norm": "rms",
+        "model.norm_epsilon": hub.take("rms_norm_eps", default=1e-6),
+        "model.qkv_bias": False,
+        "model.out_bias": False,
+        "model.feed_forward_bias": False,
+        "model.vocab_rows": hub.take("vocab_size"),
+    }
+
+
+def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
+    found = sizes(hub)
+    heads, layers = found["model.num_heads"], found["model.num_layers"]
+    kv_heads = hub.take("num_key_value_heads", default=heads)
+    head_dim = hub.take(
+        "head_dim", default=128 if named == "qwen3" else 256 if named == "gemma" else None
+    )
+    own_size = head_dim not in (None, found["model.width"] / heads)
+    attention_bias = hub.take("attention_bias", default=False)
+    mlp_bias = hub.take("mlp_bias", default=False)
+    activation = hub.choose(
+        ACTIVATIONS,
+        *("hidden_activation", "hidden_act"),
+        default="gelu_pytorch_tanh" if named == "gemma" else "silu",
+    )
+    hub.ignore("hidden_act")
+    if named == "gemma":  # its code computes the tanh form, whatever the older key says
+        activation = "gelu" if activation.startswith("gelu") else activation
+    tied = hub.take("tie_word_embeddings", default=TIED.get(named, False))
+    return found | {
+        "position": "rotary",
+        "position_options.base": rotary_base(hub),
+        "model.num_kv_heads": 0 if kv_heads == heads else kv_heads,
+        "model.head_size": head_dim if own_size else 0,
+        "model.activation": activation,
+        "model.qkv_bias": attention_bias,
+        "model.out_bias": attention_bias,
+        "model.feed_forward_bias": mlp_bias,
+        "model.embedding": "tied" if tied else "untied",
+        "model.window": _windows(hub, layers, named),
+        **UNLIKE[named],
+    }
+
+
+def rotary_base(hub: HubConfig) -> float:
+    """Returns rotary's base; ValueError for stretched or partial forms."""
+    rope = hub.take("rope_parameters", "rope_scaling", default={})
+    hub.ignore("rope_scaling")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(
+            f"config.json asks for rope_scaling of type {kind!r}, which is not implemented here: remove it to evaluate "
+            "the model as it was before, and see --position=yarn and rotary_interpolated of eval_extrapolation.py"
+        )
+    hub.needs("partial_rotary_factor", 1.0, 1)
+    return float(hub.take("rope_theta", default=rope.get("rope_theta", 10_000.0)))
+
+
+def _windows(hub: HubConfig, layers: int, named: str) -> int | tuple[int, ...]:
+    """Returns the window of all layers, or of each."""
+    window, kinds = hub.take("sliding_window", default=0), hub.take("layer_types", default=None)
+    first = hub.take("max_window_layers", default=0)
+    used = hub.take("use_sliding_window", default=named == "mistral")
+    if not window or not used:
+        return 0
+    if kinds is None:  # Qwen: the layers from `max_window_layers` on
+        kinds = ["sliding_attention" if n >= first else "full_attention" for n in range(layers)]
+    each = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return each[0] if len(set(each)) == 1 else each
+
+
+def to_theirs(config: Config, named: str) -> dict[str, Any]:
+    model, windows = config.model, config.model.by_layer("window")
+    content = sizes_to_theirs(config) | {
+        "model_type": named,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": NAMES[model.activation],
+        "attention_bias": model.out_bias,
+        "rope_theta": config.position_options.get("base", 10_000.0),
+    }
+    if named == "llama":
+        content["mlp_bias"] = model.feed_forward_bias
+    if named == "gemma":
+        content["hidden_activation"] = NAMES[model.activation]
+    if named in ("mistral", "qwen2", "qwen3"):
+        content["sliding_window"] = max(windows) or None
+    if named in ("qwen2", "qwen3"):
+        kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+        content |= {
+            "use_sliding_window": any(windows),
+            "layer_types": kinds,
+            "max_window_layers": 0,
+        }
+    return content
+
+
+def sizes_to_theirs(config: Config) -> dict[str, Any]:
+    """Returns the keys of `sizes` in config.json, and `tie_word_embeddings`."""
+    model = config.model
+    return {
+        "hidden_size": model.width,
+        "intermediate_size": model.feed_forward,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "max_position_embeddings": config.train_length,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.embedding == "tied",
+        "vocab_size": model.vocab_rows,
+    }
+
+
+def _family(name: str, architecture: str) -> Family:
+    ours, theirs = (functools.partial(side, named=name) for side in (to_ours, to_theirs))
+    buffers = r".*rotary_emb\.inv_freq"
+    return Family(name, (architecture,), lambda hub: ENTRIES, ours, theirs, "model.", buffers)
+
+
+FAMILIES = tuple(
+    _family(name, f"{prefix}ForCausalLM")
+    for name, prefix in (
+        ("llama", "Llama"),
+        ("mistral", "Mistral"),
+        ("qwen2", "Qwen2"),
+        ("qwen3", "Qwen3"),
+        ("gemma", "Gemma"),
+    )
+)

@@ -1,0 +1,179 @@
+"""MPT (llm-foundry): ALiBi with `alibi_bias_max`, clipped and normed queries and keys; Replit's code
+models.
+"""
+
+from typing import Any
+
+from alibi.config import Config
+from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
+
+NORMS = ("low_precision_layernorm", "layernorm", "rmsnorm", "low_precision_rmsnorm")
+
+
+def _entries(norms: tuple[str, str, str], up: str, down: str) -> tuple[Entry, ...]:
+    block = "transformer.blocks.{n}"
+    return (
+        Entry("transformer.wte.weight", ("embedding",)),
+        Entry("transformer.wpe.weight", ("position/table",)),
+        *norm(f"{block}.{norms[0]}", "layers_{n}/attention_norm"),
+        *dense(f"{block}.attn.Wqkv", *attention()),
+        *norm(f"{block}.attn.q_ln", "layers_{n}/query_norm"),
+        *norm(f"{block}.attn.k_ln", "layers_{n}/key_norm"),
+        *dense(f"{block}.attn.out_proj", *attention("out")),
+        *norm(f"{block}.{norms[1]}", "layers_{n}/feed_forward_norm"),
+        *dense(f"{block}.{up}", "layers_{n}/up"),
+        *dense(f"{block}.{down}", "layers_{n}/down"),
+        *norm(f"transformer.{norms[2]}", "final_norm"),
+        Entry("lm_head.weight", ("head",)),
+    )
+
+
+ENTRIES = _entries(("norm_1", "norm_2", "norm_f"), "ffn.up_proj", "ffn.down_proj")
+REPLIT = _entries(("ln_1", "ln_2", "ln_f"), "mlp.mlp_up", "mlp.mlp_down")
+
+
+def to_ours(hub: HubConfig) -> dict[str, Any]:
+    # llm-foundry and transformers save no keys at their defaults, which differ.
+    foundry = "auto_map" in hub.content
+    own, of_layers = HubConfig(hub.take("attn_config", default={})), dict[str, Any]()
+    width, heads = hub.take("d_model"), hub.take("n_heads")
+    for name, value in (
+        *(("prefix_lm", False), ("rope", False), ("qk_gn", False), ("sliding_window_size", -1)),
+        *(("attn_logit_softcapping", None), ("fused_qkv", True), ("kv_dim", None)),
+    ):
+        own.needs(name, value)
+    own.ignore("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "attn_type", "kv_n_heads")
+    own.ignore("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config", "dtype")
+    shared = own.take("attn_type", default="multihead_attention")
+    kv_heads = {"multihead_attention": 0, "multiquery_attention": 1}.get(shared)
+    if kv_heads is None:
+        kv_heads = own.take("kv_n_heads")
+    if own.take("alibi", default=not foundry):
+        of_layers["position"] = "alibi"
+        of_layers["position_options.alibi_bias_max"] = float(own.take("alibi_bias_max", default=8))
+    else:
+        of_layers["position"] = "learned" if hub.take("learned_pos_emb", default=True) else "none"
+    qk_norm = own.take("qk_ln", default=False)
+    ffn = HubConfig(hub.take("ffn_config", default={}))
+    ffn.needs("ffn_type", "mptmlp")
+    for name in ("ffn_act_fn", "ffn_hidden_size"):
+        ffn.needs(name, None)
+    ffn.ignore("fc_type")
+    left = {f"attn_config.{key}": value for key, value in own.left().items()}
+    left |= {f"ffn_config.{key}": value for key, value in ffn.left().items()}
+    hub.content |= left
+    hub.needs("residual_modification", None)
+    hub.ignore("learned_pos_emb", "embedding_fraction", "init_config", "fc_type", "init_device")
+    bias = not hub.take("no_bias", default=not foundry)
+    norm_type = hub.choose({name: name for name in NORMS}, "norm_type", default=NORMS[0])
+    if "rms" in norm_type and bias:
+        raise ValueError(
+            f"config.json asks for norm_type={norm_type!r} with biases, which is not implemented here"
+        )
+    scale = hub.take("logit_scale", default=1.0)
+    return of_layers | {
+        "train_length": hub.take("max_seq_len"),
+        "model.num_layers": hub.take("n_layers"),
+        "model.width": width,
+        "model.num_heads": heads,
+        "model.num_kv_heads": 0 if kv_heads == heads else kv_heads,
+        "model.feed_forward": int(width * hub.take("expansion_ratio", default=4)),
+        "model.activation": "gelu_exact",
+        "model.norm": "rms" if "rms" in norm_type else "layer" if bias else "layer_no_bias",
+        "model.norm_epsilon": hub.take("layer_norm_epsilon", "norm_eps", default=1e-5),
+        "model.qkv_bias": bias,
+        "model.out_bias": bias,
+        "model.feed_forward_bias": bias,
+        "model.qk_norm": qk_norm,
+        "model.qk_norm_joint": qk_norm,
+        "model.clip_qkv": float(own.take("clip_qkv", default=0.0)),
+        "model.attention_scale": float(own.take("softmax_scale", default=0.0)),
+        "model.logits_scale": width**-0.5 if scale == "inv_sqrt_d_model" else float(scale),
+        "model.embedding": "tied" if hub.take("tie_word_embeddings", default=True) else "untied",
+        "model.vocab_rows": hub.take("vocab_size"),
+    }
+
+
+def to_theirs(config: Config) -> dict[str, Any]:
+    model = config.model
+    shared = {0: "multihead_attention", 1: "multiquery_attention"}
+    return {
+        "model_type": "mpt",
+        "d_model": model.width,
+        "n_heads": model.num_heads,
+        "n_layers": model.num_layers,
+        "expansion_ratio": model.feed_forward / model.width,
+        "max_seq_len": config.train_length,
+        "vocab_size": model.vocab_rows,
+        "no_bias": not model.qkv_bias,
+        "norm_type": "rmsnorm" if model.norm == "rms" else "low_precision_layernorm",
+        "layer_norm_epsilon": model.norm_epsilon,
+        "learned_pos_emb": config.position == "learned",
+        "logit_scale": None if model.logits_scale == 1 else model.logits_scale,
+        "tie_word_embeddings": model.embedding == "tied",
+        "attn_config": {
+            "attn_type": shared.get(model.num_kv_heads, "grouped_query_attention"),
+            "kv_n_heads": model.kv_heads,
+            "alibi": config.position == "alibi",
+            "alibi_bias_max": config.position_options.get("alibi_bias_max", 8.0),
+            "clip_qkv": model.clip_qkv or None,
+            "qk_ln": model.qk_norm,
+            "softmax_scale": model.attention_scale or None,
+            "prefix_lm": False,
+        },
+    }
+
+
+def replit_to_ours(hub: HubConfig) -> dict[str, Any]:
+    """Returns the keys of Replit's flat config, which is MPT's of an earlier version."""
+    flat = {
+        "alibi": "alibi",
+        "alibi_bias_max": "alibi_bias_max",
+        "softmax_scale": "softmax_scale",
+        "prefix_lm": "prefix_lm",
+        "attn_qk_ln": "qk_ln",
+        "attn_clip_qkv": "clip_qkv",
+    }
+    content = {key: value for key, value in hub.content.items() if key not in flat}
+    content |= {
+        "auto_map": content.get("auto_map", {}),
+        "attn_config": {new: hub.content[old] for old, new in flat.items() if old in hub.content},
+        "expansion_ratio": hub.take("mlp_ratio", "expansion_ratio", default=4),
+        "norm_type": "low_precision_layernorm"
+        if hub.take("low_precision_layernorm", default=True)
+        else "layernorm",
+    }
+    inner = HubConfig(content)
+    inner.ignore("mlp_ratio", "low_precision_layernorm", "attn_impl", "attn_uses_sequence_id")
+    inner.ignore(
+        "init_std",
+        "init_gain",
+        "init_nonlinearity",
+        "init_div_is_residual",
+        "init_fn",
+        "param_init_fn",
+    )
+    inner.ignore("emb_init_std", "emb_init_uniform_lim", "fan_mode", "cfg", "init_fn")
+    settings = to_ours(inner)
+    hub.ignore(*hub.content)
+    hub.content |= inner.left()
+    return settings
+
+
+def replit_to_theirs(config: Config) -> dict[str, Any]:
+    raise ValueError(
+        "Replit's early layout is read alone; export the model as MPTForCausalLM (--family=mpt)"
+    )
+
+
+FAMILY = Family(
+    "mpt",
+    ("MptForCausalLM", "MPTForCausalLM"),
+    lambda hub: ENTRIES,
+    to_ours,
+    to_theirs,
+    "transformer.",
+)
+REPLIT_FAMILY = Family(
+    "replit", ("ReplitLM",), lambda hub: REPLIT, replit_to_ours, replit_to_theirs, "transformer."
+)

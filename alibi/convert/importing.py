@@ -1,0 +1,265 @@
+"""A folder of the Hugging Face hub becomes a work directory."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from alibi.config import Config, replaced
+from alibi.convert.families import Entry, Family, HubConfig, family_of
+from alibi.convert.folder import CONFIG, FLOATS, HubFolder, find_folder
+from alibi.convert.work_directory import empty_run, write_run
+from alibi.data.cache import file_sha256
+from alibi.data.tokenizers import Tokenizer, given_tokenizer
+from alibi.model.decoder import build_model, param_shapes
+from alibi.parallel import hosts
+from alibi.parallel.memory import check_memory
+from alibi.parallel.sharding import laid_out
+from alibi.runs import RunDirectory, make_provenance
+from alibi.runs.checkpoint import TrainState
+from alibi.runs.trained import fitting_mesh
+
+HUB = "hub"  # the folder in the work directory with the small files of the hub's folder
+KEPT = re.compile(r"config\.json|generation_config\.json|.*token.*\.json")
+MOST_KEPT = 1 << 20  # bytes of such a file
+
+# Written beside config.json, for `train.py --config=DIR/config.py`.
+CONFIG_FILE = '''"""A run that starts with the model here: python train.py --config=DIR/config.py --workdir=NEW"""
+
+import json
+import pathlib
+
+import ml_collections
+
+from alibi.config import apply, as_config_dict, read_config
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    folder = pathlib.Path(__file__).resolve().parent  # which may have been moved since
+    saved = json.loads((folder / "config.json").read_text())
+    saved |= {"imported_from": "", "init_from": str(folder)}
+    saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "tokenizer.json")
+    saved["model"]["param_dtype"] = "float32"
+    return apply(as_config_dict(read_config(saved)), arg)
+'''
+
+
+def import_model(
+    model: str,
+    workdir: str | os.PathLike[str],
+    config: Config,
+    *,
+    revision: str = "",
+    dtype: str = "keep",
+    tokenizer_file: str = "",
+    ignored: tuple[str, ...] = (),
+) -> RunDirectory:
+    """Makes a work directory from a model of the hub: its config, tokenizer and parameters, without
+    an optimizer's state.
+
+    Parameters are read tensor by tensor, the largest first, and each process keeps its devices'
+    parts alone.
+
+    Args:
+      model: a folder, or a name on the hub.
+      workdir: a directory or gs://BUCKET/PATH, which must be empty or absent.
+      config: the text, the mesh, and the settings of further training.
+      revision: on the hub.
+      dtype: of the saved parameters: float32, bfloat16, float16, or "keep" for the files' own
+        (float32 if these differ).
+      tokenizer_file: in place of the folder's.
+      ignored: keys of config.json that are not read.
+
+    Raises:
+      ValueError: an unknown architecture or key; a file, tensor or tokenizer that is missing,
+        damaged or doesn't fit; too little memory; a work directory with files.
+    """
+    run = empty_run(workdir)
+    folder = HubFolder(find_folder(model, revision))
+    try:
+        family = family_of(folder.config)
+        settings = family.settings(folder.config, ignored)
+    except ValueError as error:
+        raise ValueError(f"{folder.path}: {error}") from error
+    file = pathlib.Path(tokenizer_file).expanduser() if tokenizer_file else folder.tokenizer_file()
+    config = dataclasses.replace(config, position_options={}, imported_from=_sha256(folder))
+    config = replaced(
+        config,
+        settings
+        | {"data.tokenizer": "bpe", "data.tokenizer_file": str(file)}
+        | {"model.param_dtype": _param_dtype(folder, dtype), "model.scan_layers": False},
+    )
+    tokenizer = given_tokenizer(config.data)
+    assert tokenizer is not None
+    rows = config.model.vocab_rows
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"the tokenizer {file} has {tokenizer.vocab_size:,} tokens and the model {rows:,} rows for them; give the "
+            "tokenizer of this model by --tokenizer_file"
+        )
+    params = read_params(folder, family, config, tokenizer)
+    about = make_provenance(
+        imported_from={
+            "model": model,
+            "revision": revision,
+            "family": family.name,
+            "architecture": folder.config["architectures"][0],
+            "sha256": config.imported_from,
+        },
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        vocab_size=tokenizer.vocab_size,
+        corpus={},
+    )
+    state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=None)
+    write_run(run, config, tokenizer, state, about, CONFIG_FILE, lambda path: _keep(folder, path))
+    return run
+
+
+def read_params(folder: HubFolder, family: Family, config: Config, tokenizer: Tokenizer) -> PyTree:
+    """Returns the parameters of a folder on the devices of `config.mesh`; ValueError for tensors
+    that don't fit the model.
+    """
+    model = build_model(config, tokenizer.vocab_size)
+    abstract = laid_out(param_shapes(model), fitting_mesh(config.mesh))
+    check_memory(
+        f"the model in {folder.path}",
+        abstract,
+        "split it over more devices by --config=FILE:mesh.fsdp=N, or import it by --dtype=bfloat16",
+    )
+    leaves = by_path(abstract)
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    entries = model_entries(family, folder.config, config, shapes)
+    names = _names(folder, family, entries, shapes)
+    made: dict[str, jax.Array] = {}
+
+    def place(path: str, read: Any) -> None:
+        leaf = leaves[path]
+        made[path] = jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: _as(read(index), leaf.dtype)
+        )
+        made[path].block_until_ready()  # before the tensor is freed
+
+    # The largest first: what is read beside it is then small.
+    for entry in sorted(entries, key=lambda entry: -np.prod(entry.shape(shapes))):
+        name = names[entry.theirs]
+        if entry.copies:
+            place(entry.ours[0], lambda index, name=name: folder.read(name, index))
+        else:
+            for path, array in entry.to_ours(folder.read(name), shapes):
+                place(path, array.__getitem__)
+    return jax.tree.map_with_path(lambda path, _: made[path_name(path)], abstract)
+
+
+def _as(part: np.ndarray, dtype: Any) -> np.ndarray:
+    return np.ascontiguousarray(part.astype(dtype, copy=False))
+
+
+def model_entries(
+    family: Family, content: dict[str, Any], config: Config, shapes: dict[str, tuple[int, ...]]
+) -> list[Entry]:
+    """Returns the tensors of a family that hold parameters of the model.
+
+    Raises:
+      ValueError: a parameter that no tensor of the family holds.
+    """
+    layers = config.model.num_layers
+    entries = [
+        one
+        for entry in family.entries(HubConfig(content))
+        for one in entry.of_layers(layers)
+        if all(path in shapes for path in one.ours)
+    ]
+    held = {path for entry in entries for path in entry.ours}
+    if lost := sorted(shapes.keys() - held):
+        raise ValueError(
+            f"{family.architectures[0]} has no tensor for {len(lost)} parameters, such as {lost[0]}"
+        )
+    return entries
+
+
+def _names(
+    folder: HubFolder, family: Family, entries: list[Entry], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """Returns the folder's name of each entry; ValueError for tensors that are missing, left over,
+    or of another shape or dtype.
+    """
+    lacks_prefix = not any(name.startswith(family.prefix) for name in folder.names)
+    names = {
+        entry.theirs: entry.theirs.removeprefix(family.prefix) if lacks_prefix else entry.theirs
+        for entry in entries
+    }
+    missing = sorted(set(names.values()) - folder.names)
+    left = sorted(
+        name
+        for name in folder.names - set(names.values())
+        if not re.fullmatch(family.buffers, name)
+    )
+    first = names[entries[0].theirs]
+    if left == ["lm_head.weight"] and not missing:  # some files repeat the tied matrix
+        if not np.array_equal(folder.read("lm_head.weight"), folder.read(first)):
+            raise ValueError(
+                f"{folder.path}: lm_head.weight differs from {first}, to which config.json ties it; set "
+                "tie_word_embeddings to false there"
+            )
+        left = []
+    for words, found in (("lacks", missing), ("has, without a place for them,", left)):
+        if found:
+            raise ValueError(
+                f"{folder.path} {words} {len(found)} tensors, such as {', '.join(found[:3])}: its config.json or its "
+                f"files are of another model than {family.architectures[0]} here"
+            )
+    for entry in entries:
+        name, needed = names[entry.theirs], entry.shape(shapes)
+        if folder.shape(name) != needed:
+            raise ValueError(
+                f"{folder.path}: tensor {name} has shape {list(folder.shape(name))}, and config.json "
+                f"needs {list(needed)}"
+            )
+        if folder.dtype(name) not in FLOATS:
+            raise ValueError(
+                f"{folder.path}: tensor {name} has dtype {folder.dtype(name)}; only {', '.join(FLOATS)} can be read, "
+                "so give the model before it was quantised"
+            )
+    return names
+
+
+def _param_dtype(folder: HubFolder, dtype: str) -> str:
+    """Returns the dtype of the parameters, "keep" resolved."""
+    if dtype != "keep":
+        return dtype
+    kept = {folder.dtype(name) for name in folder.names} & {*FLOATS}
+    return kept.pop() if kept in ({"bfloat16"}, {"float16"}) else "float32"
+
+
+def _sha256(folder: HubFolder) -> str:
+    """Returns the SHA-256 of config.json and of the files with weights, one after the other."""
+
+    def of_files() -> str:
+        files = [folder.path / CONFIG, *folder.files]
+        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
+
+    return hosts.broadcast(of_files)
+
+
+def _keep(folder: HubFolder, path: Any) -> None:
+    """Copies the small files beside the weights, for an export."""
+    (path / HUB).mkdir()
+    for file in folder.path.iterdir():
+        if KEPT.fullmatch(file.name) and file.stat().st_size < MOST_KEPT:
+            (path / HUB / file.name).write_bytes(file.read_bytes())
+
+
+def path_name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """Returns the leaves of a tree by the names on their path."""
+    return {path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

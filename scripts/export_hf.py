@@ -1,0 +1,55 @@
+"""Writes the model of a run as a folder in the format of the Hugging Face hub.
+
+    python scripts/export_hf.py --workdir=DIR --output_dir=FOLDER
+
+transformers loads the folder where it has the architecture. A model that no architecture of
+docs/importing.md can say (a position method, an adaptive embedding) is an error that names what
+differs.
+"""
+
+import clone  # noqa: F401
+from absl import flags
+
+from alibi.cli import command_line
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "work directory of the run")
+_OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "folder to make; may be gs://BUCKET/PATH")
+_FAMILY = flags.DEFINE_string(
+    "family",
+    "",
+    "architecture to write, such as llama; default: the import's, or the first that fits",
+)
+_CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best or a step")
+_DTYPE = flags.DEFINE_enum(
+    "dtype",
+    "keep",
+    ["keep", "float32", "bfloat16", "float16"],
+    "of the files; keep: as the run's parameters are saved",
+)
+
+
+def main() -> None:
+    from alibi.config.fields import did_you_mean
+    from alibi.convert.exporting import export_model
+    from alibi.convert.families import FAMILIES
+
+    if _FAMILY.value and _FAMILY.value not in FAMILIES:
+        raise ValueError(
+            f"--family={_FAMILY.value} is unknown; {did_you_mean(_FAMILY.value, FAMILIES)}there are: "
+            f"{', '.join(FAMILIES)}"
+        )
+    folder, family, lacks = export_model(
+        _WORKDIR.value,
+        _OUTPUT_DIR.value,
+        family=_FAMILY.value,
+        checkpoint=_CHECKPOINT.value,
+        dtype=_DTYPE.value,
+    )
+    for line in lacks:
+        print(f"the folder lacks {line}")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{folder}: {family.architectures[0]}, {size / 1e6:,.1f} MB")
+
+
+if __name__ == "__main__":
+    command_line.run(main, required=("workdir", "output_dir"), addresses=("workdir", "output_dir"))

@@ -1,0 +1,67 @@
+"""Makes a work directory from a model of the Hugging Face hub, or from a folder in the hub's format.
+
+    python scripts/import_hf.py --model=FOLDER --workdir=DIR
+    python scripts/import_hf.py --model=bigscience/bloom-560m --revision=main --workdir=DIR
+    python eval_extrapolation.py --workdirs=DIR --text_file=test.txt --multiples=1,2,4,8 --output_dir=OUT
+    python train.py --config=DIR/config.py:length=4096 --workdir=NEW   # trains on from it
+
+docs/importing.md lists the architectures. The folder holds config.json, files of safetensors (or
+.bin, by PyTorch with weights_only=True, which runs no code from them), and tokenizer.json or a
+SentencePiece model. A key of config.json that is unknown, or that asks for something that is not
+implemented, is an error.
+"""
+
+import clone
+from absl import flags
+
+from alibi.cli import command_line
+
+_MODEL = flags.DEFINE_string("model", None, "a folder, or a model's name on the hub")
+_REVISION = flags.DEFINE_string("revision", "", "of the hub: a branch, tag or commit")
+_WORKDIR = flags.DEFINE_string("workdir", None, "work directory to make; may be gs://BUCKET/PATH")
+_DTYPE = flags.DEFINE_enum(
+    "dtype",
+    "keep",
+    ["keep", "float32", "bfloat16", "float16"],
+    "of the saved parameters; keep: as in the files",
+)
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer_file", "", "tokenizer.json or SentencePiece model in place of the folder's"
+)
+_IGNORE = flags.DEFINE_list("ignore", [], "keys of config.json that don't change the logits")
+_CONFIG = command_line.define_config_flag(
+    str(clone.ROOT / "configs" / "base.py"), help="mesh, text and settings of further training"
+)
+
+
+def main() -> None:
+    # Imported here, so that a wrong flag is reported at once.
+    from alibi.convert.importing import import_model
+
+    run = import_model(
+        _MODEL.value,
+        _WORKDIR.value,
+        _CONFIG.value,
+        revision=_REVISION.value,
+        dtype=_DTYPE.value,
+        tokenizer_file=_TOKENIZER.value,
+        ignored=tuple(_IGNORE.value),
+    )
+    config, made = run.config(), run.provenance()
+    model = config.model
+    kv_heads = f" ({model.kv_heads} of keys)" if model.num_kv_heads else ""
+    print(
+        f"{run}: {made['parameters']:,} parameters in {model.param_dtype}; {model.num_layers} layers, width "
+        f"{model.width}, {model.num_heads} heads{kv_heads}, feed-forward {model.feed_forward}, "
+        f"{made['vocab_size']:,} tokens"
+    )
+    options = ", ".join(f"{name}={value}" for name, value in config.position_options.items())
+    origin = made["imported_from"]
+    print(
+        f"{origin['architecture']}: position={config.position}{f' ({options})' if options else ''}, "
+        f"L={config.train_length}"
+    )
+
+
+if __name__ == "__main__":
+    command_line.run(main, required=("model", "workdir"), addresses=("workdir",))
