@@ -40,7 +40,7 @@ evaluation_flags.define_model()
 
 def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
-    from alibi.evaluation.harness import Options, evaluate_tasks
+    from alibi.evaluation.tasks import Options, evaluate_tasks
     from alibi.runs import RunDirectory
 
     # a mistyped name must not become a directory of results

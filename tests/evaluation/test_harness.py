@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.evaluation import harness
-from alibi.evaluation.harness import Options, PairScorer, evaluate_tasks
+from alibi.evaluation import tasks as tasks_module
+from alibi.evaluation.harness import PairScorer, harness_model
 from alibi.evaluation.perplexity import run_scorer
+from alibi.evaluation.tasks import Options, evaluate_tasks
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from tests.hosts import ROOT
@@ -130,7 +131,7 @@ def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
     whole = len(ids) // length * length
     assert 0 < whole < len(ids)
     ours = run_scorer(run).score(run.params, np.asarray(ids, np.int32), length).nll_nats
-    lm = harness.harness_model(run, length)
+    lm = harness_model(run, length)
     (found,) = lm.loglikelihood_rolling([Request(text)])
     last = expected(run, ids[:whole], ids[whole:], length)[0]
     np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64) - last, rtol=1e-5)
@@ -142,7 +143,7 @@ def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
 
 def test_pairs_are_encoded_together(runs):
     """Words that a context and its continuation share make one token, as in the harness."""
-    lm = harness.harness_model(TrainedRun(runs("words")), 16)
+    lm = harness_model(TrainedRun(runs("words")), 16)
     run = TrainedRun(runs("words"))
     (joint, _), (alone, _) = lm.loglikelihood(
         [Request("the cat ", "sat on"), Request("", "the cat")]
@@ -159,7 +160,7 @@ def test_pairs_are_encoded_together(runs):
 
 def test_drawn_answers(runs, capsys):
     run = TrainedRun(runs())
-    lm = harness.harness_model(run, 64)
+    lm = harness_model(run, 64)
     drawn = {"until": [], "max_gen_toks": 20, "do_sample": True, "temperature": 0.9, "top_k": 5}
     requests = [Request("the cat", drawn)] * 2 + [Request("the cat", drawn | {"num_beams": 2})]
     answers = lm.generate_until(requests)
@@ -251,7 +252,7 @@ def test_tasks_with_local_data(runs, tasks, run_script, tmp_path, no_network):
         while len(new) < 12 and "e" not in run.tokenizer.decode(new):
             new.append(int(full_pass(run, [*ids, *new], 40)[-1].argmax()))
         greedy.append(run.tokenizer.decode(new).partition("e")[0])
-    answered = harness.harness_model(run, 40).generate_until(
+    answered = harness_model(run, 40).generate_until(
         [
             Request(document["text"], {"until": ["e"], "max_gen_toks": 12})
             for document in documents["answers"]
@@ -296,7 +297,7 @@ def test_bad_input_is_a_line(runs, tasks, run_script, tmp_path, monkeypatch):
         "task: broken\ndataset_path: json\ntest_split: test\noutput_type: multiple_choice\n"
         f"dataset_kwargs: {{data_files: '{tmp_path / 'nowhere.jsonl'}'}}\n"
     )
-    monkeypatch.setattr(harness, "reachable", lambda urls: False)
+    monkeypatch.setattr(tasks_module, "reachable", lambda urls: False)
     learned = runs("bytes", "learned")
     masked = runs("bytes", "alibi", objective__name="masked")
     (tmp_path / "none").mkdir()
@@ -331,6 +332,10 @@ def test_bad_input_is_a_line(runs, tasks, run_script, tmp_path, monkeypatch):
         assert message in last
         if "tasks" in changed and changed["tasks"] == "hosted":
             assert time.monotonic() - start < 5
+    with monkeypatch.context() as several:
+        several.setattr(jax, "process_count", lambda: 2)
+        with pytest.raises(ValueError, match="tasks of the harness run on one host"):
+            evaluate_tasks(runs(), Options(tmp_path, tasks=("choices",)))
     monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
     result = run_script(SCRIPT, *(f"--{key}={value}" for key, value in given.items()))
     assert result.returncode == 1
