@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes .venv from the pinned requirements; takes under a second if .venv is up to date.
 #
-#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs|s3|torch ...]
+#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs|s3|torch|harness ...]
 #
-# --test adds the tools for tests and checks. --extra=torch is for scripts/import_fairseq.py alone.
+# --test adds the tools for tests and checks. --extra=torch is for scripts/import_fairseq.py alone,
+# --extra=harness for scripts/lm_eval.py.
 # ALIBI_EXTRA="tpu gcs" names extras too. PYTHON=/path/to/python names the interpreter for .venv, also one after 3.13.
 set -euo pipefail
 
@@ -21,14 +22,14 @@ for argument in "$@"; do
   case "$argument" in
     --test) requirements=requirements-test.txt ;;
     --extra=*) extra="$extra ${argument#--extra=}" ;;
-    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs|s3|torch" ;;
+    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs|s3|torch|harness" ;;
   esac
 done
 set -f
 for one in $extra; do
   case "$one" in
-    gpu | tpu | gcs | s3 | torch) ;;
-    *) fail "unknown extra '$one'; known are gpu, tpu, gcs, s3 and torch" ;;
+    gpu | tpu | gcs | s3 | torch | harness) ;;
+    *) fail "unknown extra '$one'; known are gpu, tpu, gcs, s3, torch and harness" ;;
   esac
 done
 set +f
@@ -178,7 +179,7 @@ if ! is_installed; then
   ok=1
   pip_install -r "$root/$requirements" || ok=0
   for one in $extra; do
-    case "$one" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; s3) package=s3fs ;; torch) package=torch==2.13.0 ;; esac
+    case "$one" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; s3) package=s3fs ;; torch) package=torch==2.13.0 ;; harness) package=lm-eval==0.4.13 ;; esac
     [[ $ok == 0 ]] || pip_install -c "$root/requirements.txt" "$package" || ok=0
   done
   if [[ $ok == 0 ]]; then

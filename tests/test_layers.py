@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"config", "storage", "errors", "progress", "objectives"},
     "reporting": {"config", "storage", "errors", "progress"},
     "runs": RUNS,
-    "evaluation": MEASURED,
+    "evaluation": MEASURED | {"generation"},
     "training": MEASURED | {"training", "generation"},
     "convert": RUNS | {"training"},
     "planning": MEASURED | {"training"},

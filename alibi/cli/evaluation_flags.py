@@ -32,8 +32,13 @@ def define_lengths(multiples: str) -> None:
 
 
 def define(multiples: str) -> None:
-    """Defines the flags of `define_lengths`, and those of the model."""
+    """Defines the flags of `define_lengths` and `define_model`."""
     define_lengths(multiples)
+    define_model()
+
+
+def define_model() -> None:
+    """Defines the flags of the checkpoint, of changes of its model, and of the batch."""
     flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
     position = (
         "position method of the test, or several in turn over the layers, in place of the method of training, if it "
@@ -100,11 +105,17 @@ def options() -> dict[str, Any]:
     """Returns the values of the flags by the names of the fields of
     `alibi.evaluation.extrapolation.RunOptions`; raises as `length_options`.
     """
+    return {**length_options(), **model_options()}
+
+
+def model_options() -> dict[str, Any]:
+    """Returns the values of the flags of `define_model` by the names of the fields of
+    `alibi.evaluation.extrapolation.RunOptions`; raises ValueError for other values.
+    """
     given = flags.FLAGS
     changed = {key: value for key in MODEL_KEYS if (value := given[key].value) is not None}
     model = {key: read_value(f"model.{key}", value) for key, value in changed.items()}
     return {
-        **length_options(),
         "checkpoint": given.checkpoint,
         "batch_tokens": given.batch_tokens,
         "override": Override(given.position, _position_options(), **model),

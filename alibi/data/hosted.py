@@ -214,14 +214,8 @@ class Hub(_Hosted):
                 "or run scripts/prepare_data.py on a machine with a network and copy the cache directory here, or set "
                 "data.name to a folder that holds the dataset's files, or use corpus=text"
             )
-        import datasets
-
-        saved = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-        hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-        try:
+        with offline():
             yield
-        finally:
-            hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved
 
 
 class Tfds(_Hosted):
@@ -280,6 +274,22 @@ class Tfds(_Hosted):
                 "$TFDS_DATA_DIR or data.name to its folder, or use corpus=text"
             )
         builder.download_and_prepare(file_format="array_record")
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Puts `datasets` and `huggingface_hub` into their offline mode: local files and cached copies
+    load, and anything else fails at once.
+    """
+    import datasets
+    import huggingface_hub.constants as hub
+
+    saved = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved
 
 
 def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:

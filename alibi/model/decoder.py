@@ -244,11 +244,14 @@ class DecoderLM(nn.Module):
     ) -> Float[Array, "batch last width"]:
         """Returns the input of the softmax layer for the `last` last tokens (None: all), float32;
         see `__call__`.
+
+        Without `decode`, `total` is the length of the sequence that begins with these tokens, for
+        methods that depend on it (None: of these tokens).
         """
         config, length = self.config, tokens.shape[1]
         caches = self._caches(tokens, segment_ids, total, chunk) if decode else None
         slots = None if caches is None else next(iter(caches.values()))
-        total = length if slots is None else slots.total
+        total = (total or length) if slots is None else slots.total
         self.check_length(total)
         pattern = self.pattern
         if not config.max_position:

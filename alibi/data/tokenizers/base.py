@@ -58,12 +58,14 @@ class Tokenizer(abc.ABC):
             [np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))]
         )
 
+    def encode_open(self, text: str) -> list[int]:
+        """Returns the ids of a document that goes on after `text`, without a boundary."""
+        pieces = [Piece(text.encode("utf-8"), ends_document=False)]
+        return np.concatenate([[], *self.encode_stream(pieces)]).astype(int).tolist()
+
     def encode_beginning(self, text: str) -> list[int]:
         """Returns the ids of a document that goes on after `text`; of an empty text the boundary."""
-        pieces = [Piece(text.encode("utf-8"), ends_document=False)]
-        return np.concatenate([[], *self.encode_stream(pieces)]).astype(int).tolist() or [
-            self.boundary_id
-        ]
+        return self.encode_open(text) or [self.boundary_id]
 
     def save(self, directory: str | os.PathLike) -> None:
         """Makes `directory` and writes the files for `load_tokenizer`."""

@@ -1,0 +1,342 @@
+"""Tasks of the harness, against full passes of the model and against our own perplexity."""
+
+import functools
+import json
+import re
+import socket
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from alibi.evaluation import tasks as tasks_module
+from alibi.evaluation.harness import PairScorer, harness_model
+from alibi.evaluation.perplexity import run_scorer
+from alibi.evaluation.tasks import Options, evaluate_tasks
+from alibi.runs.trained import TrainedRun
+from alibi.training.loop import train
+from tests.hosts import ROOT
+
+pytest.importorskip("lm_eval", reason="needs the package lm-eval")
+
+SCRIPT = ROOT / "scripts" / "lm_eval.py"
+ADAPTIVE = {"model__embedding": "adaptive", "model__cutoffs": (20,)}
+QUESTIONS = [
+    {"question": "the cat sat on", "choices": ["the mat", "a tree", "it"], "answer": 1},
+    {"question": "then a dog", "choices": ["ran.", "saw", "under the tree and a"], "answer": 0},
+    {"question": "", "choices": ["the", "a cat"], "answer": 0},
+]
+TASKS = {
+    "choices": "output_type: multiple_choice\n"
+    "doc_to_text: '{{question}}'\ndoc_to_target: answer\ndoc_to_choice: choices\n"
+    "metric_list: [{metric: acc}]",
+    "rolling": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+    "metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]",
+    "answers": "output_type: generate_until\ndoc_to_text: '{{text}}'\ndoc_to_target: '{{answer}}'\n"
+    "generation_kwargs: {until: ['e'], max_gen_toks: 12, do_sample: false}\n"
+    "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_config, tmp_path_factory):
+    """Returns the work directory of a run with a tokenizer and a method."""
+    made = {}
+
+    def run_of(tokenizer="bytes", position="alibi", **keys):
+        name = "-".join([tokenizer, position, *map(str, keys.values())])
+        if name not in made:
+            made[name] = str(tmp_path_factory.mktemp(re.sub("\\W", "-", name)))
+            train(tiny_config(position=position, data__tokenizer=tokenizer, **keys), made[name])
+        return made[name]
+
+    return run_of
+
+
+@functools.cache
+def forward(model):
+    return jax.jit(model.apply)
+
+
+def full_pass(run, ids, length):
+    """Returns the log-probabilities after each of the ids, of a pass over a window of `length`."""
+    inputs = np.pad(np.asarray([ids], np.int32), ((0, 0), (0, length - len(ids))))
+    logits = forward(run.model)({"params": run.params}, inputs)
+    return np.asarray(jax.nn.log_softmax(logits[0, : len(ids)]), np.float64)
+
+
+def expected(run, context, continuation, length):
+    ids = ([*context] or [run.tokenizer.boundary_id]) + [*continuation]
+    ids = ids[-length - 1 :]
+    ahead = full_pass(run, ids[:-1], length)[-len(continuation) :]
+    likeliest = (ahead.argmax(axis=1) == continuation).all()
+    return ahead[np.arange(len(continuation)), continuation].sum(), bool(likeliest)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "position", "keys"),
+    [
+        ("words", "rotary", ADAPTIVE),
+        ("bpe", "alibi,none", {"model__scan_layers": True, "data__bpe_vocab_size": 300}),
+        ("bytes", "rotary_ntk", {}),
+        ("bytes", "alibi", {"model__max_position": 64, "model__logits_chunk": 8}),
+    ],
+)
+def test_scores_are_those_of_full_passes(runs, tokenizer, position, keys):
+    """Each request alone in a window, also with a method that depends on the window's length."""
+    run = TrainedRun(runs(tokenizer, position, **keys), batch_tokens=64)
+    scorer, rng = PairScorer(run, 60), np.random.default_rng(0)
+    assert scorer.lengths == [16, 32, 60]
+
+    def ids(count):
+        return rng.integers(0, run.tokenizer.vocab_size, count).tolist()
+
+    pairs = [(ids(n), ids(to)) for n, to in ((0, 3), (9, 1), (14, 2), (30, 7), (55, 9), (80, 60))]
+    for context in (ids(5), ids(20), ids(50)):
+        greedy = []
+        for _ in range(3):
+            greedy.append(int(full_pass(run, [*context, *greedy], 60)[-1].argmax()))
+        pairs += [
+            (context, greedy),
+            (context, [*greedy[:2], (greedy[2] + 1) % run.tokenizer.vocab_size]),
+        ]
+    found = scorer.score(pairs)
+    wanted = [expected(run, *pair, 60) for pair in pairs]
+    np.testing.assert_allclose([x for x, _ in found], [x for x, _ in wanted], rtol=1e-5)
+    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in wanted]
+    assert {True, False} == {is_greedy for _, is_greedy in found}
+    assert scorer.programs._cache_size() == len(scorer.lengths)
+    again = scorer.score(pairs[::-1])
+    np.testing.assert_allclose([x for x, _ in again[::-1]], [x for x, _ in found], rtol=1e-6)
+    assert scorer.programs._cache_size() == len(scorer.lengths)
+    without = scorer.score(pairs[:2], greedy=False)
+    np.testing.assert_allclose([x for x, _ in without], [x for x, _ in found[:2]], rtol=1e-6)
+
+
+class Request:
+    def __init__(self, *args):
+        self.args = args
+
+
+@pytest.mark.parametrize(("tokenizer", "length"), [("bytes", 48), ("words", 16), ("bpe", 16)])
+def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
+    """Ours and the harness's differ in the last window alone, where the harness reads a full one."""
+    keys = {"data__bpe_vocab_size": 300} if tokenizer == "bpe" else {}
+    run = TrainedRun(runs(tokenizer, **keys))
+    text = tiny_text["valid"].read_text()
+    ids = run.tokenizer.encode_open(text)
+    whole = len(ids) // length * length
+    assert 0 < whole < len(ids)
+    ours = run_scorer(run).score(run.params, np.asarray(ids, np.int32), length).nll_nats
+    lm = harness_model(run, length)
+    (found,) = lm.loglikelihood_rolling([Request(text)])
+    last = expected(run, ids[:whole], ids[whole:], length)[0]
+    np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64) - last, rtol=1e-5)
+    if tokenizer == "bytes":
+        found, none = lm.loglikelihood_rolling([Request(text[:whole]), Request("")])
+        np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64), rtol=1e-5)
+        assert none == 0
+
+
+def test_pairs_are_encoded_together(runs):
+    """Words that a context and its continuation share make one token, as in the harness."""
+    lm = harness_model(TrainedRun(runs("words")), 16)
+    run = TrainedRun(runs("words"))
+    (joint, _), (alone, _) = lm.loglikelihood(
+        [Request("the cat ", "sat on"), Request("", "the cat")]
+    )
+    words = run.tokenizer.encode_open
+    assert joint == pytest.approx(expected(run, words("the cat"), words("sat on"), 16)[0], rel=1e-5)
+    assert alone == pytest.approx(expected(run, [], words("the cat"), 16)[0], rel=1e-5)
+    for request in (Request("", " "), Request("the", " "), Request("the c", "at")):
+        with pytest.raises(ValueError, match=r"no token|has 0 tokens"):
+            lm.loglikelihood([request])
+    with pytest.raises(ValueError, match="has 17 tokens; it needs 1 to --length=16"):
+        lm.loglikelihood([Request("a", " the" * 17)])
+
+
+def test_drawn_answers(runs, capsys):
+    run = TrainedRun(runs())
+    lm = harness_model(run, 64)
+    drawn = {"until": [], "max_gen_toks": 20, "do_sample": True, "temperature": 0.9, "top_k": 5}
+    requests = [Request("the cat", drawn)] * 2 + [Request("the cat", drawn | {"num_beams": 2})]
+    answers = lm.generate_until(requests)
+    assert len(set(answers)) == 3, "each draws by its own seed"
+    assert lm.generate_until(requests) == answers
+    assert "options of generation without effect here: {'num_beams': 2}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="answers of up to 64 tokens, and --length=64 leaves no"):
+        lm.generate_until([Request("the cat", {"until": ["."], "max_gen_toks": 64})])
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Fails at any look for a host."""
+
+    def refused(*_, **__):
+        pytest.fail("a task with local data looked for a network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.setattr(socket.socket, "connect", refused)
+
+
+@pytest.fixture
+def tasks(tmp_path, tiny_text):
+    """Returns a folder of YAML tasks with local data, and the documents of each task."""
+    lines = tiny_text["valid"].read_text().splitlines(keepends=True)
+    documents = {
+        "choices": QUESTIONS,
+        "rolling": [{"text": "".join(lines[:7])}, {"text": lines[7]}],
+        "answers": [{"text": "".join(lines[:n]), "answer": ""} for n in (1, 3)],
+    }
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name, rows in documents.items():
+        data = folder / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{name}.yaml").write_text(
+            f"task: {name}\ndataset_path: json\ntest_split: test\n"
+            f"dataset_kwargs: {{data_files: {{test: '{data}'}}, cache_dir: '{tmp_path / 'hf'}'}}\n"
+            f"metadata: {{version: 2}}\n{TASKS[name]}\n"
+        )
+    return folder, documents
+
+
+def test_tasks_with_local_data(runs, tasks, run_script, tmp_path, no_network):
+    """Each metric is that of full passes; nothing looks for a network."""
+    (folder, documents), workdir = tasks, runs()
+    words = [f"--workdir={workdir}", "--tasks=choices,rolling,answers", "--length=40"]
+    words += [f"--include_path={folder}", f"--output_dir={tmp_path / 'out'}"]
+    result = run_script(SCRIPT, *words)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0].split()[:4] == ["task", "metric", "filter", "length"]
+    lines = [
+        json.loads(line)
+        for file in (tmp_path / "out" / "harness").iterdir()
+        for line in file.read_text().splitlines()
+    ]
+    found = {(line["task"], line["metric"]): line for line in lines}
+    run = TrainedRun(workdir)
+    encode = run.tokenizer.encode_open
+
+    right = []
+    for document in documents["choices"]:
+        # "" as a context: the delimiter, a space, is then the beginning of the continuation
+        scores = [
+            expected(run, encode(document["question"]), encode(" " + choice), 40)[0]
+            for choice in document["choices"]
+        ]
+        right.append(int(np.argmax(scores)) == document["answer"])
+    assert found["choices", "acc"]["value"] == pytest.approx(np.mean(right))
+    assert found["choices", "acc"]["samples"] == 3
+    assert found["choices", "acc"]["stderr"] == pytest.approx(np.std(right, ddof=1) / 3**0.5)
+
+    nats, size = 0.0, 0
+    for document in documents["rolling"]:
+        ids = encode(document["text"])
+        starts = range(0, len(ids), 40)
+        nats -= sum(expected(run, ids[:n], ids[n : n + 40], 40)[0] for n in starts)
+        size += len(ids)
+    perplexity = found["rolling", "byte_perplexity"]["value"]
+    assert perplexity == pytest.approx(np.exp(nats / size), rel=1e-5)
+    assert found["rolling", "bits_per_byte"]["value"] == pytest.approx(
+        nats / size / np.log(2), rel=1e-5
+    )
+
+    line = found["answers", "exact_match"]
+    greedy = []
+    for document in documents["answers"]:
+        ids, new = encode(document["text"])[-28:], []
+        while len(new) < 12 and "e" not in run.tokenizer.decode(new):
+            new.append(int(full_pass(run, [*ids, *new], 40)[-1].argmax()))
+        greedy.append(run.tokenizer.decode(new).partition("e")[0])
+    answered = harness_model(run, 40).generate_until(
+        [
+            Request(document["text"], {"until": ["e"], "max_gen_toks": 12})
+            for document in documents["answers"]
+        ]
+    )
+    assert answered == greedy
+    assert line["value"] == np.mean([text == "" for text in greedy])
+
+    assert (line["run"], line["step"], line["eval_length"]) == (run.name, run.step, 40)
+    assert (line["task_version"], line["num_fewshot"], line["mode"]) == ("2", 0, "harness")
+    assert {"date", "processor", "commit", "jax", "harness", "config_hash", "device"} <= set(line)
+    assert "requests are longer than 28 tokens, and lost their beginning" in result.stderr
+
+
+def test_several_lengths_examples_and_a_part_of_the_samples(runs, tasks, tmp_path, capsys):
+    folder, _ = tasks
+    options = Options(
+        tmp_path / "out",
+        lengths=(128, 256),
+        tasks=("choices",),
+        include_path=str(folder),
+        num_fewshot=1,
+        limit=2,
+    )
+    results = evaluate_tasks(runs(), options)
+    assert [(one.of.eval_length, one.samples, one.num_fewshot) for one in results] == [
+        (128, 2, 1),
+        (256, 2, 1),
+    ]
+    assert len([*(tmp_path / "out" / "harness").iterdir()]) == 2
+    assert "choices  acc" in capsys.readouterr().out
+    evaluate_tasks(runs(), options)
+    assert len([*(tmp_path / "out" / "harness").iterdir()]) == 2, "the same results are replaced"
+
+
+def test_bad_input_is_a_line(runs, tasks, run_script, tmp_path, monkeypatch):
+    folder, _ = tasks
+    (folder / "hosted.yaml").write_text(
+        "task: hosted\ndataset_path: nobody/nothing\noutput_type: multiple_choice\n"
+    )
+    (folder / "broken.yaml").write_text(
+        "task: broken\ndataset_path: json\ntest_split: test\noutput_type: multiple_choice\n"
+        f"dataset_kwargs: {{data_files: '{tmp_path / 'nowhere.jsonl'}'}}\n"
+    )
+    monkeypatch.setattr(tasks_module, "reachable", lambda urls: False)
+    learned = runs("bytes", "learned")
+    masked = runs("bytes", "alibi", objective__name="masked")
+    (tmp_path / "none").mkdir()
+    given = {
+        "workdir": runs(),
+        "tasks": "choices",
+        "include_path": folder,
+        "output_dir": tmp_path / "out",
+    }
+    for changed, message in (
+        ({"workdir": tmp_path / "none"}, "none"),
+        ({"checkpoint": "7"}, "no checkpoint of step 7"),
+        ({"checkpoint": "x"}, "checkpoint=x must be latest, best or a step"),
+        ({"workdir": learned, "length": 17}, "has no result at --length=17: "),
+        ({"workdir": masked}, "was trained for objective=masked; tasks need"),
+        ({"tasks": "choises"}, "there is no task 'choises'; near names: choices"),
+        ({"tasks": "hosted"}, "can't be loaded without a network (https://huggingface.co doesn't"),
+        ({"tasks": "broken"}, "nowhere.jsonl"),
+        ({"tasks": ""}, "no task is named; give --tasks"),
+        ({"limit": 1.5}, "limit=1.5 must be a whole number of samples, or a share of them"),
+        ({"num_fewshot": -1}, "num_fewshot=-1 must be at least 0"),
+        ({"include_path": tmp_path / "nowhere"}, "nowhere is no folder"),
+        ({"length": 0}, "--length=0"),
+        ({"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
+    ):
+        start = time.monotonic()
+        words = [f"--{key}={value}" for key, value in (given | changed).items()]
+        result = run_script(SCRIPT, *words)
+        last = result.stderr.splitlines()[-1]
+        assert result.returncode == 1, changed
+        assert last.startswith("error: "), result.stderr
+        assert message in last
+        if "tasks" in changed and changed["tasks"] == "hosted":
+            assert time.monotonic() - start < 5
+    with monkeypatch.context() as several:
+        several.setattr(jax, "process_count", lambda: 2)
+        with pytest.raises(ValueError, match="tasks of the harness run on one host"):
+            evaluate_tasks(runs(), Options(tmp_path, tasks=("choices",)))
+    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
+    result = run_script(SCRIPT, *(f"--{key}={value}" for key, value in given.items()))
+    assert result.returncode == 1
+    assert "tasks need the package lm_eval (" in result.stderr
+    assert "pip install 'lm-eval==0.4.13'" in result.stderr
