@@ -17,7 +17,7 @@ from absl import app, flags, logging
 
 from alibi.config import load_config
 from alibi.config.fields import nearest
-from alibi.config.tree import KEYS, SHORT_NAMES
+from alibi.config.tree import KEYS, OTHER_NAMES, SHORT_NAMES
 from alibi.cpu.host_memory import keep_freed_memory
 from alibi.data.cache import cache_root, check_paths
 from alibi.errors import (
@@ -192,12 +192,15 @@ def _split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Any]]]
 
 
 def _suggest(name: str) -> str:
-    """Returns a question for a flag near `name`, or for the config keys whose last part it is."""
+    """Returns a question for a flag near `name`, or for the config keys whose last part, or whose
+    name in other codebases, it is.
+    """
     keys = sorted(KEYS) if "config" in flags.FLAGS else []
-    meant = [
-        f"config.{key}" for key in keys if f".{key}".endswith(f".{SHORT_NAMES.get(name, name)}")
-    ]
-    meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)])]
+    known = SHORT_NAMES.get(name) or OTHER_NAMES.get(name.rpartition(".")[2], name)
+    meant = [f"config.{key}" for key in keys if f".{key}".endswith(f".{known}")]
+    named = {key.rpartition(".")[2]: f"config.{key}" for key in keys}
+    named |= {flag: flag for flag in flags.FLAGS}
+    meant = meant or [named.get(nearest(name.rpartition(".")[2], named), "")]
     return f"did you mean {' or '.join(f'--{one}' for one in meant)}? " if meant[0] else ""
 
 

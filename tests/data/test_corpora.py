@@ -40,7 +40,8 @@ def test_books_are_whole_different_and_small():
 def test_unknown_names_list_those_that_exist():
     with pytest.raises(
         ValueError,
-        match=r"data\.valid='nope' is no split of the embedded books; use one of train, valid, test",
+        match=r"data\.valid='nope' is no split of the embedded books, train, valid, test; to read files, set "
+        r"data\.corpus=text",
     ):
         list(make_corpus(DataConfig(valid="nope")).pieces("valid"))
     with pytest.raises(
