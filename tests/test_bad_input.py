@@ -315,6 +315,10 @@ def no_gpu() -> AssertionError:
         ),
         (OSError(28, "No space left on device", "x"), "make space and repeat the command"),
         (Exception("No space left on device (os error 28)"), "make space and repeat the command"),
+        (
+            NotADirectoryError(20, "Not a directory", f"{__file__}/x"),
+            f"{__file__} is a file, not a directory",
+        ),
         (MemoryError(), "there is not enough memory; use a smaller train.max_device_tokens"),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),

@@ -61,9 +61,9 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     for key, value in (overrides or {}).items():
         set_key(config, key, value)
     read = read_config(config)
-    given = {*re.findall(r"[\w.]+(?=\s*=)", argument), *(overrides or {})}
+    keys = {*re.findall(r"[\w.]+(?=\s*=)", argument), *(overrides or {})}
     before, steps = read.optimizer.warmup_steps, read.train.steps
-    if "train.steps" in given and "optimizer.warmup_steps" not in given and before >= steps:
+    if "train.steps" in keys and "optimizer.warmup_steps" not in keys and before >= steps:
         read = replaced(read, {"optimizer.warmup_steps": steps // 10})
         print(
             f"optimizer.warmup_steps is {steps // 10} in place of {before}, to fit train.steps={steps}",

@@ -109,7 +109,12 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     states = survey(reproduction.sweep.runs, directory)
     title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale"
     title += f": {len(states)} runs in {directory}"
-    title += f"; the paper's lengths divided by {setting.divisor}" * (setting.divisor > 1)
+    if setting.scale != "paper":
+        corpus = reproduction.sweep.runs[0].config.data.corpus
+        title += (
+            f"; the paper's lengths divided by {setting.divisor}, and data.corpus={corpus} in place"
+        )
+        title += f" of {setting.name}"
     lines = [title, *([f"note: {definition.note}"] if definition.note else []), ""]
     costs: list[Cost | None] = []
     left: list[Cost | None] = []

@@ -18,6 +18,7 @@ from alibi.errors import (
     REQUEUE,
     Interrupted,
     UserError,
+    cause,
     disk_errors_named,
 )
 from alibi.reporting.report import RunSource, write_report
@@ -143,7 +144,7 @@ class Sweeper:
                 record_sweep(self.workdir, self.sweep, replace=not self.is_task)
             except OSError as error:
                 raise ValueError(
-                    f"work directory {self.workdir} can't be written ({error}); choose another"
+                    f"work directory {self.workdir} can't be written ({cause(error)}); choose another --workdir"
                 ) from None
         with self.processes, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(self._execute_run, self._runs))

@@ -167,6 +167,10 @@ def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
         "*.md": r"no file matches '.*\*.md'",
         "": "is a directory",
     }
+    with pytest.raises(
+        ValueError, match=r"correct data.train, or make the file by scripts/join_books.py"
+    ):
+        text_corpus("data/long-books/train.txt").files("train")
     for name, message in cases.items():
         with pytest.raises(ValueError, match=message):
             list(text_corpus(f"{tmp_path}/{name}").pieces("train"))

@@ -104,8 +104,10 @@ def test_other_overrides_and_files_have_runs_of_their_own(tmp_path):
     ]  # fmt: skip
     directories = [Reproduction(2, "small", tmp_path, **setting).directory for setting in settings]
     assert len(set(directories)) == len(settings)
-    assert directories[0].name == Reproduction(5, "small", tmp_path).directory.name == "wikitext103"
-    assert directories[2].name == "wikitext103-seed=1_train.steps=600", (
+    assert directories[0] == Reproduction(5, "small", tmp_path).directory
+    assert directories[0].name == "wikitext103-stand-in", "its text is another"
+    assert Reproduction(2, "paper", tmp_path).directory.name == "wikitext103"
+    assert directories[2].name == "wikitext103-stand-in-seed=1_train.steps=600", (
         "a comma would part it in --workdirs"
     )
     # in another order, and how it is computed
@@ -366,7 +368,7 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
     assert str(table.outputs / "table02.md") in text
     assert overview([table], tmp_path / "missing").splitlines()[1].split()[:5] == [
         "2",
-        "wikitext103",
+        "wikitext103-stand-in",
         "1/4",
         "2/120",
         "yes",
