@@ -85,10 +85,13 @@ def main() -> int:
     if _RUN.value:
         return _run(reproduction)
     default = PROCESSORS[_SCALE.value]
-    processor = Processor(
-        _DEVICE_FLOPS.value or default.flops_per_second,
-        _UTILISATION.value or default.utilisation,
-    )
+    processor = default
+    if _DEVICE_FLOPS.value or _UTILISATION.value:
+        processor = Processor(
+            "a device of yours",
+            _DEVICE_FLOPS.value or default.flops_per_second,
+            _UTILISATION.value or default.utilisation,
+        )
     print(describe_costs(reproduction, processor, measured=processor == default), end="")
     if devices:
         runs, vocab_size = reproduction.sweep.runs, describe_text(reproduction).vocab_size

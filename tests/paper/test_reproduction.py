@@ -208,6 +208,23 @@ def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
         describe_text(Reproduction(6, "paper", tmp_path, files={"train": files["train"]}))
 
 
+def test_the_plan_of_a_small_table_counts_starts_and_says_for_which_machine(tmp_path):
+    """12.4e12 FLOPs at 30 GFLOP/s, 8 commands and 4 x 30 lengths; measured: 17 min 50 s."""
+    table = Reproduction(2, "small", tmp_path)
+    processor, text = PROCESSORS["small"], describe_text(table)
+    run = table.sweep.runs[0]
+    (cost,) = (evaluation_cost(run, each, text, processor) for each in run.evaluations)
+    assert cost.hours * 3600 == pytest.approx(cost.flops / 30e9 + 15 + 30 * 2.0)
+    printed = describe_costs(table, processor, measured=True)
+    assert "13 device-minutes; 0 of 4 runs are trained" in printed
+    assert (
+        "device-hours assume two CPU cores, one command after the other, at 2e+11 FLOPs/s x 0.15"
+        in printed
+    )
+    assert "15 s to start a command and 2 s to compile an evaluated length" in printed
+    assert "data.corpus=books in place of wikitext103" in printed
+
+
 def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     thin = "model.num_layers=1,model.width=64,model.feed_forward=64"
     table = Reproduction(7, "paper", tmp_path, overrides=thin)
