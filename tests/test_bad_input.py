@@ -51,7 +51,8 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     [
         (
             [],
-            "give --config (FILE.py[:KEY=VALUE,...] with get_config()) and --workdir (directory of the run); --help",
+            "give --config (a config file such as configs/quickstart.py, as FILE.py[:KEY=VALUE,...]) and --workdir "
+            "(directory of the run); --help",
         ),
         (["--steps=3"], "there is no flag --steps; did you mean --config.train.steps?"),
         (["--train.steps=3"], "did you mean --config.train.steps?"),

@@ -220,9 +220,11 @@ def _check_values(addresses: Collection[str]) -> None:
         check_paths(config.data)
 
 
-def define_config_flag(default: str | None = None, help: str = "get_config()") -> flags.FlagHolder:
+def define_config_flag(
+    default: str | None = None, help: str = "a config file such as configs/quickstart.py"
+) -> flags.FlagHolder:
     """Defines --config=FILE.py:KEY=VALUE,...; keys are also set by --config.KEY=VALUE."""
-    text = f"FILE.py[:KEY=VALUE,...] with {help}"
+    text = f"{help}, as FILE.py[:KEY=VALUE,...]"
     return flags.DEFINE_string("config", default, text, flag_values=flags.FLAGS)
 
 
@@ -248,8 +250,8 @@ def define_jobs_flag() -> flags.FlagHolder[int]:
 
 def define_device_flags() -> None:
     """Defines --devices and --device_kind, the devices of a plan."""
-    flags.DEFINE_integer("devices", 1, "devices of the plan, in all")
-    text = "kind of these devices, by JAX's name or a common one, such as 'TPU v5e' or H100"
+    flags.DEFINE_integer("devices", 1, "devices of a plan, in all")
+    text = "kind of the devices of a plan, by JAX's name or a common one, such as 'TPU v5e' or H100"
     flags.DEFINE_string("device_kind", None, text)
 
 
