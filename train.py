@@ -1,8 +1,12 @@
-"""Trains one run: python train.py --config=configs/quickstart.py:position=alibi,length=128
---workdir=DIR
+"""Trains one run.
 
-Any key of the config can be overridden: --config.train.steps=1000. The same command, given again,
-goes on from the latest checkpoint in DIR. On several hosts give the same command on each, with
+    python train.py --config=configs/quickstart.py:position=alibi,length=128 --workdir=workdirs/alibi-128
+    python train.py --config=configs/quickstart.py --config.train.steps=1000 --print_config    # every key, no training
+    python train.py --config=configs/cc100_1b3.py --plan --devices=256 --device_kind="TPU v5e"  # memory and hours
+
+Behind the colon and by --config.KEY=VALUE stand keys of the config, which alibi/config/tree.py
+lists. The same command, given again, goes on from the latest checkpoint in --workdir; the last line
+printed is the command that evaluates the run. On several hosts give the same command on each, with
 --multihost if the cluster describes itself (TPU pods, SLURM), or with --coordinator_address,
 --num_processes and --process_id.
 
@@ -27,12 +31,14 @@ from alibi.config import Config, as_file
 
 _CONFIG = command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "place of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH"
+    "workdir",
+    None,
+    "directory of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH",
 )
 _INIT_FROM = flags.DEFINE_string(
     "init_from",
     None,
-    "work directory of a run whose latest parameters this run starts with; also to go on",
+    "work directory of a run whose latest parameters this run starts with; give it again when the run goes on",
 )
 _PLAN = flags.DEFINE_bool(
     "plan",

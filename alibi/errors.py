@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -75,6 +76,15 @@ def print_error(reason: str) -> None:
             kept.write(reason)
 
 
+def cause(error: OSError) -> str:
+    """Returns the cause of a failed reading or writing; a file in place of a folder by its path."""
+    if isinstance(error, NotADirectoryError | FileExistsError) and error.filename:
+        path = pathlib.Path(error.filename)
+        if file := next(filter(pathlib.Path.is_file, (path, *path.parents)), None):
+            return f"{file} is a file, not a directory"
+    return error.strerror or str(error)
+
+
 def explain(error: Exception) -> str | None:
     """Returns a line with the remedy of `error`; None if the error is a bug of this project."""
     text = str(error)
@@ -98,6 +108,8 @@ def explain(error: Exception) -> str | None:
             "there is not enough memory; use a smaller train.max_device_tokens, train.batch_tokens or "
             f"eval.batch_tokens, a smaller model, or more devices with mesh.fsdp: {first_line or type(error).__name__}"
         )
+    if isinstance(error, NotADirectoryError):
+        return f"{cause(error)}; give another path"
     return text if isinstance(error, ValueError | OSError | UserError) else None
 
 

@@ -8,6 +8,7 @@
 # the others; the last line says which.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+case "${1:-}" in -h | --help) sed -n "2,8s/^# \{0,1\}//p" "$0"; exit 0 ;; esac
 dry=""
 [[ "${1:-}" != --dry ]] || { dry=yes; shift; }
 [[ $# -ge 1 ]] || { echo "device_check: name the folder for results: bash scripts/device_check.sh FOLDER" >&2; exit 1; }

@@ -22,7 +22,8 @@ _POSITION = flags.DEFINE_string(
     "position", "", "alibi, sinusoidal or none; default: as the checkpoint's settings show"
 )
 _CONFIG = command_line.define_config_flag(
-    str(clone.ROOT / "configs" / "wikitext103.py"), help="text and settings of further training"
+    str(clone.ROOT / "configs" / "wikitext103.py"),
+    help="a config file with the text and settings of further training",
 )
 
 

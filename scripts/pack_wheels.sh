@@ -3,6 +3,7 @@
 #
 #   bash scripts/pack_wheels.sh FOLDER [PYTHON_VERSION]   # 3.12 by default
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n "2,4s/^# \{0,1\}//p" "$0"; exit 0 ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 [[ $# -ge 1 ]] || { echo "pack_wheels: name the folder: bash scripts/pack_wheels.sh FOLDER" >&2; exit 1; }
 platforms=()

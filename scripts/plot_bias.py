@@ -21,7 +21,9 @@ from alibi.cli import command_line
 _METHODS = flags.DEFINE_list(
     "methods", "all", "names of position methods, or package.module:Class, or all"
 )
-_CONFIG = command_line.define_config_flag(help="the layers to draw, in place of --methods")
+_CONFIG = command_line.define_config_flag(
+    help="a config file with the layers to draw, in place of --methods"
+)
 _HEADS = flags.DEFINE_integer("heads", 8, "attention heads", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "features of a head", lower_bound=2)
 _LENGTH = flags.DEFINE_integer("length", 64, "tokens of a sequence", lower_bound=2)

@@ -9,7 +9,7 @@ Without --run it prints the plan: every command, with tokens, parameters, FLOPs 
 estimate of device-hours, and with --device_kind and --devices the plan of the training there.
 With --run, missing runs are trained and evaluated; after a stop, the same command continues.
 Then WORKDIR/SCALE/SETTING/tables/ holds the table as Markdown, CSV and LaTeX, and a figure if
-the paper has any. Tables share their runs; other --overrides or files have a directory of
+the paper has any; SETTING is the paper's text, such as wikitext103, or wikitext103-stand-in. Tables share their runs; other --overrides or files have a directory of
 their own.
 
 The small scale divides lengths by 16 and uses the books inside this repository, or the
@@ -85,10 +85,13 @@ def main() -> int:
     if _RUN.value:
         return _run(reproduction)
     default = PROCESSORS[_SCALE.value]
-    processor = Processor(
-        _DEVICE_FLOPS.value or default.flops_per_second,
-        _UTILISATION.value or default.utilisation,
-    )
+    processor = default
+    if _DEVICE_FLOPS.value or _UTILISATION.value:
+        processor = Processor(
+            "a device of yours",
+            _DEVICE_FLOPS.value or default.flops_per_second,
+            _UTILISATION.value or default.utilisation,
+        )
     print(describe_costs(reproduction, processor, measured=processor == default), end="")
     if devices:
         runs, vocab_size = reproduction.sweep.runs, describe_text(reproduction).vocab_size

@@ -20,6 +20,7 @@ fail() { printf 'setup: %s\n' "$@" >&2; exit 1; }
 
 for argument in "$@"; do
   case "$argument" in
+    -h | --help) sed -n "2,7s/^# \{0,1\}//p" "$0"; exit 0 ;;
     --test) requirements=requirements-test.txt ;;
     --extra=*) extra="$extra ${argument#--extra=}" ;;
     *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs|s3|torch|harness" ;;

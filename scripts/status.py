@@ -1,9 +1,9 @@
 """Shows the state of runs: python scripts/status.py DIR... [--once]
 
-DIR is the work directory of a run or a sweep, also gs://BUCKET/PATH. A line for each run: its
-state, updates, loss in nats a token, tokens/s, the time left and the age of its last
-status. On a terminal the table is drawn anew every --every seconds, elsewhere it is printed again,
-until all runs have ended; --once: a single time.
+DIR is the work directory of a run or a sweep, or the directory above several of them, also
+gs://BUCKET/PATH. A line for each run: its state, updates, loss in nats a token, tokens/s, the time
+left and the age of its last status. On a terminal the table is drawn anew every --every seconds,
+elsewhere it is printed again, until all runs have ended; --once: a single time.
 """
 
 import sys
@@ -27,13 +27,12 @@ def main(*directories: str) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing
     from alibi.storage.files import resolve
-    from alibi.sweeps.watch import standings, summary, table
+    from alibi.sweeps.watch import holders, standings, summary, table
 
-    stores = [resolve(directory) for directory in directories]
     refreshed = sys.stdout.isatty() and not _ONCE.value
     while True:
         now, text, over = datetime.datetime.now(datetime.UTC), "", True
-        for store in stores:
+        for store in (place for name in directories for place in holders(resolve(name))):
             found = standings(store, now)
             text += f"{summary(store, found)}{table(found, now)}\n"
             over = over and all(one.is_over for one in found)
@@ -46,4 +45,6 @@ def main(*directories: str) -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, takes="DIR, the work directory of a run or a sweep, or several")
+    command_line.run(
+        main, takes="DIR, the work directory of a run or a sweep, or the directory above them"
+    )

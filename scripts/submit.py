@@ -27,7 +27,9 @@ from absl import flags
 from alibi.cli import command_line
 
 _TEMPLATE = flags.DEFINE_string("template", None, "job to fill, such as configs/launch/slurm.sh")
-_SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep(); give this or --config")
+_SWEEP = flags.DEFINE_string(
+    "sweep", None, "a sweep file, such as configs/sweeps/quickstart.py; give this or --config"
+)
 command_line.define_config_flag()
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "place of the run or the sweep; may be gs://BUCKET/PATH"

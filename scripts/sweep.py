@@ -19,7 +19,7 @@ from absl import flags
 
 from alibi.cli import command_line
 
-_SWEEP = flags.DEFINE_string("sweep", None, "FILE.py with get_sweep()")
+_SWEEP = flags.DEFINE_string("sweep", None, "a sweep file, such as configs/sweeps/quickstart.py")
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH"
 )

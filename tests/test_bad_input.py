@@ -51,7 +51,8 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     [
         (
             [],
-            "give --config (FILE.py[:KEY=VALUE,...] with get_config()) and --workdir (directory of the run); --help",
+            "give --config (a config file such as configs/quickstart.py, as FILE.py[:KEY=VALUE,...]) and --workdir "
+            "(directory of the run); --help",
         ),
         (["--steps=3"], "there is no flag --steps; did you mean --config.train.steps?"),
         (["--train.steps=3"], "did you mean --config.train.steps?"),
@@ -64,6 +65,13 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         (["--stride=x"], "--stride=x: invalid literal for int() with base 10: 'x'"),
         (["--config.steps=3"], "unknown config key 'steps'; did you mean 'train.steps'?"),
         (["--config.optimizer.lr=3"], "did you mean 'optimizer.learning_rate'? alibi/config/"),
+        (["--lr=3"], "there is no flag --lr; did you mean --config.optimizer.learning_rate?"),
+        (["--optimizer.lr=3"], "did you mean --config.optimizer.learning_rate?"),
+        (["--batch_size=3"], "did you mean --config.train.batch_tokens?"),
+        (["--n_layers=3"], "did you mean --config.model.num_layers?"),
+        (["--config.epochs=3"], "did you mean 'train.steps'?"),
+        (["--config.warmup=3"], "did you mean 'optimizer.warmup_steps'?"),
+        (["--config.context_length=3"], "did you mean 'train_length'?"),
         (["--config.model.heads=3"], "did you mean 'model.num_heads'? alibi/config/"),
         (["--config.eval.dtpye=bfloat16"], "did you mean 'eval.dtype'? alibi/config/"),
         (["--config.optimizer.foo=3"], "'optimizer.foo'; alibi/config/tree.py lists every key"),
@@ -308,6 +316,10 @@ def no_gpu() -> AssertionError:
         ),
         (OSError(28, "No space left on device", "x"), "make space and repeat the command"),
         (Exception("No space left on device (os error 28)"), "make space and repeat the command"),
+        (
+            NotADirectoryError(20, "Not a directory", f"{__file__}/x"),
+            f"{__file__} is a file, not a directory",
+        ),
         (MemoryError(), "there is not enough memory; use a smaller train.max_device_tokens"),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),

@@ -487,3 +487,14 @@ def test_a_step_is_compiled_for_tpus_only_with_their_compiler(load, monkeypatch)
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package libtpu; install it by bash scripts"):
         compiled.tpu_devices("v5e:2x2")
+
+
+def test_a_table_wider_than_a_terminal_is_printed_in_parts(load, capsys) -> None:
+    rounds = load("rounds")
+    columns = [rounds.Column(f"a title of some length {i}", "value", ".1f") for i in range(6)]
+    rounds.print_rows([{"contender": "alibi auto", "value": 1.5}], columns)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert sum("some length" in line for line in lines) == 2
+    assert "".join(lines).count("1.5") == 6
+    assert sum(line.startswith("| alibi auto") for line in lines) == 2

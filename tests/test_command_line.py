@@ -102,6 +102,17 @@ def test_keys_are_set_by_flags_as_behind_the_colon(execute) -> None:
     assert config_of(execute, file, "--config.model.cutoffs=20:60").model.cutoffs == (20, 60)
 
 
+def test_fewer_updates_than_the_files_warm_up_shorten_it(execute, capsys) -> None:
+    for words in ([f"{QUICKSTART}:train.steps=20"], [QUICKSTART, "--config.train.steps=20"]):
+        assert config_of(execute, *words).optimizer.warmup_steps == 2
+        told = "optimizer.warmup_steps is 2 in place of 50, to fit train.steps=20\n"
+        assert capsys.readouterr().err == told
+    given = config_of(execute, f"{QUICKSTART}:train.steps=20,optimizer.warmup_steps=30")
+    assert given.optimizer.warmup_steps == 30, "a contradiction of the user's is not mended"
+    assert config_of(execute, f"{QUICKSTART}:train.steps=60").optimizer.warmup_steps == 50
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -211,6 +211,17 @@ def test_an_installed_package_needs_no_clone(tmp_path):
         )
 
 
+@pytest.mark.parametrize("name", ["setup", "device_check", "pack_wheels"])
+def test_help_shows_the_usage_and_does_nothing(tmp_path, name):
+    script = shutil.copy(PROJECT / "scripts" / f"{name}.sh", tmp_path)
+    shown = subprocess.run(
+        ["bash", script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert f"bash scripts/{name}.sh" in shown.stdout
+    assert shown.stderr == ""
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.sh"]
+
+
 def test_scripts_are_valid_bash():
     for script in [*PROJECT.glob("scripts/*.sh"), PROJECT / ".ci" / "run"]:
         subprocess.run(["bash", "-n", str(script)], check=True)

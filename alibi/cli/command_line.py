@@ -17,7 +17,7 @@ from absl import app, flags, logging
 
 from alibi.config import load_config
 from alibi.config.fields import nearest
-from alibi.config.tree import KEYS, SHORT_NAMES
+from alibi.config.tree import KEYS, OTHER_NAMES, SHORT_NAMES
 from alibi.cpu.host_memory import keep_freed_memory
 from alibi.data.cache import cache_root, check_paths
 from alibi.errors import (
@@ -192,12 +192,15 @@ def _split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Any]]]
 
 
 def _suggest(name: str) -> str:
-    """Returns a question for a flag near `name`, or for the config keys whose last part it is."""
+    """Returns a question for a flag near `name`, or for the config keys whose last part, or whose
+    name in other codebases, it is.
+    """
     keys = sorted(KEYS) if "config" in flags.FLAGS else []
-    meant = [
-        f"config.{key}" for key in keys if f".{key}".endswith(f".{SHORT_NAMES.get(name, name)}")
-    ]
-    meant = meant or [nearest(name, [*flags.FLAGS, *(f"config.{key}" for key in keys)])]
+    known = SHORT_NAMES.get(name) or OTHER_NAMES.get(name.rpartition(".")[2], name)
+    meant = [f"config.{key}" for key in keys if f".{key}".endswith(f".{known}")]
+    named = {key.rpartition(".")[2]: f"config.{key}" for key in keys}
+    named |= {flag: flag for flag in flags.FLAGS}
+    meant = meant or [named.get(nearest(name.rpartition(".")[2], named), "")]
     return f"did you mean {' or '.join(f'--{one}' for one in meant)}? " if meant[0] else ""
 
 
@@ -217,9 +220,11 @@ def _check_values(addresses: Collection[str]) -> None:
         check_paths(config.data)
 
 
-def define_config_flag(default: str | None = None, help: str = "get_config()") -> flags.FlagHolder:
+def define_config_flag(
+    default: str | None = None, help: str = "a config file such as configs/quickstart.py"
+) -> flags.FlagHolder:
     """Defines --config=FILE.py:KEY=VALUE,...; keys are also set by --config.KEY=VALUE."""
-    text = f"FILE.py[:KEY=VALUE,...] with {help}"
+    text = f"{help}, as FILE.py[:KEY=VALUE,...]"
     return flags.DEFINE_string("config", default, text, flag_values=flags.FLAGS)
 
 
@@ -245,8 +250,8 @@ def define_jobs_flag() -> flags.FlagHolder[int]:
 
 def define_device_flags() -> None:
     """Defines --devices and --device_kind, the devices of a plan."""
-    flags.DEFINE_integer("devices", 1, "devices of the plan, in all")
-    text = "kind of these devices, by JAX's name or a common one, such as 'TPU v5e' or H100"
+    flags.DEFINE_integer("devices", 1, "devices of a plan, in all")
+    text = "kind of the devices of a plan, by JAX's name or a common one, such as 'TPU v5e' or H100"
     flags.DEFINE_string("device_kind", None, text)
 
 

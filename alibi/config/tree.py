@@ -238,11 +238,31 @@ KEYS = tuple(flatten(_DEFAULT))  # without the options of position methods
 # Names in other codebases, for suggestions.
 OTHER_NAMES = {
     "lr": "optimizer.learning_rate",
+    "warmup": "optimizer.warmup_steps",
+    "beta1": "optimizer.b1",
+    "beta2": "optimizer.b2",
+    "grad_clip": "optimizer.clip_norm",
+    "max_grad_norm": "optimizer.clip_norm",
     "batch_size": "train.batch_tokens",
+    "epochs": "train.steps",
+    "num_epochs": "train.steps",
+    "max_steps": "train.steps",
     "seq_len": "train_length",
+    "max_seq_len": "train_length",
+    "sequence_length": "train_length",
+    "context_length": "train_length",
+    "block_size": "train_length",
+    "position_encoding": "position",
     "d_model": "model.width",
     "hidden_size": "model.width",
-    "grad_clip": "optimizer.clip_norm",
+    "n_embd": "model.width",
+    "d_ff": "model.feed_forward",
+    "intermediate_size": "model.feed_forward",
+    "depth": "model.num_layers",
+    "num_attention_heads": "model.num_heads",
+    "precision": "model.dtype",
+    "dataset": "data.corpus",
+    "wd": "optimizer.weight_decay",
 }
 
 

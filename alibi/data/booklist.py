@@ -9,6 +9,8 @@ import shutil
 from alibi.data.cache import file_sha256
 from alibi.storage.files import made_whole
 
+JOINED = "data/long-books"  # the folder in which configs look for the texts
+
 
 @dataclasses.dataclass(frozen=True)
 class Book:

@@ -54,7 +54,8 @@ class Books(Corpus):
         name = self._data[split]
         if name not in _index():
             raise ValueError(
-                f"data.{split}={name!r} is no split of the embedded books; use one of {', '.join(_index())}"
+                f"data.{split}={name!r} is no split of the embedded books, {', '.join(_index())}; to read files, set "
+                "data.corpus=text"
             )
         return _index()[name]
 

@@ -14,7 +14,7 @@ from typing import Any
 from etils import epath
 
 from alibi.config import DataConfig
-from alibi.errors import NO_SPACE
+from alibi.errors import NO_SPACE, cause
 from alibi.storage.files import local_path, made_whole
 
 _UNWRITABLE = (
@@ -96,6 +96,6 @@ def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
         if error.errno not in _UNWRITABLE:
             raise
         raise ValueError(
-            f"the cache {directory.parent} can't be written ({error.strerror}); make space, or set data.cache_dir or "
+            f"the cache {directory.parent} can't be written ({cause(error)}); make space, or set data.cache_dir or "
             "$ALIBI_CACHE to another directory of your own"
         ) from error

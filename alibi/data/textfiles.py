@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from alibi.data.booklist import JOINED
 from alibi.data.cache import file_sha256
 from alibi.data.corpus import (
     BORDER,
@@ -245,6 +246,10 @@ def _find_files(part: str, split: str) -> list[str]:
         missing = "no file matches" if glob.has_magic(part) else "there is no file"
         remedies = {"train": "correct data.train", "file": "correct the path"}
         remedy = remedies.get(split, f"set data.{split}, or leave it empty for none")
+        if part.startswith(JOINED):
+            remedy += (
+                f", or make the file by scripts/join_books.py --books=FOLDER --output_dir={JOINED}"
+            )
         raise ValueError(f"{missing} {part!r} (seen from {os.getcwd()}); {remedy}")
     return found
 

@@ -13,6 +13,7 @@ from jaxtyping import Integer
 
 from alibi.config import Config
 from alibi.data.cache import content_key
+from alibi.data.corpus import SPLITS
 from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare
@@ -120,6 +121,11 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
     """
     config, recorded = run.config(), run.provenance()["corpus"]
     data, split = config.data, options.split
+    if split in SPLITS and not data[split]:
+        raise ValueError(
+            f"{run} names no {split} text: its data.{split} is empty; give another --split, or train a run with "
+            f"data.{split}=..."
+        )
     corpus, tokenizer = make_corpus(data), run.tokenizer()
     own = {name: prepare(data, name, tokenizer) for name in ("train", split)}
     for name, file in own.items():

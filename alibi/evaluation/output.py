@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from alibi import progress
 from alibi.config import flatten
 from alibi.data.cache import content_key
-from alibi.errors import UserError
+from alibi.errors import UserError, cause
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.evaluation.windows import Windows
 from alibi.parallel.hosts import broadcast, gather, is_primary
@@ -173,7 +173,7 @@ class Output:
             return write()
         except OSError as error:
             raise OutputError(
-                f"output directory {self.folder} can't be written ({error.strerror or error}); "
+                f"output directory {self.folder} can't be written ({cause(error)}); "
                 "make space or choose another --output_dir; rows written so far are kept"
             ) from error
 

@@ -12,25 +12,37 @@ from alibi.paper.definitions import parse_printed
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting.tables import TRAINING_SPEED
 from alibi.sweeps.definition import Evaluation, Run
+from alibi.sweeps.estimates import START_SECONDS
 from alibi.sweeps.state import evaluation_command, survey, train_command
 
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """The speed of a device: its peak, and `utilisation`, the share of the peak in use."""
+    """The speed of a device: its peak, `utilisation`, the share of the peak in use, and the seconds
+    that a command needs to start and an evaluated length to compile.
+    """
 
+    name: str
     flops_per_second: float
     utilisation: float
+    start_seconds: float = 0.0
+    length_seconds: float = 0.0
 
-    def hours(self, flops: float) -> float:
-        """Returns the hours that `flops` operations take."""
-        return flops / (self.flops_per_second * self.utilisation) / 3600
+    def hours(self, flops: float, lengths: int = 0) -> float:
+        """Returns the hours of a command of `flops` operations."""
+        seconds = flops / (self.flops_per_second * self.utilisation)
+        return (seconds + self.start_seconds + lengths * self.length_seconds) / 3600
 
 
 CPU_PEAK = 200e9  # two cores of a server CPU, float32
-CPU = Processor(CPU_PEAK, CPU_FLOPS_PER_SECOND / CPU_PEAK)
-# The paper's V100 (tensor cores, fp16): its 28.5k words per second at L = 512 are 0.31 of the peak.
-PROCESSORS = {"paper": Processor(125e12, 0.3), "medium": CPU, "small": CPU}
+CPU = Processor("two CPU cores", CPU_PEAK, CPU_FLOPS_PER_SECOND / CPU_PEAK, START_SECONDS, 2.0)
+PROCESSORS = {
+    # its 28.5k words per second at L = 512 are 0.31 of the peak of tensor cores in fp16
+    "paper": Processor("a V100", 125e12, 0.3),
+    "medium": CPU,
+    # at width 64 with adaptive embeddings, see CPU_FLOPS_PER_SECOND
+    "small": dataclasses.replace(CPU, utilisation=30e9 / CPU_PEAK),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +93,8 @@ def evaluation_cost(
         * forward_flops(run.config, text.vocab_size, length)
         for length in evaluation.lengths
     )
-    return Cost(tokens * len(evaluation.lengths), flops, processor.hours(flops))
+    lengths = len(evaluation.lengths)
+    return Cost(tokens * lengths, flops, processor.hours(flops, lengths))
 
 
 def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:
@@ -109,7 +122,12 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     states = survey(reproduction.sweep.runs, directory)
     title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale"
     title += f": {len(states)} runs in {directory}"
-    title += f"; the paper's lengths divided by {setting.divisor}" * (setting.divisor > 1)
+    if setting.scale != "paper":
+        corpus = reproduction.sweep.runs[0].config.data.corpus
+        title += (
+            f"; the paper's lengths divided by {setting.divisor}, and data.corpus={corpus} in place"
+        )
+        title += f" of {setting.name}"
     lines = [title, *([f"note: {definition.note}"] if definition.note else []), ""]
     costs: list[Cost | None] = []
     left: list[Cost | None] = []
@@ -159,21 +177,23 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
     )
     total = f"in all {flops:.2e} FLOPs, {hours}{unknown}"
     lines.append(f"{total}; {trained} of {len(states)} runs are trained, {rest} left")
-    rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
+    rate = f"{processor.name}, one command after the other, at {processor.flops_per_second:.3g} FLOPs/s x "
+    rate += f"{processor.utilisation:g} (--device_flops, --utilisation)"
+    if processor.start_seconds:
+        rate += f", {processor.start_seconds:.0f} s to start a command and {processor.length_seconds:.0f} s to compile "
+        rate += "an evaluated length"
     source = (
         "; if table 1 of the paper has a speed, training by its words per second on a V100"
         if speeds
         else ""
     )
     products = "FLOPs: products of the layers, the softmax's head and attention.\n"
-    return "\n".join(
-        [*lines, f"device-hours assume {rate} (--device_flops, --utilisation){source}. {products}"]
-    )
+    return "\n".join([*lines, f"device-hours assume {rate}{source}. {products}"])
 
 
 def format_hours(hours: float) -> str:
-    """Returns 205 device-hours or 0.31 device-hours; minutes below a tenth."""
-    if hours < 0.1:
+    """Returns 205 device-hours or 1.3 device-hours; minutes below an hour."""
+    if hours < 1:
         return f"{60 * hours:.2g} device-minutes"
     return f"{hours:,.0f} device-hours" if hours >= 10 else f"{hours:.2g} device-hours"
 

@@ -45,7 +45,7 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
         lines.append(
             (
                 str(one.number),
-                one.setting.name,
+                one.setting.folder,
                 runs,
                 measured,
                 written,

@@ -47,7 +47,9 @@ class Reproduction:
         self.files, self._overrides = files or {}, overrides
         self._config = self.setting.config_for(self.files, overrides)
         self.scale_directory = resolve(workdir) / scale
-        self.directory = self.scale_directory / (self.setting.name + _suffix(self.files, overrides))
+        self.directory = self.scale_directory / (
+            self.setting.folder + _suffix(self.files, overrides)
+        )
         self.outputs = self.directory / "tables"
         # refuses an address that can't hold runs, before any work
         RunDirectory(str(self.directory))

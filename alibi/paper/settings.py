@@ -16,7 +16,7 @@ _LENGTH = re.compile(r"(^\d+$|(?<== )\d+(?:,\d{3})*|(?<=stride )\d+)")
 class Setting:
     """A corpus and a model at a scale."""
 
-    name: str  # also of the directory of its runs
+    name: str  # the paper's corpus
     scale: str  # of SCALES
     config: str  # its file, with an argument if needed
     files_config: str = ""  # its file for the user's text files; "": the same file
@@ -27,6 +27,13 @@ class Setting:
     # The published size of the setting's own text, tokens by split; a text without it is counted.
     vocab_size: int | None = None
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """The name of the directory of its runs, which says so if the text is another than the
+        paper's.
+        """
+        return self.name if self.scale == "paper" else f"{self.name}-stand-in"
 
     def length(self, length: int) -> int:
         """Returns a length of the paper in tokens of this scale, at least 1."""
@@ -75,7 +82,7 @@ class Setting:
         if missing:
             flags = ", ".join(f"--{split}_file" for split in missing)
             raise ValueError(
-                f"the {self.name} setting at the {self.scale} scale needs {flags}: text files or globs"
+                f"the {self.folder} setting at the {self.scale} scale needs {flags}: text files or globs"
             )
 
 

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import pathlib
-import platform
 import re
 import signal
 import socket
@@ -219,15 +218,14 @@ def check_same_state(
 
 
 def computer() -> dict[str, Any]:
-    """Returns the processor, devices, flags and package versions, by which processes of the same
-    program may compute different numbers.
+    """Returns the processor's instructions, devices, flags and package versions, by which processes
+    of the same program may compute different numbers.
     """
     cpu = pathlib.Path("/proc/cpuinfo")
-    about = cpu.read_text() if cpu.exists() else f"model name: {platform.processor()}"
+    about = cpu.read_text() if cpu.exists() else ""
     device = jax.local_devices()[0]
     return {
-        "processor": re.findall(r"model name\s*: (.*)", about)[:1],
-        "its instructions": " ".join(sorted(set(_VECTORS.findall(about)))),
+        "vector instructions": " ".join(sorted(set(_VECTORS.findall(about)))),
         "devices": f"{device.device_kind}, {device.client.platform_version}",
         **{name: value for name, value in os.environ.items() if _FLAGS.match(name)},
         **{f"package {each.name}": each.version for each in importlib.metadata.distributions()},

@@ -5,7 +5,8 @@
 import importlib
 import inspect
 import numbers
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -64,6 +65,20 @@ OTHER_NAMES = {
     "dynamic_ntk": "rotary_ntk",
 }
 
+# The results of functions that a method or its bias overrides, for errors.
+RESULTS = {
+    "at": "[heads, *distance.shape]",
+    "__call__": "[heads, queries, keys]",
+    "init": "a dictionary of float32 arrays",
+    "init_layer": "a dictionary of float32 arrays",
+    "embed": "[batch, length, width]",
+    "queries": "[batch, queries, heads, features]",
+    "keys": "[batch, keys, heads, features]",
+    "keep": "arrays [batch, length, heads, ...]",
+    "bias": "an alibi.positions.Bias or None",
+    "content_bias": "an alibi.positions.Bias or None",
+}
+
 __all__ = [
     "METHODS",
     "AlibiBias",
@@ -108,7 +123,8 @@ def make_position(
     Raises:
       ValueError: an unknown name or option (the nearest is suggested); an option or size that the
         method refuses; a class that can't be imported or is no position method; a method
-        whose bias attention can't take.
+        whose bias attention can't take; an error in a function of a method defined elsewhere, with
+        its file and line.
     """
     method = method_class(name)
     name = name if isinstance(name, str) else method.__name__
@@ -138,6 +154,10 @@ def make_position(
         raise ValueError(
             f"the bias of position method {name!r} lacks a function: {error}"
         ) from error
+    except Exception as error:
+        if fault := _own_fault(made, error):
+            raise ValueError(f"position method {name!r}: {fault}") from error
+        raise
     return made
 
 
@@ -225,13 +245,15 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             raise ValueError(
                 f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one"
             )
-        params, keys = (
-            {**shared, **of_layer},
-            jnp.zeros((1, k, heads, method.head_dim), jnp.float32),
+        params, positions = {**shared, **of_layer}, jnp.arange(k)
+        x, keys = (
+            jnp.zeros((1, k, *features), jnp.float32)
+            for features in ((method.width,), (heads, method.head_dim))
         )
-        kept = method.keep(
-            params, jnp.zeros((1, k, method.width), jnp.float32), keys, padding=None, before=None
-        )
+        _check_shape(method.embed, method.embed(params, x, positions), x.shape)
+        kept = method.keep(params, x, keys, padding=None, before=None)
+        for turn in (method.queries, method.keys):
+            _check_shape(turn, turn(params, keys, positions, kept), keys.shape[:-1])
         bias = method.content_bias(
             params, keys[:, :q], jax.tree.map(lambda x: x[:, :q], kept), kept
         )
@@ -244,6 +266,8 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             raise ValueError(
                 f"the bias of position method {name!r} must be an alibi.positions.Bias, and is {got}"
             )
+        if isinstance(bias, DistanceBias):
+            _check_shape(bias.at, bias.at(jnp.zeros((q, k), jnp.int32)), (heads, q, k))
         if bias.bounded:
             one = jnp.zeros((1, 1, 1), jnp.int32)
             blocks = Blocks(one, one, 1, 1, key_count=one[None], first_query=one[0])
@@ -259,6 +283,39 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             f"the bias of position method {name!r} gives a block of shape {block.shape} for {q} queries, {k} keys "
             f"and {heads} heads; it must be [heads, q, k] = {(heads, q, k)}, or that for each sequence"
         )
+
+
+def _check_shape(function: Callable[..., Any], result: Any, shape: tuple[int, ...]) -> None:
+    """Raises ValueError if the shape of a function's result does not begin with `shape`."""
+    found = getattr(result, "shape", None)
+    if found is None or found[: len(shape)] != shape or len(found) - len(shape) > 1:
+        code = inspect.unwrap(function).__code__
+        got = f"an array of shape {found}" if found is not None else type(result).__name__
+        raise ValueError(
+            f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) returned {got}; it must return "
+            f"{RESULTS[code.co_name]}, here {str(shape)[1:-1]}"
+        )
+
+
+def _own_fault(method: PositionMethod, error: Exception) -> str:
+    """Returns the last line of the method's package in a traceback, and the result that its function
+    needs; "" for a method of this library, or if the package is not in the traceback.
+    """
+    package = type(method).__module__.partition(".")[0]
+    lines = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package != "alibi"
+    ]
+    if not lines:
+        return ""
+    code, line = lines[-1]
+    reason = str(error).strip().partition("\n")[0].removesuffix(".")
+    needed = next((RESULTS[of.co_name] for of, _ in lines[::-1] if of.co_name in RESULTS), "")
+    return (
+        f"{code.co_qualname} ({code.co_filename}:{line}) fails: {type(error).__name__}: {reason}"
+        + (f"; it must return {needed}" if needed else "")
+    )
 
 
 def _suggestion(word: str, known: Mapping[str, Any]) -> str:

@@ -191,9 +191,11 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
         "scale": {"type": "symlog", "constant": linear} if gain else {"type": "log"},
         "axis": {"tickCount": 6, "format": "~r"},
     }  # fmt: skip
-    y["scale"] |= {"domain": domain, "nice": False}
     if not gain:
-        y["axis"] = {"values": perplexity_ticks(*domain), "format": ",~r"}
+        marked = perplexity_ticks(*domain)
+        domain = [marked[0], marked[-1]]
+        y["axis"] = {"values": marked, "format": ",~r"}
+    y["scale"] |= {"domain": domain, "nice": False}
     tooltip = [
         {"field": "run", "title": "run"}, {"field": "length", "format": ",d", "title": "evaluation length"},
         {"field": "text", "title": panel.kind.title}, {"field": "ratio", "title": "of its own at L"},
@@ -309,16 +311,21 @@ def train_lengths(panel: Panel) -> dict[int, str]:
 
 
 def perplexity_ticks(low: float, high: float) -> list[float]:
-    """Returns round values between `low` and `high`: at least four, with the coarsest steps."""
+    """Returns round values: between `low` and `high` at least four, with the coarsest steps, and the
+    nearest below and above, at which an axis ends.
+    """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     tenths, fiftieths = ([step / each for step in range(each, 10 * each)] for each in (10, 50))
-    ticks: list[float] = []
+    inside: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tenths, fiftieths):
         ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= 4:
+        inside = [tick for tick in ticks if low < tick < high]
+        if len(inside) >= 4:
             break
-    return ticks[:: math.ceil(len(ticks) / 10)] if ticks else []
+    ends = steps if len(steps) > 6 else (1, 1.5, 2, 2.5, *range(3, 10))
+    ticks = [float(f"{step}e{decade}") for decade in (*decades, decades[-1] + 1) for step in ends]
+    least, most = max(t for t in ticks if t <= low), min(t for t in ticks if t >= high)
+    return [least, *inside[:: math.ceil(len(inside) / 10) or 1], most]
 
 
 def style_numbers(positions: Sequence[str]) -> list[int]:

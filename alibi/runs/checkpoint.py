@@ -26,7 +26,7 @@ from jaxtyping import Array, Int, PyTree, UInt32
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
-from alibi.runs.provenance import ABOUT, own_files, read_about
+from alibi.runs.provenance import ABOUT, own_files, processor, read_about
 from alibi.storage.files import SHA256, digest
 
 Restored = TypeVar("Restored")
@@ -371,7 +371,9 @@ def check_replicas(state: TrainState, when: str) -> None:
             ]
             digests[" ".join(place), shard.device.id].update(np.asarray(shard.data).tobytes())
     parts = [(place, digest.hexdigest()) for (place, _), digest in digests.items()]
-    hosts.check_same_state(parts, lambda: hosts.computer() | own_files(), when)
+    hosts.check_same_state(
+        parts, lambda: {"processor": processor(), **hosts.computer(), **own_files()}, when
+    )
 
 
 @functools.cache

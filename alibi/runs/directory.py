@@ -13,6 +13,7 @@ from etils import epath
 from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
+from alibi.errors import cause
 from alibi.runs.former import saved, upgraded
 from alibi.runs.identity import differing
 from alibi.runs.provenance import SEEDED, code_hash, git_commit, jax_settings, read_about
@@ -141,7 +142,7 @@ class RunDirectory:
             )
 
     def check(self, config: Config) -> None:
-        """Makes the directory if it is missing.
+        """Checks whether this run can be trained with `config`; makes no directory.
 
         Raises:
           ValueError: it can't be written, holds a run of another config, or lost all its
@@ -156,9 +157,7 @@ class RunDirectory:
             ):
                 raise PermissionError(f"{folder} is read-only, or no directory")
         except OSError as error:
-            raise ValueError(
-                f"work directory {self} can't be written ({error}); choose another --workdir"
-            ) from None
+            raise self._unwritable(error) from None
         if differing := self.differing(config):
             longer = (
                 f"\na cosine schedule ends at train.steps; to train longer, start another --workdir from this run's "
@@ -231,7 +230,10 @@ class RunDirectory:
           HeldError: another process is training here.
           ValueError: see `check`; or the tokenizer here is another.
         """
-        self._claim = Claim(self.path, "training")
+        try:
+            self._claim = Claim(self.path, "training")
+        except OSError as error:
+            raise self._unwritable(error) from None
         try:
             self.check(config)
             self._keep(tokenizer)
@@ -310,6 +312,7 @@ class RunDirectory:
         """Returns the content of a JSON file, an object with `keys`; if it is missing or damaged,
         what the newest whole checkpoint recorded, and logs so.
         """
+        content: Any = None
         try:
             content = json.loads((self.path / name).read_bytes())
             if not isinstance(content, dict) or (
@@ -329,6 +332,11 @@ class RunDirectory:
             )
         except ValueError as error:
             problem = self._damaged(name, error)
+            if isinstance(content, dict) and "model_type" in content:
+                problem = ValueError(
+                    f"{self} is a Hugging Face folder, no work directory; make a work directory of it by python "
+                    f"scripts/import_hf.py --model={self} --workdir=DIR"
+                )
             damage = str(problem)
         else:
             return content
@@ -354,6 +362,11 @@ class RunDirectory:
                 }
                 return {"config.json": about["config"], "status.json": status}.get(name, about)
         return None
+
+    def _unwritable(self, error: OSError) -> ValueError:
+        return ValueError(
+            f"work directory {self} can't be written ({cause(error)}); choose another --workdir"
+        )
 
     def _damaged(self, name: str, error: Exception) -> ValueError:
         return ValueError(

@@ -6,6 +6,7 @@ and object stores replace an object at once.
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import json
@@ -127,7 +128,14 @@ def digest(content: dict[str, Any]) -> str:
 
 
 def check_writable(folder: epath.Path) -> None:
-    """Makes the folder if it is missing; raises OSError if no file can be written in it."""
+    """Raises OSError if no file can be written in the folder; makes no folder if it is missing."""
+    if not is_address(folder) and not folder.exists():
+        above = next(place for place in folder.parents if place.exists())
+        if not above.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(above))
+        if not os.access(above, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"{above} is read-only for you")
+        return
     probe = folder / f".writable-{os.getpid()}"
     write_whole(probe, "")
     probe.unlink()

@@ -11,6 +11,7 @@ from alibi.model.flops import CPU_FLOPS_PER_SECOND, training_flops
 from alibi.parallel.device_kinds import GIB, known_device_kind
 from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, make_plan
 from alibi.reporting.writers import aligned, format_duration
+from alibi.runs import usable_cores
 from alibi.sweeps.definition import Run
 from alibi.sweeps.processes import is_on_cpu
 from alibi.sweeps.state import RunState
@@ -49,7 +50,7 @@ def seconds_left(
 
 def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
     """Returns the table of --dry_run: each run's parameters, tokens to train on, estimated time
-    left and state.
+    left and state; and the time left of all, `jobs` runs at a time on this machine.
     """
     # Only on CPUs: accelerators differ a thousandfold.
     rough = not any(state.tokens_per_second for state in states) and is_on_cpu()
@@ -74,12 +75,13 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
         )
     until = "until one run has shown the speed"
     total = seconds_left(states, states, jobs, rough=rough)
-    left = f"about {format_duration(total)}"
+    where = f"with --jobs={jobs} on this machine of {usable_cores()} cores"
+    left = f"about {format_duration(total)} {where}"
     if total is None:
         left = f"unknown {until}"
     elif rough:
         rate = f"{CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
-        left = f"~{format_duration(total)} (~: rough, training at {rate}, {until})"
+        left = f"~{format_duration(total)} {where} (~: rough, training at {rate}, {until})"
     return f"{aligned(lines, left=(0, 4))}\ntime left in all: {left}\n"
 
 

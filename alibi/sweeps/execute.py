@@ -18,6 +18,7 @@ from alibi.errors import (
     REQUEUE,
     Interrupted,
     UserError,
+    cause,
     disk_errors_named,
 )
 from alibi.reporting.report import RunSource, write_report
@@ -143,15 +144,15 @@ class Sweeper:
                 record_sweep(self.workdir, self.sweep, replace=not self.is_task)
             except OSError as error:
                 raise ValueError(
-                    f"work directory {self.workdir} can't be written ({error}); choose another"
+                    f"work directory {self.workdir} can't be written ({cause(error)}); choose another --workdir"
                 ) from None
         with self.processes, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(self._execute_run, self._runs))
         if self.primary:
             self._report_at_end()
-        hours, minutes = divmod(int(time.monotonic() - started) // 60, 60)
+        took = format_duration(time.monotonic() - started)
         ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
-        print(f"\n{self._shown}\ntook {hours} h {minutes} min; {ended}", flush=True)
+        print(f"\n{self._shown}\ntook {took}; {ended}", flush=True)
         return self.failures
 
     def _execute_run(self, run: Run) -> None:
@@ -257,7 +258,9 @@ class Sweeper:
     def _time_left(self) -> str:
         states = survey(self._runs, self.workdir)
         left = seconds_left(states, states, self.jobs)
-        return f"{'time' if left is None else 'about'} {format_duration(left)} left in all"
+        return (
+            "time left: unknown" if left is None else f"about {format_duration(left)} left in all"
+        )
 
     def _run(self, command: Sequence[str], slot: Slot, step: str) -> str:
         """Runs `command` and returns why `step`, such as "training", failed, or ""; raises

@@ -12,9 +12,17 @@ from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import RunDirectory
 from alibi.storage.claims import is_held
 from alibi.storage.files import listed
-from alibi.sweeps.state import TASKS, is_complete, read_failures, read_status, recorded_runs
+from alibi.sweeps.state import (
+    SWEEP_FILE,
+    TASKS,
+    is_complete,
+    read_failures,
+    read_status,
+    recorded_runs,
+)
 
 SUBMITTED_FILE = "submitted.json"  # of a single training, submitted to a cluster
+RUN_FILES = ("config.json", "status.json", SUBMITTED_FILE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +53,23 @@ class Standing:
         return self.state in ("finished", "failed", "damaged")
 
 
+def holders(directory: epath.Path) -> list[epath.Path]:
+    """Returns the directory, if it holds a run or a sweep or runs lie just below it, and the sweeps
+    just below it; the directory alone if there is nothing.
+    """
+    below = [] if _is_run(directory) else listed(directory)
+    sweeps = [place for place in below if (place / SWEEP_FILE).exists()]
+    alone = not sweeps or any(map(_is_run, below))
+    return [directory] * alone + sweeps
+
+
+def _is_run(place: epath.Path) -> bool:
+    return any((place / name).exists() for name in RUN_FILES)
+
+
 def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
-    """Returns the state of the run in `workdir`, or of each run of the sweep in it, waiting runs
-    included.
+    """Returns the state of the run in `workdir`, of each run of the sweep in it, waiting runs
+    included, or of each run just below it.
 
     Raises:
       ValueError: there is neither a run nor a sweep.
@@ -56,10 +78,9 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
     names = dict.fromkeys([*expected, *(path.name for path in begun)])
     places = [workdir / "runs" / name for name in names]
     if not places:
-        places = [workdir]
-        if not any(
-            (workdir / name).exists() for name in ("config.json", "status.json", SUBMITTED_FILE)
-        ):
+        below = [] if _is_run(workdir) else listed(workdir)
+        places = list(filter(_is_run, below or [workdir]))
+        if not places:
             raise ValueError(
                 f"{workdir} holds no run and no sweep; give the --workdir of train.py, sweep.py or submit.py"
             )

@@ -68,7 +68,8 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
     """
     if optimizer.warmup_steps >= steps:
         raise ValueError(
-            f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}"
+            f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}; lower the warm-up "
+            "(0: none), or raise train.steps"
         )
     if optimizer.schedule == "cosine":
         peak = optimizer.learning_rate

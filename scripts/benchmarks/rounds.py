@@ -21,6 +21,7 @@ from alibi.runs.provenance import processor, usable_cores, versions
 from benchmarks.processes import Contender, Process, matmul_step, prepare, turn
 
 MATMUL = "matmul"
+WIDEST = 120  # columns of a terminal that a table may take
 Row = dict[str, Any]
 
 
@@ -301,9 +302,19 @@ def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
 
 
 def print_rows(rows: list[Row], columns: list[Column]) -> None:
-    """Prints a line for each contender, as a Markdown table."""
-    cells = [[row["contender"], *(column.cell(row) for column in columns)] for row in rows]
-    print_table(["", *(column.title for column in columns)], cells)
+    """Prints a line for each contender, as a Markdown table; as several tables of other columns if
+    one is wider than WIDEST.
+    """
+    names = ["", *(row["contender"] for row in rows)]
+    left = [[column.title, *(column.cell(row) for row in rows)] for column in columns]
+    while left:
+        width, part = max(map(len, names)) + 4, [names]
+        while left and (len(part) == 1 or width + max(map(len, left[0])) + 3 <= WIDEST):
+            width += max(map(len, left[0])) + 3
+            part.append(left.pop(0))
+        titles, *cells = map(list, zip(*part, strict=True))
+        print_table(titles, cells)
+        print("\n" * bool(left), end="")
 
 
 def print_table(titles: list[str], rows: list[list[str]]) -> None:

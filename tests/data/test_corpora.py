@@ -40,7 +40,8 @@ def test_books_are_whole_different_and_small():
 def test_unknown_names_list_those_that_exist():
     with pytest.raises(
         ValueError,
-        match=r"data\.valid='nope' is no split of the embedded books; use one of train, valid, test",
+        match=r"data\.valid='nope' is no split of the embedded books, train, valid, test; to read files, set "
+        r"data\.corpus=text",
     ):
         list(make_corpus(DataConfig(valid="nope")).pieces("valid"))
     with pytest.raises(
@@ -166,6 +167,10 @@ def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
         "*.md": r"no file matches '.*\*.md'",
         "": "is a directory",
     }
+    with pytest.raises(
+        ValueError, match=r"correct data.train, or make the file by scripts/join_books.py"
+    ):
+        text_corpus("data/long-books/train.txt").files("train")
     for name, message in cases.items():
         with pytest.raises(ValueError, match=message):
             list(text_corpus(f"{tmp_path}/{name}").pieces("train"))

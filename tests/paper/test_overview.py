@@ -27,9 +27,7 @@ def test_committed_rows_are_counted_by_their_configs(scale, tmp_path):
     tables = [Reproduction(number, scale, tmp_path) for number in TABLES]
     text = overview(tables, RESULTS / f"tables-{scale}")
     found = {}
-    line = (
-        r"(\d+) +\w+ +0/\d+ +0/(\d+) +no +(?:no|(\d+)/(\d+), (.*?) updates(, text files)?)  +\w.*"
-    )
+    line = r"(\d+) +[\w-]+ +0/\d+ +0/(\d+) +no +(?:no|(\d+)/(\d+), (.*?) updates(, text files)?)  +\w.*"
     for shown in text.splitlines()[1:16]:
         number, results, measured, total, updates, on_files = re.fullmatch(line, shown).groups()
         assert (total or results) == results

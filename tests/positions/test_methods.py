@@ -339,3 +339,62 @@ def test_training_reaches_all_buckets_of_t5_that_any_distance_has():
         trained = causal_buckets(32, method.farthest)[:length]
         assert set(trained) == set(causal_buckets(32, method.farthest))
     assert 32 - len(set(causal_buckets(32, 128)[:32])) == 10
+
+
+OWN = """import dataclasses
+import jax
+import jax.numpy as jnp
+from alibi.positions import DistanceBias, PositionMethod, per_head
+
+class Root(DistanceBias):
+    scale: jax.Array = per_head()
+
+    def at(self, distance):
+        return {at}
+
+@dataclasses.dataclass(frozen=True)
+class Method(PositionMethod):
+    def queries(self, params, query, positions, kept):
+        return {queries}
+
+    def bias(self, params):
+        return Root(jnp.ones(self.num_heads))
+"""
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"at": "-self.scale[:3, None] * jnp.sqrt(distance)"},
+            "position method '{name}:Method': Root.at ({file}:10) fails: TypeError: mul got incompatible "
+            "shapes for broadcasting: (3, 1), (2, 3); it must return [heads, *distance.shape]",
+        ),
+        (
+            {"at": "self.missing"},
+            "Root.at ({file}:10) fails: AttributeError: 'Root' object has no attribute 'missing'; it must return",
+        ),
+        (
+            {"at": "-jnp.sqrt(distance)"},
+            "Root.at ({file}:9) returned an array of shape (2, 3); it must return [heads, *distance.shape], here "
+            "4, 2, 3",
+        ),
+        ({"at": "None"}, "Root.at ({file}:9) returned NoneType; it must return"),
+        (
+            {"queries": "query.sum(-2)"},
+            "Method.queries ({file}:14) returned an array of shape (1, 3, 8); it must return [batch, queries, heads, "
+            "features], here 1, 3, 4",
+        ),
+    ],
+)
+def test_a_function_of_ones_own_that_fails_is_named_with_its_line(
+    tmp_path, monkeypatch, changed: dict[str, str], message: str
+) -> None:
+    name = f"own_{abs(hash(message))}"
+    file = tmp_path / f"{name}.py"
+    whole = {"at": "-jnp.multiply.outer(self.scale, jnp.sqrt(distance))", "queries": "query"}
+    file.write_text(OWN.format(**whole | changed))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(message.format(name=name, file=file))):
+        make(f"{name}:Method")

@@ -78,9 +78,9 @@ def test_an_endless_band_leaves_the_lines_readable():
         return lines["layer"][0]["encoding"]["y"]["scale"]["domain"]
 
     low, high = domain(rows)
-    assert 0.5 < low < 0.85 < 4040 < high < 7000, "a tenth of 8.5, and ten times 404"
+    assert 0.5 <= low < 0.85 < 4040 < high <= 7000, "a tenth of 8.5, and ten times 404"
     low, high = domain(rows[:2])
-    assert 3 < low < 4.01 < 17.9 < high < 20
+    assert 3 <= low < 4.01 < 17.9 < high <= 20
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,12 @@ def test_every_method_has_a_style_of_its_own_and_so_has_a_new_one(shown):
 
 @pytest.mark.parametrize(("low", "high"), [(7.7, 8.4), (5, 900), (18.2, 20.1), (1, 1e9), (2.5, 12)])
 def test_there_are_enough_round_ticks_in_any_range(low, high):
+    """The axis ends at the first and the last tick, so that no point lies beyond them."""
     ticks = perplexity_ticks(low, high)
-    assert 4 <= len(ticks) <= 12
-    assert all(low <= tick <= high for tick in ticks)
-    assert ticks == sorted(ticks)
+    assert 6 <= len(ticks) <= 14
+    assert 0.85 * low < ticks[0] <= low
+    assert high <= ticks[-1] < 1.35 * high
+    assert ticks == sorted(set(ticks))
 
 
 def test_labels_keep_their_order_and_distance_and_stay_inside():
@@ -154,7 +156,7 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
         part["layer"][-2]["layer"][0]["encoding"]["y"]["scale"]["domain"][1] for part in parts
     ]
     if kind is tables.PERPLEXITY:
-        assert highest[0] < 10 < highest[1] < 17 < highest[2], "each part has its own scale"
+        assert highest[0] < 10 < highest[1] <= 20 < highest[2], "each part has its own scale"
 
 
 def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():

@@ -13,6 +13,14 @@ from alibi.runs import RunDirectory, git_commit, processor
 from alibi.runs.provenance import own_files
 
 
+def test_a_hugging_face_folder_is_told_with_the_command_that_imports_it(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 768}')
+    with pytest.raises(
+        ValueError, match=r"is a Hugging Face folder, .*import_hf.py --model=.* --workdir=DIR"
+    ):
+        RunDirectory(tmp_path).config()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -65,6 +65,8 @@ def test_a_folder_is_made_and_listed_without_files_that_are_being_written(
     folder = epath.Path(tmp_path / "new")
     assert listed(folder) == []
     check_writable(folder)
+    assert not folder.exists()
+    folder.mkdir()
     for name in ("b", "a", ".a.1234"):
         (folder / name).write_text("")
     assert [path.name for path in listed(folder)] == ["a", "b"]

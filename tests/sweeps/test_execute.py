@@ -138,7 +138,7 @@ def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, cap
 
     assert sweeper_of(sweep, tmp_path, Slow(sweep, tmp_path), lambda _: "report").execute() == {}
     assert capsys.readouterr().out.endswith(
-        "\nreport\ntook 2 h 4 min; runs trained: 1, evaluated: 2\n"
+        "\nreport\ntook 2.1 h; runs trained: 1, evaluated: 2\n"
     )
 
 

@@ -143,13 +143,17 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     assert seconds_left(states[:1], states, rough=True) == pytest.approx(
         1_024_000 * flops / 60e9 + 30
     )
-    rough = "time left in all: ~{} (~: rough, training at 60 GFLOP/s a run, until one run has shown the speed)\n"
-    # One rule for sweeps and for the paper's tables at the small scale.
-    assert PROCESSORS["small"].hours(1_024_000 * flops) * 3600 == pytest.approx(
-        1_024_000 * flops / 60e9
+    rough = (
+        "time left in all: ~{} with --jobs={} on this machine of 3 cores (~: rough, training at 60 GFLOP/s a run, "
+        "until one run has shown the speed)\n"
     )
-    assert plan_table(states).endswith(rough.format("4 min"))
-    assert plan_table(states, jobs=2).endswith(rough.format("2 min"))
+    # One rule for sweeps and for the paper's tables at the medium scale.
+    assert PROCESSORS["medium"].hours(1_024_000 * flops) * 3600 == pytest.approx(
+        1_024_000 * flops / 60e9 + 15
+    )
+    monkeypatch.setattr(estimates, "usable_cores", lambda: 3)
+    assert plan_table(states).endswith(rough.format("4 min", 1))
+    assert plan_table(states, jobs=2).endswith(rough.format("2 min", 2))
     monkeypatch.setattr(estimates, "is_on_cpu", lambda: False)
     assert plan_table(states).endswith(
         "time left in all: unknown until one run has shown the speed\n"
@@ -174,7 +178,7 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
         "alibi-L128-seed0     826,112  1,024,000        0 s  done\n"
         "t5-L128-seed0        826,240  1,024,000      9 min  missing\n"
         "\n"
-        "time left in all: about 9 min\n"
+        "time left in all: about 9 min with --jobs=1 on this machine of 3 cores\n"
     )
 
 

@@ -9,7 +9,7 @@ from etils import epath
 
 from alibi.storage.claims import Claim
 from alibi.sweeps.state import TASKS, record_end, record_sweep
-from alibi.sweeps.watch import SUBMITTED_FILE, standings, summary, table
+from alibi.sweeps.watch import SUBMITTED_FILE, holders, standings, summary, table
 from tests.sweeps.sweepmaker import finish, sweep_of
 
 
@@ -83,6 +83,20 @@ def test_a_single_run_and_one_that_begins(tmp_path):
     (one,) = standings(place, now)
     assert (one.state, one.is_over) == ("damaged", True)
     assert "status.json is damaged" in table([one], now)
+
+
+def test_runs_and_sweeps_one_level_below_are_shown(tmp_path):
+    above, now = epath.Path(tmp_path), datetime.datetime.now(datetime.UTC)
+    sweep = tmp_path / "sweep"
+    record_sweep(epath.Path(sweep), sweep_of(product={"position": ["alibi"]}), replace=False)
+    assert holders(above) == [above / "sweep"]
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / SUBMITTED_FILE).write_text("{}")
+    (tmp_path / "file.txt").touch()
+    assert holders(above) == [above, above / "sweep"]
+    assert [run.name for run in standings(above, now)] == ["one", "two"]
+    assert holders(above / "one") == [above / "one"]
 
 
 def test_a_training_that_was_submitted_waits(tmp_path):

@@ -60,7 +60,7 @@ def test_what_cannot_work_is_refused_before_any_work(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         loop.train(tiny_config(**overrides), str(tmp_path / "run"))
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists(), "no empty directory is left"
 
 
 def test_another_config_is_refused_with_its_differing_keys(
@@ -108,8 +108,11 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("")
     for workdir in (tmp_path / "file" / "run", tmp_path / "run"):
-        with pytest.raises(ValueError, match="can't be written"):
+        with pytest.raises(ValueError, match="can't be written") as told:
             loop.train(tiny_config(), str(workdir))
+        assert (f"{tmp_path / 'file'} is a file, not a directory" in str(told.value)) == (
+            workdir.parent.name == "file"
+        )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,11 @@ from alibi.training.setup import check_trainable, prepare_files, shared_text
         ("position=bogus", None, "'bogus'"),
         ("model.num_heads=3", None, "num_heads=3 does not divide model.width=128"),
         ("optimizer.name=bogus", None, "'bogus'"),
-        ("train.steps=7", None, "optimizer.warmup_steps=50 must be below train.steps=7"),
+        (
+            "train.steps=7,optimizer.warmup_steps=50",
+            None,
+            "optimizer.warmup_steps=50 must be below train.steps=7; lower the warm-up",
+        ),
         ("data.train=gs://b/text", None, "gs://b/text"),
     ],
 )
