@@ -137,9 +137,7 @@ def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, cap
             return super().run(command, slot)
 
     assert sweeper_of(sweep, tmp_path, Slow(sweep, tmp_path), lambda _: "report").execute() == {}
-    assert capsys.readouterr().out.endswith(
-        "\nreport\ntook 2.1 h; runs trained: 1, evaluated: 2\n"
-    )
+    assert capsys.readouterr().out.endswith("\nreport\ntook 2.1 h; runs trained: 1, evaluated: 2\n")
 
 
 def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):

@@ -23,8 +23,9 @@ GENERIC = frozenset((
     "attn_pdrop",
     "emb_pdrop", "embed_dropout", "pretraining_tp", "is_encoder_decoder", "is_decoder", "output_attentions",
     "output_hidden_states", "return_dict", "chunk_size_feed_forward", "id2label", "label2id", "task_specific_params",
-    "_attn_implementation", "attn_implementation", "gradient_checkpointing", "tokenizer_class", "problem_type",
-    "finetuning_task", "prefix", "language", "license", "summary_type", "summary_use_proj", "summary_activation",
+    "_attn_implementation", "attn_implementation", "gradient_checkpointing", "tokenizer_class", "tokenizer_name",
+    "problem_type", "finetuning_task", "prefix", "language", "license", "summary_type", "summary_use_proj",
+    "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "torchscript", "name_or_path", "verbose", "n_ctx",
 ))  # fmt: skip
 
@@ -38,6 +39,7 @@ class HubConfig:
 
     def __init__(self, content: Mapping[str, Any]):
         self.content, self._taken = dict(content), set[str]()
+        self.rest: dict[str, Any] = {}  # keys that a nested config has left
 
     def take(self, *names: str, default: Any = ...) -> Any:
         """Returns the value of the first of the `names` that is there and not null, else `default`.
@@ -78,7 +80,7 @@ class HubConfig:
 
     def left(self) -> dict[str, Any]:
         """Returns the keys that nothing took, but for generic and empty ones."""
-        return {
+        return self.rest | {
             name: value
             for name, value in self.content.items()
             if name not in self._taken | GENERIC and value not in (None, False, 0, "", [], {})
@@ -192,7 +194,7 @@ class Family:
         """
         hub = HubConfig({key: value for key, value in content.items() if key not in ignored})
         settings = PAPER_UNLIKE | self.to_ours(hub)
-        if left := hub.left():
+        if left := {key: value for key, value in hub.left().items() if key not in ignored}:
             shown = ", ".join(f"{name}={value!r}" for name, value in sorted(left.items()))
             raise ValueError(
                 f"config.json has keys that are not known here: {shown}; if they don't change the logits, name them "
@@ -274,3 +276,8 @@ def norm(theirs: str, ours: str) -> tuple[Entry, Entry]:
 def attention(*names: str) -> tuple[str, ...]:
     """Returns the paths of a layer's attention: by default of queries, keys and values."""
     return tuple(f"layers_{{n}}/attention/{name}" for name in names or ("query", "key", "value"))
+
+
+def whole(number: float) -> float | int:
+    """Returns a whole number as an int, as transformers wants some keys."""
+    return int(number) if number == int(number) else number

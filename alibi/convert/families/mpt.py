@@ -5,7 +5,7 @@ models.
 from typing import Any
 
 from alibi.config import Config
-from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
+from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm, whole
 
 NORMS = ("low_precision_layernorm", "layernorm", "rmsnorm", "low_precision_rmsnorm")
 
@@ -59,9 +59,11 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     for name in ("ffn_act_fn", "ffn_hidden_size"):
         ffn.needs(name, None)
     ffn.ignore("fc_type")
-    left = {f"attn_config.{key}": value for key, value in own.left().items()}
-    left |= {f"ffn_config.{key}": value for key, value in ffn.left().items()}
-    hub.content |= left
+    clip, softmax_scale = (
+        float(own.take(key, default=0.0)) for key in ("clip_qkv", "softmax_scale")
+    )
+    for name, part in (("attn_config", own), ("ffn_config", ffn)):
+        hub.rest |= {f"{name}.{key}": value for key, value in part.left().items()}
     hub.needs("residual_modification", None)
     hub.ignore("learned_pos_emb", "embedding_fraction", "init_config", "fc_type", "init_device")
     bias = not hub.take("no_bias", default=not foundry)
@@ -86,8 +88,8 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
         "model.feed_forward_bias": bias,
         "model.qk_norm": qk_norm,
         "model.qk_norm_joint": qk_norm,
-        "model.clip_qkv": float(own.take("clip_qkv", default=0.0)),
-        "model.attention_scale": float(own.take("softmax_scale", default=0.0)),
+        "model.clip_qkv": clip,
+        "model.attention_scale": softmax_scale,
         "model.logits_scale": width**-0.5 if scale == "inv_sqrt_d_model" else float(scale),
         "model.embedding": "tied" if hub.take("tie_word_embeddings", default=True) else "untied",
         "model.vocab_rows": hub.take("vocab_size"),
@@ -102,7 +104,7 @@ def to_theirs(config: Config) -> dict[str, Any]:
         "d_model": model.width,
         "n_heads": model.num_heads,
         "n_layers": model.num_layers,
-        "expansion_ratio": model.feed_forward / model.width,
+        "expansion_ratio": whole(model.feed_forward / model.width),
         "max_seq_len": config.train_length,
         "vocab_size": model.vocab_rows,
         "no_bias": not model.qkv_bias,
@@ -115,7 +117,7 @@ def to_theirs(config: Config) -> dict[str, Any]:
             "attn_type": shared.get(model.num_kv_heads, "grouped_query_attention"),
             "kv_n_heads": model.kv_heads,
             "alibi": config.position == "alibi",
-            "alibi_bias_max": config.position_options.get("alibi_bias_max", 8.0),
+            "alibi_bias_max": whole(config.position_options.get("alibi_bias_max", 8.0)),
             "clip_qkv": model.clip_qkv or None,
             "qk_ln": model.qk_norm,
             "softmax_scale": model.attention_scale or None,
@@ -124,46 +126,44 @@ def to_theirs(config: Config) -> dict[str, Any]:
     }
 
 
+# Replit's flat keys, which are MPT's of an earlier version.
+FLAT = {
+    **{key: key for key in ("alibi", "alibi_bias_max", "softmax_scale", "prefix_lm")},
+    "attn_qk_ln": "qk_ln",
+    "attn_clip_qkv": "clip_qkv",
+}
+
+
 def replit_to_ours(hub: HubConfig) -> dict[str, Any]:
-    """Returns the keys of Replit's flat config, which is MPT's of an earlier version."""
-    flat = {
-        "alibi": "alibi",
-        "alibi_bias_max": "alibi_bias_max",
-        "softmax_scale": "softmax_scale",
-        "prefix_lm": "prefix_lm",
-        "attn_qk_ln": "qk_ln",
-        "attn_clip_qkv": "clip_qkv",
-    }
-    content = {key: value for key, value in hub.content.items() if key not in flat}
+    content = {key: value for key, value in hub.content.items() if key not in FLAT}
+    plain = not hub.take("low_precision_layernorm", default=True)
     content |= {
         "auto_map": content.get("auto_map", {}),
-        "attn_config": {new: hub.content[old] for old, new in flat.items() if old in hub.content},
+        "attn_config": {new: hub.content[old] for old, new in FLAT.items() if old in hub.content},
         "expansion_ratio": hub.take("mlp_ratio", "expansion_ratio", default=4),
-        "norm_type": "low_precision_layernorm"
-        if hub.take("low_precision_layernorm", default=True)
-        else "layernorm",
+        "norm_type": "layernorm" if plain else "low_precision_layernorm",
     }
-    inner = HubConfig(content)
-    inner.ignore("mlp_ratio", "low_precision_layernorm", "attn_impl", "attn_uses_sequence_id")
-    inner.ignore(
-        "init_std",
-        "init_gain",
-        "init_nonlinearity",
-        "init_div_is_residual",
-        "init_fn",
-        "param_init_fn",
-    )
-    inner.ignore("emb_init_std", "emb_init_uniform_lim", "fan_mode", "cfg", "init_fn")
-    settings = to_ours(inner)
+    nested = HubConfig(content)
+    nested.ignore("mlp_ratio", "low_precision_layernorm", "attn_impl", "attn_uses_sequence_id")
+    nested.ignore("init_std", "init_gain", "init_nonlinearity", "init_div_is_residual", "fan_mode")
+    nested.ignore("param_init_fn", "emb_init_std", "emb_init_uniform_lim")
+    settings = to_ours(nested)
     hub.ignore(*hub.content)
-    hub.content |= inner.left()
+    hub.rest |= nested.left()
     return settings
 
 
 def replit_to_theirs(config: Config) -> dict[str, Any]:
-    raise ValueError(
-        "Replit's early layout is read alone; export the model as MPTForCausalLM (--family=mpt)"
-    )
+    content = to_theirs(config)
+    of_attention = content.pop("attn_config")
+    for key in ("norm_type", "layer_norm_epsilon"):
+        content.pop(key)
+    return content | {
+        "model_type": "replit_lm",
+        "low_precision_layernorm": True,
+        "mlp_ratio": content.pop("expansion_ratio"),
+        **{old: of_attention[new] for old, new in FLAT.items()},
+    }
 
 
 FAMILY = Family(

@@ -1,0 +1,331 @@
+"""Random models of other families, their own code's results beside ours, and the page of it.
+
+    python -m tests.convert.imported results/imported/README.md
+
+`transformers` computes what it has; the other families are in `described`.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers as hf
+from safetensors.numpy import load_file, save_file
+
+from alibi.config import Config
+from alibi.convert.exporting import export_model
+from alibi.convert.importing import import_model
+from alibi.generation import generate
+from alibi.runs.trained import TrainedRun
+from tests.convert.described import FAMILIES as DESCRIBED
+
+LENGTH = 16  # of training
+LIMIT = 8 * LENGTH  # tokens compared; the training length where transformers goes no further
+TEXT = "Ein Text, with çodes, 数字 12 345, tabs\t\tand  spaces — \U0001f600é\n\n  end" * 3
+VOCABULARY = 320
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A random model.
+
+    Attributes:
+      family: its name.
+      peer: "transformers", or "NumPy float64".
+      folder: a function that fills a folder, and returns the peer's function from tokens to
+        logits.
+      about: what differs from the family's default.
+      exports: whether transformers loads what is exported.
+    """
+
+    family: str
+    peer: str
+    folder: Callable[[pathlib.Path], Callable[[np.ndarray], np.ndarray]]
+    about: str
+    exports: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.about}".replace(" ", "-").replace(",", "")
+
+
+def save_tokenizer(folder: pathlib.Path) -> hf.Tokenizer:
+    """Writes byte-level BPE with an end-of-text token, and returns it."""
+    tokenizer = hf.Tokenizer(hf.models.BPE())
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["</s>"],
+        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return tokenizer
+
+
+def of_transformers(name: str, **keys: Any) -> Callable[[pathlib.Path], Callable]:
+    """Returns a function that makes a random model of `transformers`, whose biases and norms are
+    off their initial values.
+    """
+
+    def make(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
+        import torch
+        import transformers
+
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **keys)
+        kind = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
+        how = {"attn_implementation": implementation(name.lower())}
+        model = getattr(transformers, kind)._from_config(config, **how).eval()
+        for parameter in model.parameters():
+            scale = 1.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.2
+            parameter.data += scale * torch.randn_like(parameter)
+        model.save_pretrained(folder)
+        return transformers_logits(model)
+
+    return make
+
+
+def unrounded(make: Callable[[pathlib.Path], Callable]) -> Callable[[pathlib.Path], Callable]:
+    """Returns `make` for a Falcon whose bias m j, with m in bfloat16, is float32."""
+
+    def made(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
+        import torch
+        from transformers.models.bloom import modeling_bloom
+        from transformers.models.falcon import modeling_falcon
+
+        logits, rounded = make(folder), modeling_falcon.build_alibi_tensor
+
+        def bias(mask: Any, num_heads: int, dtype: Any) -> Any:
+            one = modeling_bloom.build_alibi_tensor(mask[:, :2], num_heads, torch.float32)[..., 1:]
+            return one.bfloat16().float() * torch.arange(mask.shape[1])
+
+        def patched(tokens: np.ndarray) -> np.ndarray:
+            modeling_falcon.build_alibi_tensor = bias
+            try:
+                return logits(tokens)
+            finally:
+                modeling_falcon.build_alibi_tensor = rounded
+
+        return patched
+
+    return made
+
+
+def implementation(family: str) -> str:
+    """Returns the attention of transformers that is compared: its eager one adds Falcon's bias
+    twice (transformers 5.24, and issue 29946).
+    """
+    return "sdpa" if family == "falcon" else "eager"
+
+
+def transformers_logits(model: Any) -> Callable[[np.ndarray], np.ndarray]:
+    import torch
+
+    def logits(tokens: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.from_numpy(tokens)).logits.float().numpy()
+
+    return logits
+
+
+def of_description(name: str, **keys: Any) -> Callable[[pathlib.Path], Callable]:
+    """Returns a function that makes a random model of `described`."""
+
+    def make(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
+        family = DESCRIBED[name]
+        config = family.config(vocab=VOCABULARY, length=LENGTH, **keys)
+        tensors = family.tensors(config, 0)
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(tensors | family.buffers(config), folder / "model.safetensors")
+        return lambda tokens: family.logits(config, tensors, tokens)
+
+    return make
+
+
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": LENGTH,
+}
+
+
+def _cases() -> Iterator[Case]:
+    made, said = "transformers", "NumPy float64"
+    for heads in (8, 12, 40):
+        sizes = {"hidden_size": 8 * heads, "n_layer": 2, "n_head": heads, "seq_length": LENGTH}
+        yield Case("bloom", made, of_transformers("Bloom", **sizes), f"{heads} heads")
+    for heads in (8, 12, 56):
+        sizes = {"d_model": 8 * heads, "n_layers": 2, "n_heads": heads, "max_seq_len": LIMIT}
+        yield Case("mpt", made, of_transformers("Mpt", **sizes), f"{heads} heads")
+    clipped = {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}
+    sizes = {"d_model": 64, "n_layers": 2, "n_heads": 8, "max_seq_len": LIMIT}
+    yield Case("mpt", made, of_transformers("Mpt", **sizes, **clipped), "clip_qkv, softmax_scale")
+    falcon = {"hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": LENGTH}
+    rw = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
+    for heads in (8, 16):
+        keys = falcon | rw | {"num_attention_heads": heads, "ffn_hidden_size": 256}
+        # Beyond powers of two it rounds m j to bfloat16, so that far keys change places.
+        about = f"RW, {heads} heads" + (", m j unrounded" if heads > 8 else "")
+        make = of_transformers("Falcon", **keys)
+        yield Case(
+            "falcon", made, unrounded(make) if heads > 8 else make, about, exports=heads == 8
+        )
+    keys = falcon | {"num_attention_heads": 4, "ffn_hidden_size": 96}
+    yield Case("falcon", made, of_transformers("Falcon", **keys), "7B, parallel, rotary")
+    gpt2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": LIMIT}
+    yield Case("gpt2", made, of_transformers("GPT2", **gpt2), "learned positions")
+    for name, heads, kv_heads, more in (
+        ("Llama", 8, 2, {"attention_bias": True, "mlp_bias": True}),
+        ("Llama", 12, 12, {"hidden_size": 96, "tie_word_embeddings": True}),
+        ("Mistral", 8, 4, {"sliding_window": 24}),
+        ("Qwen2", 8, 2, {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
+        ("Qwen3", 4, 2, {"head_dim": 32}),
+        ("Gemma", 4, 1, {"head_dim": 32}),
+    ):
+        keys = LLAMA | {"num_attention_heads": heads, "num_key_value_heads": kv_heads} | more
+        about = f"{heads} heads, {kv_heads} of keys"
+        yield Case(name.lower(), made, of_transformers(name, **keys), about)
+    for name, heads in (
+        ("btlm", 8),
+        ("jais", 12),
+        ("baichuan", 40),
+        ("baichuan2", 40),
+        ("refact", 8),
+        ("replit", 8),
+    ):
+        yield Case(name, said, of_description(name, heads=heads), f"{heads} heads", exports=False)
+    full = {"attn_config": {"qk_ln": True, "clip_qkv": 0.7, "alibi_bias_max": 16}}
+    mpt = of_description("mpt", heads=12, logit_scale="inv_sqrt_d_model", **full)
+    yield Case("mpt", said, mpt, "qk_ln, clip_qkv, bias_max 16, logit_scale", exports=False)
+
+
+CASES = tuple(_cases())
+
+
+@dataclasses.dataclass(frozen=True)
+class Differences:
+    """What was compared of a case; numbers are largest absolute differences.
+
+    Attributes:
+      logits, nll: at up to `LIMIT` tokens, float32.
+      spread: the standard deviation of the peer's logits.
+      tokens_equal: of 8 tokens that were generated greedily, those that equal the peer's.
+      ids_equal: whether the tokenizer gives the ids of the folder's.
+      exported_equal: whether tensors written again are equal bit for bit.
+      exported_logits: of transformers with the exported folder; None: it lacks the family.
+    """
+
+    logits: float
+    nll: float
+    spread: float
+    tokens_equal: int
+    ids_equal: bool
+    exported_equal: bool
+    exported_logits: float | None
+
+
+def compare(case: Case, folder: pathlib.Path) -> Differences:
+    """Makes the case's model in `folder`, imports it, exports it again, and compares."""
+    hub, workdir, out = (folder / name for name in ("hub", "run", "out"))
+    hub.mkdir(parents=True)
+    peer = case.folder(hub)
+    tokenizer = save_tokenizer(hub)
+    import_model(str(hub), workdir, Config())
+    run = TrainedRun(workdir)
+    tokens = np.random.default_rng(0).integers(0, 300, (2, LIMIT))
+    expected = peer(tokens)
+    ours = np.asarray(
+        jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(tokens, jnp.int32))
+    )
+    nll, own_nll = (
+        np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1))
+        + x.max(-1)
+        - np.take_along_axis(x, np.roll(tokens, -1, 1)[..., None], -1)[..., 0]
+        for x in (expected.astype(np.float64), ours.astype(np.float64))
+    )
+    prompt, alike = tokens[:1, :LENGTH], 0
+    generated = np.asarray(generate(run.model, run.params, prompt.astype(np.int32), 8))[0]
+    following = prompt
+    for token in generated[-8:]:
+        best = peer(following)[0, -1].argmax()
+        alike += int(best == token)
+        following = np.append(following, [[best]], axis=1)
+    export_model(workdir, out)
+    before, after = load_file(hub / "model.safetensors"), load_file(out / "model.safetensors")
+    same = all(np.array_equal(after[name], before[name]) for name in after)
+    again = None
+    if case.exports:
+        import transformers
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                out, attn_implementation=implementation(case.family)
+            )
+        again = float(np.abs(transformers_logits(loaded.eval())(tokens) - expected).max())
+    return Differences(
+        logits=float(np.abs(ours - expected).max()),
+        nll=float(np.abs(nll - own_nll)[:, :-1].max()),
+        spread=float(expected.std()),
+        tokens_equal=alike,
+        ids_equal=run.tokenizer.encode(TEXT).tolist()[:-1] == tokenizer.encode(TEXT).ids,
+        exported_equal=same,
+        exported_logits=again,
+    )
+
+
+def page(rows: list[tuple[Case, Differences]]) -> str:
+    lines = [
+        "# Imported models",
+        "",
+        "Random models of other families, imported by `scripts/import_hf.py`'s code and compared with "
+        f"their own code in float32, at up to {LIMIT} tokens with L = {LENGTH} (L = {LIMIT} for MPT and GPT-2 of "
+        "transformers, which go no further); written again by `scripts/export_hf.py`'s code.",
+        "",
+        "    python -m tests.convert.imported results/imported/README.md",
+        "",
+        f"JAX {jax.__version__} on a CPU ({platform.machine()}). Columns: largest differences of logits (whose "
+        "standard deviation is in brackets) and of a token's NLL in nats; tokens of 8 generated greedily that are "
+        "equal; ids of a text with many kinds of characters; tensors of the exported folder, bit for bit; logits of "
+        "transformers with the exported folder.",
+        "",
+        "| family | model | compared with | logits | NLL | generated | ids | exported | loaded again |",
+        "|:--|:--|:--|--:|--:|--:|:--|:--|--:|",
+    ]
+    for case, found in rows:
+        again = "-" if found.exported_logits is None else f"{found.exported_logits:.0e}"
+        words = ["equal" if same else "differ" for same in (found.ids_equal, found.exported_equal)]
+        lines.append(
+            f"| {case.family} | {case.about} | {case.peer} | {found.logits:.0e} ({found.spread:.1f}) | "
+            f"{found.nll:.0e} | {found.tokens_equal} of 8 | {words[0]} | {words[1]} | {again} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = []
+        for case in CASES:
+            rows.append((case, compare(case, pathlib.Path(folder, str(case)))))
+            print(case, rows[-1][1], flush=True)
+    pathlib.Path(sys.argv[1]).write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()

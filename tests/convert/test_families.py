@@ -1,0 +1,51 @@
+"""Models of every family that can be imported compute as their own code does, and go back."""
+
+import json
+import pathlib
+
+import pytest
+
+from alibi.config import make_config
+from alibi.convert.families import FAMILIES, family_of
+from tests.convert.imported import CASES, Case, compare
+
+
+def test_every_family_has_a_case() -> None:
+    named = {"baichuan" if case.family == "baichuan2" else case.family for case in CASES}
+    assert named == FAMILIES.keys()
+
+
+# Warnings of transformers about its own random models.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_imported_model_computes_as_its_own_code(
+    case: Case, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At up to 8 times the training length; 1e-4 is float32's sums in another order."""
+    if case.peer == "transformers":
+        pytest.importorskip("transformers")
+        pytest.importorskip("torch")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = compare(case, tmp_path)
+    assert found.spread > 0.1  # else any two models would agree
+    assert found.logits < 1e-4
+    assert found.nll < 1e-4
+    assert found.tokens_equal == 8
+    assert found.ids_equal
+    assert found.exported_equal
+    assert found.exported_logits in (None, 0.0)
+
+
+def test_our_runs_find_the_family_with_words_for_them() -> None:
+    """configs/llama_like.py is Llama's; a model of the paper is nobody's, and the reason is told."""
+    config = make_config(
+        "position=rotary,model.norm=rms,model.gated=true,model.activation=silu,model.qkv_bias=false,"
+        "model.out_bias=false,model.feed_forward_bias=false,model.embedding=untied,"
+        "model.embedding_scale=1,model.num_kv_heads=2,model.vocab_rows=300"
+    )
+    content = FAMILIES["llama"].describe(config)
+    assert family_of(content).name == "llama"
+    assert (content["num_key_value_heads"], content["rope_theta"]) == (2, 10_000.0)
+    assert json.loads(json.dumps(content)) == content
+    with pytest.raises(ValueError, match=r"model.activation is 'relu' and would become 'gelu'"):
+        FAMILIES["bloom"].describe(make_config("model.vocab_rows=300"))
