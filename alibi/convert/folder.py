@@ -1,6 +1,6 @@
 """A folder in the format of the Hugging Face hub: config.json, weights in files, a tokenizer."""
 
-import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -20,6 +20,15 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float6
 FLOATS = tuple(DTYPES.values())
 
 
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """A tensor in a file of safetensors."""
+
+    file: pathlib.Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class HubFolder:
     """The tensors of a folder, read one by one.
 
@@ -32,9 +41,8 @@ class HubFolder:
         self.config = read_json(path / CONFIG)
         self._tensors: dict[str, Any] = {}
         self.files = self._found()
-        self._open = contextlib.ExitStack()
         for file in self.files:
-            read = self._pickled if file.suffix == ".bin" else self._opened
+            read = self._pickled if file.suffix == ".bin" else self._listed
             self._tensors |= read(file)
 
     def _found(self) -> list[pathlib.Path]:
@@ -55,20 +63,13 @@ class HubFolder:
             f"{self.path} has no weights: neither {WEIGHTS} nor {PICKLED}, whole or in several files with an index"
         )
 
-    def _opened(self, file: pathlib.Path) -> dict[str, Any]:
-        try:
-            from safetensors import SafetensorError, safe_open
-        except ImportError:
-            raise ValueError(
-                "files of safetensors need the package safetensors; pip install 'safetensors>=0.8'"
-            ) from None
-        try:
-            opened = self._open.enter_context(safe_open(os.fspath(file), "np"))
-        except (SafetensorError, OSError) as error:
-            raise ValueError(
-                f"{file} is truncated, or no file of safetensors ({error}); download it again"
-            ) from error
-        return {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+    def _listed(self, file: pathlib.Path) -> dict[str, Any]:
+        with _opened(file) as opened:
+            slices = ((name, opened.get_slice(name)) for name in opened.keys())  # noqa: SIM118
+            return {
+                name: Listed(file, tuple(part.get_shape()), part.get_dtype())
+                for name, part in slices
+            }
 
     def _pickled(self, file: pathlib.Path) -> dict[str, Any]:
         try:
@@ -96,21 +97,21 @@ class HubFolder:
         return set(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        tensor = self._tensors[name]
-        return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.get_shape())
+        return tuple(self._tensors[name].shape)
 
     def dtype(self, name: str) -> str:
         """Returns the name of a tensor's dtype, such as "bfloat16"."""
-        tensor = self._tensors[name]
-        if hasattr(tensor, "get_dtype"):
-            return DTYPES.get(tensor.get_dtype(), tensor.get_dtype())
-        return str(tensor.dtype).removeprefix("torch.")
+        dtype = str(self._tensors[name].dtype).removeprefix("torch.")
+        return DTYPES.get(dtype, dtype)
 
     def read(self, name: str, index: Any = ...) -> Float[np.ndarray, "..."]:
         """Returns a part of a tensor, in its own dtype."""
         tensor = self._tensors[name]
-        if hasattr(tensor, "get_dtype"):
-            return tensor[:] if index is ... else tensor[index]
+        if isinstance(tensor, Listed):
+            # Opened for each tensor: pages of a file that stays open stay in memory.
+            with _opened(tensor.file) as opened:
+                part = opened.get_slice(name)
+                return part[:] if index is ... else part[index]
         part = tensor[index]
         if self.dtype(name) == "bfloat16":  # NumPy has no such dtype, and ml_dtypes the same bits
             import ml_dtypes
@@ -129,6 +130,18 @@ class HubFolder:
             "--tokenizer_file (transformers writes tokenizer.json by AutoTokenizer.from_pretrained(...)."
             "save_pretrained(FOLDER))"
         )
+
+
+def _opened(file: pathlib.Path) -> Any:
+    """Returns a file of safetensors; ValueError if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(os.fspath(file), "np")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file} is truncated, or no file of safetensors ({error}); download it again"
+        ) from error
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:

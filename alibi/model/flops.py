@@ -40,7 +40,7 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
         rows = model.cutoffs[0] + len(model.cutoffs)
         ends = model.width * (rows + model.width)
     else:
-        ends = model.width * vocab_size
+        ends = model.width * max(vocab_size, model.vocab_rows)
     causal = config.objective.causal
     keys = sum(keys_seen(window, length, causal=causal) for window in model.by_layer("window"))
     attention = 2 * model.num_heads * model.head_dim * keys / length

@@ -70,7 +70,8 @@ def step_memory(
     dense = tokens * parts * config.train_length * model.num_heads <= DENSE_WEIGHTS
     layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
     layers = model.num_layers * layer_input + layer if model.remat else model.num_layers * layer
-    columns, split = vocab_size, tensor if vocab_size % tensor == 0 else 1
+    columns = max(vocab_size, model.vocab_rows)
+    split = tensor if columns % tensor == 0 else 1
     if model.embedding == "adaptive":  # its head alone has logits of all tokens
         columns, split = model.cutoffs[0] + len(model.cutoffs), 1
     parameters = _local_bytes(state.params, mesh)

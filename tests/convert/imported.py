@@ -1,6 +1,6 @@
 """Random models of other families, their own code's results beside ours, and the page of it.
 
-    python -m tests.convert.imported results/imported/README.md
+    python -m tests.convert.imported results/imported/differences.md
 
 `transformers` computes what it has; the other families are in `described`.
 """
@@ -297,7 +297,7 @@ def page(rows: list[tuple[Case, Differences]]) -> str:
         f"their own code in float32, at up to {LIMIT} tokens with L = {LENGTH} (L = {LIMIT} for MPT and GPT-2 of "
         "transformers, which go no further); written again by `scripts/export_hf.py`'s code.",
         "",
-        "    python -m tests.convert.imported results/imported/README.md",
+        "    python -m tests.convert.imported results/imported/differences.md",
         "",
         f"JAX {jax.__version__} on a CPU ({platform.machine()}). Columns: largest differences of logits (whose "
         "standard deviation is in brackets) and of a token's NLL in nats; tokens of 8 generated greedily that are "
