@@ -1,0 +1,207 @@
+"""What is wrong with a folder of the hub is told in one line, before work is lost."""
+
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from alibi.config import Config, make_config
+from alibi.convert import folder as folder_module
+from alibi.convert.exporting import export_model
+from alibi.convert.families import FAMILIES
+from alibi.convert.folder import HubFolder, find_folder, write_weights
+from alibi.convert.importing import import_model
+from tests.convert.described import FAMILIES as DESCRIBED
+from tests.convert.imported import save_tokenizer
+
+MPT = DESCRIBED["mpt"]
+CONFIG = MPT.config(vocab=320, length=16, layers=1)
+
+
+@pytest.fixture
+def hub(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder with a random MPT of one layer."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(MPT.tensors(CONFIG, 0), folder / "model.safetensors")
+    save_tokenizer(folder)
+    return folder
+
+
+def refused(hub: pathlib.Path, message: str, **keys: Any) -> None:
+    """The import is refused in one line, and leaves no work directory."""
+    workdir = hub.parent / "run"
+    with pytest.raises(ValueError, match=message) as error:
+        import_model(str(hub), workdir, Config(), **keys)
+    assert "\n" not in str(error.value)
+    assert not workdir.exists()
+
+
+def change(hub: pathlib.Path, **keys: Any) -> None:
+    (hub / "config.json").write_text(json.dumps(CONFIG | keys))
+
+
+def retensor(hub: pathlib.Path, **tensors: np.ndarray | None) -> None:
+    """Writes the weights with other tensors; None leaves one out."""
+    file = hub / "model.safetensors"
+    content = load_file(file) | tensors
+    save_file({name: array for name, array in content.items() if array is not None}, file)
+
+
+def test_a_missing_shard(hub: pathlib.Path) -> None:
+    (hub / "model.safetensors").rename(hub / "model-1.safetensors")
+    places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    refused(hub, r"lacks model-2\.safetensors of its 2 files with weights; download it again")
+
+
+def test_truncated_and_foreign_files(hub: pathlib.Path) -> None:
+    file = hub / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(hub, r"model\.safetensors is truncated, or no file of safetensors")
+    file.unlink()
+    refused(hub, r"has no weights: neither model\.safetensors nor pytorch_model\.bin")
+    (hub / "config.json").write_text("[1]")
+    refused(hub, r"config\.json holds no object")
+    (hub / "config.json").unlink()
+    refused(hub, r"has no config\.json: it is no folder of a model")
+
+
+def test_pickles_run_nothing(hub: pathlib.Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = load_file(hub / "model.safetensors")
+    (hub / "model.safetensors").unlink()
+    marker = hub.parent / "ran"
+
+    class Bad:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(marker),)
+
+    torch.save({"a": Bad()}, hub / "pytorch_model.bin")
+    refused(hub, r"is a pickle with more than tensors, which might run something")
+    assert not marker.exists()
+    file = hub / "pytorch_model.bin"
+    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, file)
+    opened = HubFolder(hub)
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(opened.read(name), array)
+    narrow = torch.randn(3, 4).bfloat16()
+    torch.save({"a": narrow}, file)
+    np.testing.assert_array_equal(
+        HubFolder(hub).read("a").astype(np.float32), narrow.float().numpy()
+    )
+    file.write_bytes(file.read_bytes()[:300])
+    refused(hub, r"pytorch_model\.bin is truncated or damaged")
+
+
+def test_tensors_that_do_not_fit(hub: pathlib.Path) -> None:
+    file, name = hub / "model.safetensors", "transformer.blocks.0.ffn.up_proj.weight"
+    whole = file.read_bytes()
+    retensor(hub, **{name: None})
+    refused(hub, rf"lacks 1 tensors, such as {name}")
+    file.write_bytes(whole)
+    retensor(hub, extra=np.zeros(3, np.float32))
+    refused(hub, r"has, without a place for them, 1 tensors, such as extra")
+    file.write_bytes(whole)
+    retensor(hub, **{name: np.zeros((3, 4), np.float32)})
+    refused(hub, r"has shape \[3, 4\], and config\.json needs \[256, 64\]")
+    file.write_bytes(whole)
+    retensor(hub, **{name: np.zeros((256, 64), np.int8)})
+    refused(hub, r"has dtype I8; only float32, float16, bfloat16, float64 can be read")
+    file.write_bytes(whole)
+    embedding = load_file(file)["transformer.wte.weight"]
+    retensor(hub, **{"lm_head.weight": embedding + 1})
+    refused(
+        hub, r"lm_head\.weight differs from transformer\.wte\.weight, to which config\.json ties"
+    )
+
+
+def test_configs_that_ask_for_more(hub: pathlib.Path) -> None:
+    change(hub, architectures=["BlomForCausalLM"])
+    refused(hub, r"'BlomForCausalLM', which is not known here; did you mean 'BloomForCausalLM'")
+    change(hub, attn_config=CONFIG["attn_config"] | {"prefix_lm": True})
+    refused(hub, r"asks for prefix_lm=True, which is not implemented here")
+    change(hub, attn_config=CONFIG["attn_config"] | {"novelty": 3})
+    refused(hub, r"attn_config\.novelty=3; .*--ignore=attn_config\.novelty")
+    change(hub, novelty=3)
+    refused(hub, r"not known here: novelty=3; if they don't change the logits.*--ignore=novelty")
+    assert FAMILIES["mpt"].settings(CONFIG | {"novelty": 3}, ("novelty",))["position"] == "alibi"
+    for family, keys, message in (
+        ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
+        ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling of type 'llama3'"),
+    ):
+        config = DESCRIBED["btlm"].config() if family == "btlm" else dict.fromkeys(SIZES, 8)
+        with pytest.raises(ValueError, match=message):
+            FAMILIES[family].settings(config | keys)
+
+
+SIZES = (
+    *("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"),
+    *("vocab_size", "max_position_embeddings"),
+)
+
+
+def test_tokenizers_that_do_not_fit(hub: pathlib.Path) -> None:
+    change(hub, vocab_size=100)
+    retensor(hub, **{"transformer.wte.weight": np.zeros((100, 64), np.float32)})
+    refused(hub, r"the tokenizer .* has 3\d\d tokens and the model 100 rows")
+    (hub / "tokenizer.json").unlink()
+    refused(hub, r"has no tokenizer\.json, tokenizer\.model or spiece\.model; give")
+
+
+def test_a_hub_that_cannot_be_reached_is_told_soon() -> None:
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=r"can't be had .*hf download bigscience/none --local-dir"):
+        find_folder("bigscience/none")
+    assert time.monotonic() - begun < 15
+    with pytest.raises(ValueError, match="is no folder, nor a model's name on the hub"):
+        find_folder("./nothing/here")
+
+
+def test_shards_are_written_and_read(
+    hub: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_module, "FILE_BYTES", 50_000)
+    tensors = load_file(hub / "model.safetensors")
+    out = tmp_path / "shards"
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps(CONFIG))
+    write_weights(out, iter(tensors.items()), {name: x.nbytes for name, x in tensors.items()})
+    assert len(list(out.glob("*.safetensors"))) > 1
+    read = HubFolder(out)
+    assert read.names == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(read.read(name), array)
+
+
+def test_an_import_and_an_export_replace_nothing(hub: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "run"
+    import_model(str(hub), run, Config())
+    with pytest.raises(ValueError, match="is not empty; choose another --workdir"):
+        import_model(str(hub), run, Config())
+    with pytest.raises(ValueError, match="is not empty; choose another --output_dir"):
+        export_model(run, hub)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("position=kerple_log", r"position is 'kerple_log' and would become"),
+        (
+            "model.embedding=adaptive,model.vocab_rows=0",
+            r"model\.embedding is 'adaptive' and would",
+        ),
+        ("model.window=8", r"model\.window is 8 and would become 0"),
+    ],
+)
+def test_what_a_family_cannot_say_is_named(keys: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        FAMILIES["bloom"].describe(make_config(keys))
+    assert "\n" not in str(error.value)
