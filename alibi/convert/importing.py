@@ -35,6 +35,7 @@ CONFIG_FILE = '''"""A run that starts with the model here: python train.py --con
 
 import json
 import pathlib
+import re
 
 import ml_collections
 
@@ -47,6 +48,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     saved |= {"imported_from": "", "init_from": str(folder)}
     saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "tokenizer.json")
     saved["model"]["param_dtype"] = "float32"
+    if re.search(r"(^|,)position=", arg):  # another method has other options
+        saved["position_options"] = {}
     return apply(as_config_dict(read_config(saved)), arg)
 '''
 

@@ -15,6 +15,7 @@ from alibi.config.override import Override
 from alibi.data.tokenizers import Tokenizer
 from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
 from alibi.parallel import hosts
+from alibi.parallel.memory import check_memory
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
 from alibi.runs import RunDirectory, method_files
 from alibi.runs.checkpoint import Checkpoints
@@ -122,6 +123,11 @@ class TrainedRun:
         checkpoint takes its place: a line is logged, and `step` changes.
         """
         abstract = laid_out(self._shapes, self.mesh)
+        check_memory(
+            f"{self}, with {self.num_parameters:,} parameters,",
+            abstract,
+            "use devices with more, or import the model by --dtype=bfloat16",
+        )
         failed: dict[int, ValueError] = {}
         while True:
             try:
