@@ -52,8 +52,10 @@ def export_model(
             "an export runs on a single host; start it on one, with devices for the model"
         )
     run = TrainedRun(workdir, checkpoint)
-    rows = max(run.config.model.vocab_rows, run.tokenizer.vocab_size)
-    config = replaced(run.config, {"model.vocab_rows": rows, "model.scan_layers": False})
+    config = replaced(run.config, {"model.scan_layers": False})
+    if config.model.embedding != "adaptive":  # which no family has words for
+        rows = max(config.model.vocab_rows, run.tokenizer.vocab_size)
+        config = replaced(config, {"model.vocab_rows": rows})
     chosen, content = _describe(run, config, family)
     kept = run.config.model.param_dtype if dtype == "keep" else dtype
     params = unstacked(run.params) if is_stacked(run.params) else run.params

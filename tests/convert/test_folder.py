@@ -198,6 +198,7 @@ def test_an_import_and_an_export_replace_nothing(hub: pathlib.Path, tmp_path: pa
             "model.embedding=adaptive,model.vocab_rows=0",
             r"model\.embedding is 'adaptive' and would",
         ),
+        ("objective=masked", r"predicts the next token, and this model has objective=masked"),
         ("model.window=8", r"model\.window is 8 and would become 0"),
     ],
 )

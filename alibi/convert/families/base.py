@@ -170,7 +170,7 @@ class Family:
       entries: a function from config.json to its tensors; those of parameters that the model lacks
         are left out.
       to_ours: a function from config.json to our keys, which reads each of its keys.
-      to_theirs: a function from our config to config.json, which `check_export` compares.
+      to_theirs: a function from our config to config.json, whose keys `describe` compares.
       prefix: of the names of tensors, which some files lack.
       buffers: a pattern of further tensors, which are no parameters.
     """
@@ -208,6 +208,11 @@ class Family:
         Raises:
           ValueError: the family has no words for some of its keys, which the error names.
         """
+        if not config.objective.causal:
+            raise ValueError(
+                f"{self.architectures[0]} predicts the next token, and this model has "
+                f"objective={config.objective.name}"
+            )
         content = {"architectures": [self.architectures[0]], **self.to_theirs(config)}
         ours = flatten(config)
         differing = {}
