@@ -113,7 +113,7 @@ def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
         name, written = tokenizer.hub_file()
         (folder / name).write_bytes(written)
     elif isinstance(tokenizer, ByteTokenizer):
-        (folder / "tokenizer.json").write_text(_of_bytes().to_str())
+        (folder / "tokenizer.json").write_text(of_bytes().to_str())
     else:
         return [f"a tokenizer: transformers has none for words of {run}/tokenizer/dict.txt"]
     if not (folder / "tokenizer_config.json").exists():
@@ -127,7 +127,7 @@ def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
     return []
 
 
-def _of_bytes() -> hf.Tokenizer:
+def of_bytes() -> hf.Tokenizer:
     """Returns a tokenizer whose ids are the bytes of the text."""
     # GPT-2's letters of bytes: visible ones of Latin-1 are their own, others follow from 256 on.
     visible = [

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from alibi.config import Config, make_config
 from alibi.convert import folder as folder_module
-from alibi.convert.exporting import export_model
+from alibi.convert.exporting import export_model, of_bytes
 from alibi.convert.families import FAMILIES
 from alibi.convert.folder import HubFolder, find_folder, write_weights
 from alibi.convert.importing import import_model
@@ -206,3 +206,11 @@ def test_what_a_family_cannot_say_is_named(keys: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         FAMILIES["bloom"].describe(make_config(keys))
     assert "\n" not in str(error.value)
+
+
+def test_bytes_become_a_tokenizer_of_the_hub() -> None:
+    """Every byte of UTF-8 is its own id, there and back."""
+    text = "".join(map(chr, range(1, 600))) + "数\U0001f600 \n\t  end"
+    tokenizer = of_bytes()
+    assert tokenizer.encode(text).ids == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
