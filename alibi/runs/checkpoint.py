@@ -188,7 +188,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
           ValueError: there is no such checkpoint.
           DamagedError: it is damaged, or of another model.
         """
-        if not hosts.broadcast(lambda: (self._folder / str(step) / OPTIMIZER).exists()):
+        self._check_seen(step)
+        if not any(path.startswith(OPTIMIZER) for path in self.about(step)[CHECKSUMS]):
             raise ValueError(
                 f"{self._folder.parent} holds an imported model, without an optimizer's state; train on from it in "
                 f"another --workdir by --init_from={self._folder.parent}"
