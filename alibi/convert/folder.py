@@ -1,15 +1,21 @@
 """A folder in the format of the Hugging Face hub: config.json, weights in files, a tokenizer."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import pickle
+import re
+import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+
+from alibi.data.hosted import reachable
 
 CONFIG = "config.json"
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
@@ -42,6 +48,7 @@ class HubFolder:
         self._tensors: dict[str, Any] = {}
         self.files = self._found()
         for file in self.files:
+            _check_not_a_pointer(file)
             read = self._pickled if file.suffix == ".bin" else self._listed
             self._tensors |= read(file)
 
@@ -49,7 +56,13 @@ class HubFolder:
         """Returns the files with weights; ValueError if one of them is missing."""
         for index, whole in ((INDEX, WEIGHTS), (PICKLED_INDEX, PICKLED)):
             if (self.path / index).exists():
-                listed = sorted(set(read_json(self.path / index)["weight_map"].values()))
+                places = read_json(self.path / index).get("weight_map")
+                named = list(places.values()) if isinstance(places, dict) else []
+                if not named or not all(isinstance(name, str) for name in named):
+                    raise ValueError(
+                        f"{self.path / index} has no weight_map from tensors to files; download it again"
+                    )
+                listed = sorted(set(named))
             elif (self.path / whole).exists():
                 listed = [whole]
             else:
@@ -80,17 +93,30 @@ class HubFolder:
                 "folder with files of safetensors"
             ) from None
         try:
-            return dict(torch.load(file, map_location="cpu", mmap=True, weights_only=True))
-        except pickle.UnpicklingError as error:
-            raise ValueError(
-                f"{file} is a pickle with more than tensors, which might run something, so it was not loaded; convert "
-                "it to safetensors where it is trusted"
-            ) from error
-        except (OSError, RuntimeError, EOFError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a pickle's protocol
+                # PyTorch before 1.6 wrote no zip, which can't be mapped.
+                mapped = zipfile.is_zipfile(file)
+                content = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+        except Exception as error:  # PyTorch's reader meets damage with many classes
+            if isinstance(error, pickle.UnpicklingError) and "unsupported" in str(error).lower():
+                raise ValueError(
+                    f"{file} is no file of tensors alone: it might run something, so it was not loaded; download it "
+                    "again, or convert it to safetensors where it is trusted"
+                ) from error
+            told = "" if isinstance(error, KeyError) else str(error)
+            reason = told.partition("\n")[0].partition(". ")[0] or type(error).__name__
             raise ValueError(
                 f"{file} is truncated or damaged ({reason}); download it again"
             ) from error
+        tensors = content.items() if isinstance(content, dict) else [("", None)]
+        for name, tensor in tensors:
+            if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+                raise ValueError(
+                    f"{file} holds no tensors by name, as a model's file of the hub does; give a folder written by "
+                    "save_pretrained"
+                )
+        return {name: tensor.detach() for name, tensor in tensors}
 
     @property
     def names(self) -> set[str]:
@@ -132,6 +158,16 @@ class HubFolder:
         )
 
 
+def _check_not_a_pointer(file: pathlib.Path) -> None:
+    """Raises ValueError for what git leaves in place of a large file."""
+    with file.open("rb") as opened:
+        if opened.read(40).startswith(b"version https://git-lfs."):
+            raise ValueError(
+                f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in {file.parent}, or download "
+                "it again"
+            )
+
+
 def _opened(file: pathlib.Path) -> Any:
     """Returns a file of safetensors; ValueError if it is damaged."""
     from safetensors import SafetensorError, safe_open
@@ -165,29 +201,40 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
       revision: a branch, tag or commit on the hub.
 
     Raises:
-      ValueError: no such folder, or a hub that can't be reached or lacks the model.
+      ValueError: no such folder, or a hub that doesn't answer within 3 s or lacks the model.
     """
     path = pathlib.Path(model).expanduser()
     if path.is_dir():
         return path
-    if model.count("/") != 1 or model.startswith((".", "~", "/")):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
         raise ValueError(
             f"{model} is no folder, nor a model's name on the hub such as bigscience/bloom-560m"
         )
     import huggingface_hub
+    from huggingface_hub import constants
 
+    # Without an answer the library would try again for minutes.
+    offline = (
+        "HF_HUB_OFFLINE is set"
+        if constants.HF_HUB_OFFLINE
+        else ""
+        if reachable([constants.ENDPOINT])
+        else f"{constants.ENDPOINT} doesn't answer"
+    )
     wanted = ["*.json", "*.safetensors", "*.model"]
-    download = huggingface_hub.snapshot_download
+    download = functools.partial(
+        huggingface_hub.snapshot_download,
+        model,
+        revision=revision or None,
+        local_files_only=bool(offline),
+    )
     try:
-        if not huggingface_hub.try_to_load_from_cache(model, CONFIG, revision=revision or None):
-            huggingface_hub.HfApi().model_info(model, revision=revision or None, timeout=4)
-        found = pathlib.Path(download(model, revision=revision or None, allow_patterns=wanted))
+        found = pathlib.Path(download(allow_patterns=wanted))
         if not any(found.glob("*.safetensors")):
-            found = pathlib.Path(
-                download(model, revision=revision or None, allow_patterns=[*wanted, "*.bin"])
-            )
+            found = pathlib.Path(download(allow_patterns=[*wanted, "*.bin"]))
     except Exception as error:  # of the hub's library and of its HTTP client
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        told = f"{offline}, and this machine has no copy" if offline else str(error).strip()
+        reason = told.partition("\n")[0] or type(error).__name__
         raise ValueError(
             f"the hub's model {model} can't be had ({reason}); where there is a network, run "
             f"`hf download {model} --local-dir FOLDER`, copy the folder here, and give --model=FOLDER"

@@ -86,18 +86,13 @@ def import_model(
     """
     run = empty_run(workdir)
     folder = HubFolder(find_folder(model, revision))
-    try:
-        family = family_of(folder.config)
-        settings = family.settings(folder.config, ignored)
-    except ValueError as error:
-        raise ValueError(f"{folder.path}: {error}") from error
+    family, config = _described(folder, config, ignored)
     file = pathlib.Path(tokenizer_file).expanduser() if tokenizer_file else folder.tokenizer_file()
-    config = dataclasses.replace(config, position_options={}, imported_from=_sha256(folder))
+    config = dataclasses.replace(config, imported_from=_sha256(folder))
     config = replaced(
         config,
-        settings
-        | {"data.tokenizer": "bpe", "data.tokenizer_file": str(file)}
-        | {"model.param_dtype": _param_dtype(folder, dtype), "model.scan_layers": False},
+        {"data.tokenizer": "bpe", "data.tokenizer_file": str(file)}
+        | {"model.param_dtype": _param_dtype(folder, dtype)},
     )
     tokenizer = given_tokenizer(config.data)
     assert tokenizer is not None
@@ -123,6 +118,32 @@ def import_model(
     state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=None)
     write_run(run, config, tokenizer, state, about, CONFIG_FILE, lambda path: _keep(folder, path))
     return run
+
+
+def _described(
+    folder: HubFolder, config: Config, ignored: tuple[str, ...]
+) -> tuple[Family, Config]:
+    """Returns the family of a folder, and `config` with the model that its config.json describes;
+    ValueError for a value that is not implemented, or of another type.
+    """
+    named = folder.config.get("architectures")
+    try:
+        if named is not None and not _is_list_of_names(named):
+            raise ValueError(f"config.json has architectures={named!r}, which is no list of names")
+        family = family_of(folder.config)
+        settings = family.settings(folder.config, ignored) | {"model.scan_layers": False}
+        return family, replaced(dataclasses.replace(config, position_options={}), settings)
+    except ValueError as error:
+        raise ValueError(f"{folder.path}: {error}") from error
+    except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
+        raise ValueError(
+            f"{folder.path}: config.json has a value of a type or size that {named[0]} doesn't take ({error}); "
+            "download it again"
+        ) from error
+
+
+def _is_list_of_names(named: Any) -> bool:
+    return isinstance(named, list) and all(isinstance(name, str) for name in named)
 
 
 def read_params(folder: HubFolder, family: Family, config: Config, tokenizer: Tokenizer) -> PyTree:
@@ -205,19 +226,19 @@ def _names(
         if not re.fullmatch(family.buffers, name)
     )
     first = names[entries[0].theirs]
-    if left == ["lm_head.weight"] and not missing:  # some files repeat the tied matrix
+    if "lm_head.weight" in left and not missing:  # some files repeat the tied matrix
         if not np.array_equal(folder.read("lm_head.weight"), folder.read(first)):
             raise ValueError(
                 f"{folder.path}: lm_head.weight differs from {first}, to which config.json ties it; set "
                 "tie_word_embeddings to false there"
             )
-        left = []
-    for words, found in (("lacks", missing), ("has, without a place for them,", left)):
-        if found:
-            raise ValueError(
-                f"{folder.path} {words} {len(found)} tensors, such as {', '.join(found[:3])}: its config.json or its "
-                f"files are of another model than {family.architectures[0]} here"
-            )
+        left.remove("lm_head.weight")
+    found = {"lacks": missing, "has no place for": left}
+    if shown := [f"{words} {_counted(names)}" for words, names in found.items() if names]:
+        raise ValueError(
+            f"{folder.path} {' and '.join(shown)}: its config.json or its files are of another model than "
+            f"{family.architectures[0]} here"
+        )
     for entry in entries:
         name, needed = names[entry.theirs], entry.shape(shapes)
         if folder.shape(name) != needed:
@@ -231,6 +252,11 @@ def _names(
                 "so give the model before it was quantised"
             )
     return names
+
+
+def _counted(names: list[str]) -> str:
+    """Returns the number of tensors with the first three names."""
+    return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
 
 
 def _param_dtype(folder: HubFolder, dtype: str) -> str:

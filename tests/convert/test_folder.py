@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import pickle
+import socket
 import time
 from typing import Any
 
@@ -59,14 +61,21 @@ def test_a_missing_shard(hub: pathlib.Path) -> None:
     places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     refused(hub, r"lacks model-2\.safetensors of its 2 files with weights; download it again")
+    for places in (None, {}, ["a"], {"a": 3}):
+        (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        refused(hub, r"index\.json has no weight_map from tensors to files")
 
 
 def test_truncated_and_foreign_files(hub: pathlib.Path) -> None:
     file = hub / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     refused(hub, r"model\.safetensors is truncated, or no file of safetensors")
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")
+    refused(hub, r"is a pointer of Git LFS, not the weights; run `git lfs pull` in")
     file.unlink()
     refused(hub, r"has no weights: neither model\.safetensors nor pytorch_model\.bin")
+    (hub / "config.json").write_text("{a: 1")
+    refused(hub, r"config\.json can't be read \(Expecting property name")
     (hub / "config.json").write_text("[1]")
     refused(hub, r"config\.json holds no object")
     (hub / "config.json").unlink()
@@ -83,31 +92,41 @@ def test_pickles_run_nothing(hub: pathlib.Path) -> None:
         def __reduce__(self) -> tuple:
             return os.mkdir, (str(marker),)
 
-    torch.save({"a": Bad()}, hub / "pytorch_model.bin")
-    refused(hub, r"is a pickle with more than tensors, which might run something")
-    assert not marker.exists()
     file = hub / "pytorch_model.bin"
-    torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, file)
-    opened = HubFolder(hub)
-    for name, array in tensors.items():
-        np.testing.assert_array_equal(opened.read(name), array)
+    for older in (False, True):  # than PyTorch 1.6
+        torch.save({"a": Bad()}, file, _use_new_zipfile_serialization=not older)
+        refused(hub, r"is no file of tensors alone: it might run something, so it was not")
+    file.write_bytes(pickle.dumps({"a": Bad()}))
+    refused(hub, r"is no file of tensors alone: it might run something, so it was not")
+    assert not marker.exists()
+    for content in ([1, 2], torch.zeros(3), {"model": {"a": torch.zeros(3)}}, {1: torch.zeros(3)}):
+        torch.save(content, file)
+        refused(hub, r"holds no tensors by name")
+    for older in (False, True):
+        given = {name: torch.nn.Parameter(torch.from_numpy(x)) for name, x in tensors.items()}
+        torch.save(given, file, _use_new_zipfile_serialization=not older)
+        opened = HubFolder(hub)
+        for name, array in tensors.items():
+            np.testing.assert_array_equal(opened.read(name), array)
     narrow = torch.randn(3, 4).bfloat16()
     torch.save({"a": narrow}, file)
     np.testing.assert_array_equal(
         HubFolder(hub).read("a").astype(np.float32), narrow.float().numpy()
     )
-    file.write_bytes(file.read_bytes()[:300])
-    refused(hub, r"pytorch_model\.bin is truncated or damaged")
+    whole = file.read_bytes()
+    for kept in (whole[:-100], whole[:300], b"", b"not found\n"):
+        file.write_bytes(kept)
+        refused(hub, r"pytorch_model\.bin is (truncated or damaged|no file of tensors alone)")
 
 
 def test_tensors_that_do_not_fit(hub: pathlib.Path) -> None:
     file, name = hub / "model.safetensors", "transformer.blocks.0.ffn.up_proj.weight"
     whole = file.read_bytes()
     retensor(hub, **{name: None})
-    refused(hub, rf"lacks 1 tensors, such as {name}")
+    refused(hub, rf"lacks 1 tensor \({name}\): its config\.json or its files are of another model")
     file.write_bytes(whole)
     retensor(hub, extra=np.zeros(3, np.float32))
-    refused(hub, r"has, without a place for them, 1 tensors, such as extra")
+    refused(hub, r"has no place for 1 tensor \(extra\)")
     file.write_bytes(whole)
     retensor(hub, **{name: np.zeros((3, 4), np.float32)})
     refused(hub, r"has shape \[3, 4\], and config\.json needs \[256, 64\]")
@@ -125,6 +144,16 @@ def test_tensors_that_do_not_fit(hub: pathlib.Path) -> None:
 def test_configs_that_ask_for_more(hub: pathlib.Path) -> None:
     change(hub, architectures=["BlomForCausalLM"])
     refused(hub, r"'BlomForCausalLM', which is not known here; did you mean 'BloomForCausalLM'")
+    refused(hub, r"there are: BloomForCausalLM, MptForCausalLM")
+    for named in ("MPTForCausalLM", [3], [["a"]]):
+        change(hub, architectures=named)
+        refused(hub, r"config\.json has architectures=.*, which is no list of names")
+    change(hub, attn_config=3)
+    refused(hub, r"a value of a type or size that MPTForCausalLM doesn't take")
+    change(hub, n_layers="one")
+    refused(hub, r"hub: model\.num_layers='one' must be of type int")
+    change(hub, d_model=None)
+    refused(hub, r"config\.json has no d_model, which this architecture needs")
     change(hub, attn_config=CONFIG["attn_config"] | {"prefix_lm": True})
     refused(hub, r"asks for prefix_lm=True, which is not implemented here")
     change(hub, attn_config=CONFIG["attn_config"] | {"novelty": 3})
@@ -156,13 +185,37 @@ def test_tokenizers_that_do_not_fit(hub: pathlib.Path) -> None:
     refused(hub, r"has no tokenizer\.json, tokenizer\.model or spiece\.model; give")
 
 
-def test_a_hub_that_cannot_be_reached_is_told_soon() -> None:
+def test_a_hub_that_cannot_be_reached_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under 5 s also where a server takes the connection and never answers."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    told = r"can't be had .*doesn't answer.*hf download bigscience/none --local-dir FOLDER"
     begun = time.monotonic()
-    with pytest.raises(ValueError, match=r"can't be had .*hf download bigscience/none --local-dir"):
+    with pytest.raises(ValueError, match=told) as error:
         find_folder("bigscience/none")
-    assert time.monotonic() - begun < 15
-    with pytest.raises(ValueError, match="is no folder, nor a model's name on the hub"):
-        find_folder("./nothing/here")
+    assert time.monotonic() - begun < 5
+    assert "\n" not in str(error.value)
+    for name in ("./nothing/here", "nowhere", "a/b/c", "a b/c"):
+        with pytest.raises(ValueError, match="is no folder, nor a model's name on the hub"):
+            find_folder(name)
+    silent.close()
+
+
+def test_a_copy_in_the_cache_needs_no_hub(
+    tmp_path: pathlib.Path, hub: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "cache" / "models--bigscience--tiny"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("abc")
+    (place / "snapshots").mkdir()
+    hub.rename(place / "snapshots" / "abc")
+    assert find_folder("bigscience/tiny") == place / "snapshots" / "abc"
+    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set, and this machine has no copy"):
+        find_folder("bigscience/other")
 
 
 def test_shards_are_written_and_read(
