@@ -29,15 +29,8 @@ _DTYPE = flags.DEFINE_enum(
 
 
 def main() -> None:
-    from alibi.config.fields import did_you_mean
     from alibi.convert.exporting import export_model
-    from alibi.convert.families import FAMILIES
 
-    if _FAMILY.value and _FAMILY.value not in FAMILIES:
-        raise ValueError(
-            f"--family={_FAMILY.value} is unknown; {did_you_mean(_FAMILY.value, FAMILIES)}there are: "
-            f"{', '.join(FAMILIES)}"
-        )
     folder, family, lacks = export_model(
         _WORKDIR.value,
         _OUTPUT_DIR.value,

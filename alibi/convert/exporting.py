@@ -11,10 +11,12 @@ import numpy as np
 import tokenizers as hf
 
 from alibi.config import Config, replaced
+from alibi.config.fields import did_you_mean
 from alibi.convert.families import FAMILIES, Family
 from alibi.convert.families.base import GENERIC
 from alibi.convert.folder import CONFIG, write_weights
 from alibi.convert.importing import HUB, by_path, model_entries
+from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer
 from alibi.model.layers import is_stacked, unstacked
 from alibi.runs.trained import TrainedRun
@@ -41,12 +43,15 @@ def export_model(
       The folder, the family, and what the folder lacks, a line each.
 
     Raises:
-      ValueError: no family has words for the model (the error says what it lacks); several
-        processes; a folder with files; see also `TrainedRun`.
+      ValueError: no family has words for the model (the error says what it lacks); an
+        unknown family; several processes; a folder with files; see also `TrainedRun`.
     """
     out = resolve(output_dir)
-    if listed(out) or (out.exists() and not out.is_dir()):
-        raise ValueError(f"{out} is not empty; choose another --output_dir, or remove it")
+    check_empty(out, str(out), "--output_dir")
+    if family and family not in FAMILIES:
+        raise ValueError(
+            f"--family={family} is unknown; {did_you_mean(family, FAMILIES)}there are: {', '.join(FAMILIES)}"
+        )
     if jax.process_count() > 1:
         raise ValueError(
             "an export runs on a single host; start it on one, with devices for the model"
@@ -96,7 +101,8 @@ def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[
             return family, family.describe(config)
         except ValueError as error:
             refused.append(str(error))
-    nearest = min(refused, key=lambda reason: reason.count(";"))
+    # One that names what differs, if any does.
+    nearest = min(refused, key=lambda reason: ("would become" not in reason, reason.count(";")))
     raise ValueError(
         f"no family of the hub that is known here has words for {run}; the nearest: {nearest}"
     )

@@ -109,14 +109,16 @@ class HubFolder:
             raise ValueError(
                 f"{file} is truncated or damaged ({reason}); download it again"
             ) from error
-        tensors = content.items() if isinstance(content, dict) else [("", None)]
-        for name, tensor in tensors:
-            if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-                raise ValueError(
-                    f"{file} holds no tensors by name, as a model's file of the hub does; give a folder written by "
-                    "save_pretrained"
-                )
-        return {name: tensor.detach() for name, tensor in tensors}
+        by_name = isinstance(content, dict) and all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor)
+            for name, tensor in content.items()
+        )
+        if not by_name:
+            raise ValueError(
+                f"{file} holds no tensors by name, as a model's file of the hub does; give a folder written by "
+                "save_pretrained"
+            )
+        return {name: tensor.detach() for name, tensor in content.items()}
 
     @property
     def names(self) -> set[str]:

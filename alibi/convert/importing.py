@@ -137,7 +137,7 @@ def _described(
         raise ValueError(f"{folder.path}: {error}") from error
     except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
         raise ValueError(
-            f"{folder.path}: config.json has a value of a type or size that {named[0]} doesn't take ({error}); "
+            f"{folder.path}: config.json has a value of a type or size that {', '.join(named or ())} doesn't take ({error}); "
             "download it again"
         ) from error
 

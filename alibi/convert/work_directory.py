@@ -110,11 +110,22 @@ def import_run(
 def empty_run(workdir: str | os.PathLike[str]) -> RunDirectory:
     """Returns the run of a work directory; ValueError if it has files."""
     run = RunDirectory(workdir)
-    if listed(run.path) or (run.path.exists() and not run.path.is_dir()):
-        raise ValueError(
-            f"work directory {run} is not empty; choose another --workdir, or remove it"
-        )
+    check_empty(run.path, f"work directory {run}", "--workdir")
     return run
+
+
+def check_empty(place: epath.Path, name: str, flag: str) -> None:
+    """Raises ValueError for a folder with files, or a place that can't become a folder.
+
+    Args:
+      name: of the place, in messages.
+      flag: by which another place is chosen.
+    """
+    if listed(place) or (place.exists() and not place.is_dir()):
+        raise ValueError(f"{name} is not empty; choose another {flag}, or remove it")
+    above = [] if is_address(place) else [path for path in place.parents if path.exists()]
+    if above and not above[0].is_dir():
+        raise ValueError(f"{above[0]} is a file, so {name} can't be made; choose another {flag}")
 
 
 def write_run(

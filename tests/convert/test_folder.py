@@ -1,5 +1,6 @@
 """What is wrong with a folder of the hub is told in one line, before work is lost."""
 
+import functools
 import json
 import os
 import pathlib
@@ -8,16 +9,23 @@ import socket
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from alibi.config import Config, make_config
+from alibi.config import Config, make_config, replaced
 from alibi.convert import folder as folder_module
 from alibi.convert.exporting import export_model, of_bytes
 from alibi.convert.families import FAMILIES
 from alibi.convert.folder import HubFolder, find_folder, write_weights
-from alibi.convert.importing import import_model
+from alibi.convert.importing import import_model, read_params
+from alibi.convert.work_directory import write_run
+from alibi.data.tokenizers import ByteTokenizer
+from alibi.runs import RunDirectory, make_provenance
+from alibi.runs.checkpoint import TrainState
 from tests.convert.described import FAMILIES as DESCRIBED
 from tests.convert.imported import save_tokenizer
 
@@ -135,6 +143,9 @@ def test_tensors_that_do_not_fit(hub: pathlib.Path) -> None:
     refused(hub, r"has dtype I8; only float32, float16, bfloat16, float64 can be read")
     file.write_bytes(whole)
     embedding = load_file(file)["transformer.wte.weight"]
+    retensor(hub, **{"lm_head.weight": embedding, "extra": np.zeros(3, np.float32), name: None})
+    refused(hub, r"lacks 1 tensor .* and has no place for 2 tensors \(extra, lm_head\.weight\)")
+    file.write_bytes(whole)
     retensor(hub, **{"lm_head.weight": embedding + 1})
     refused(
         hub, r"lm_head\.weight differs from transformer\.wte\.weight, to which config\.json ties"
@@ -234,13 +245,129 @@ def test_shards_are_written_and_read(
         np.testing.assert_array_equal(read.read(name), array)
 
 
-def test_an_import_and_an_export_replace_nothing(hub: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    run = tmp_path / "run"
+def test_an_import_and_an_export_replace_nothing(
+    hub: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the export has the tensors of the folder, in several files where one would be large."""
+    run, file, out = tmp_path / "run", tmp_path / "file", tmp_path / "out"
+    file.touch()
     import_model(str(hub), run, Config())
     with pytest.raises(ValueError, match="is not empty; choose another --workdir"):
         import_model(str(hub), run, Config())
-    with pytest.raises(ValueError, match="is not empty; choose another --output_dir"):
-        export_model(run, hub)
+    with pytest.raises(ValueError, match=r"is a file, so work directory .* choose another --work"):
+        import_model(str(hub), file / "run", Config())
+    for place, message in (
+        (hub, "is not empty; choose another --output_dir"),
+        (file, "is not empty; choose another --output_dir"),
+        (file / "out", "is a file, so .*/out can't be made; choose another --output_dir"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export_model(run, place)
+    with pytest.raises(ValueError, match=r"--family=lama is unknown; did you mean 'llama'\? there"):
+        export_model(run, out, family="lama")
+    with pytest.raises(
+        ValueError, match=r"GPT2LM.* position is 'alibi' and would become 'learned'"
+    ):
+        export_model(run, out, family="gpt2")
+    assert not out.exists()
+    monkeypatch.setattr(folder_module, "FILE_BYTES", 50_000)
+    export_model(run, out)
+    assert len(list(out.glob("model-0*.safetensors"))) > 1
+    written = HubFolder(out)
+    tensors = load_file(hub / "model.safetensors")
+    assert written.names == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(written.read(name), array)
+
+
+def test_folders_of_other_forms_have_the_same_parameters(hub: pathlib.Path) -> None:
+    """Several files, .bin files, names without a prefix, and the tied matrix twice."""
+    torch = pytest.importorskip("torch")
+    tensors = load_file(hub / "model.safetensors")
+    config = replaced(
+        make_config("data.tokenizer=bytes"),
+        FAMILIES["mpt"].settings(CONFIG) | {"model.scan_layers": False},
+    )
+    needed = read(hub, config)
+    halves = [dict(list(tensors.items())[start::2]) for start in (0, 1)]
+    bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
+    twice = {"lm_head.weight": tensors["transformer.wte.weight"]}
+
+    def pickled(file: pathlib.Path, content: dict[str, np.ndarray], dtype: str = "float32") -> None:
+        arrays = {name: torch.from_numpy(array) for name, array in content.items()}
+        torch.save({name: x.to(getattr(torch, dtype)) for name, x in arrays.items()}, file)
+
+    def form(*parts: dict[str, np.ndarray], write: Any = pickled, end: str = "bin") -> pathlib.Path:
+        """Returns a folder of the parts, with an index if there are several."""
+        folder = hub.parent / f"form-{len(list(hub.parent.iterdir()))}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        whole = folder_module.PICKLED if end == "bin" else folder_module.WEIGHTS
+        names = [whole] if len(parts) == 1 else [f"part-{n}.{end}" for n in range(len(parts))]
+        for name, part in zip(names, parts, strict=True):
+            write(folder / name, part)
+        places = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
+        if len(parts) > 1:
+            (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": places}))
+        return folder
+
+    def safe(file: pathlib.Path, content: dict[str, np.ndarray]) -> None:
+        save_file(content, file)
+
+    for folder in (
+        form(*halves, write=safe, end="safetensors"),
+        form(tensors),
+        form(*halves),
+        form(bare, write=safe, end="safetensors"),
+        form(bare | twice),
+        form(tensors | twice, write=safe, end="safetensors"),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, read(folder, config), needed)
+    narrow = form(tensors, write=functools.partial(pickled, dtype="bfloat16"))
+    rounded = jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16).astype(np.float32), needed)
+    jax.tree.map(np.testing.assert_array_equal, read(narrow, config), rounded)
+
+
+def read(folder: pathlib.Path, config: Config) -> Any:
+    params = read_params(HubFolder(folder), FAMILIES["mpt"], config, ByteTokenizer())
+    return jax.tree.map(np.asarray, params)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("position=kerple_log", r"would become 1\.0; position is 'kerple_log' and would become"),
+        (
+            "position=alibi",
+            r"MptFor.*: model\.activation is 'relu' and would become 'gelu_exact'; mo",
+        ),
+        (
+            "model.embedding=adaptive,model.cutoffs=32:85",
+            r"model\.embedding is 'adaptive' and would become",
+        ),
+        ("objective=masked", r"predicts the next token, and this model has objective=masked"),
+    ],
+)
+def test_a_run_that_the_hub_cannot_say_is_refused(
+    tmp_path: pathlib.Path, keys: str, message: str
+) -> None:
+    """The nearest family is named, with what differs, before parameters are read."""
+    config = make_config(f"{QUICKSTART},{keys}")
+    about = make_provenance(vocab_size=256, parameters=0, corpus={})
+    state = TrainState(step=jnp.zeros((), jnp.int32), params={"a": jnp.zeros(1)}, opt_state=None)
+    write_run(RunDirectory(tmp_path / "run"), config, ByteTokenizer(), state, about, "")
+    with pytest.raises(
+        ValueError, match=rf"has words for .*/run; the nearest: .*{message}"
+    ) as error:
+        export_model(tmp_path / "run", tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+# The quickstart's kind of model, smaller.
+QUICKSTART = (
+    "train_length=16,model.num_layers=1,model.width=32,model.num_heads=4,data.tokenizer=bytes"
+)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,11 @@ class Family:
         content = {"architectures": [self.architectures[0]], **self.to_theirs(config)}
         ours = flatten(config)
         differing = {}
-        said, options = self.settings(content), known_options(config.position)
+        hub, options = HubConfig(content), known_options(config.position)
+        try:
+            said = PAPER_UNLIKE | self.to_ours(hub)
+        except ValueError as error:
+            raise ValueError(f"{self.architectures[0]} can't say this model: {error}") from error
         defaults = {f"position_options.{name}": value for name, value in options.items()}
         ours, said = defaults | ours, defaults | said
         for key, value in said.items():
@@ -229,6 +233,10 @@ class Family:
                 for key, (given, there) in sorted(differing.items())
             )
             raise ValueError(f"{self.architectures[0]} can't say this model: {shown}")
+        if left := hub.left():
+            raise ValueError(
+                f"{self.architectures[0]} can't say this model: {', '.join(left)} of its config.json would go unread"
+            )
         return content
 
 
