@@ -57,8 +57,8 @@ def main() -> None:
     sample = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value)
     run = TrainedRun(_WORKDIR.value, _CHECKPOINT.value)
     writer = Writer(run, sample, _MAX_TOKENS.value, _STOP.value)
-    steps = run.config.train.steps
-    print_line(f"{run}: the checkpoint after {run.step:,} of {steps:,} updates")
+    known = f"the checkpoint after {run.step:,} of {run.config.train.steps:,} updates"
+    print_line(f"{run}: {'an imported model' if run.directory.is_imported() else known}")
     if _PROMPTS.value is not None:
         prompts = read_prompts(_PROMPTS.value, run.tokenizer, _SEED.value, print_line)
         for answer in writer.write(prompts):

@@ -35,7 +35,6 @@ CONFIG_FILE = '''"""A run that starts with the model here: python train.py --con
 
 import json
 import pathlib
-import re
 
 import ml_collections
 
@@ -48,8 +47,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     saved |= {"imported_from": "", "init_from": str(folder)}
     saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "tokenizer.json")
     saved["model"]["param_dtype"] = "float32"
-    if re.search(r"(^|,)position=", arg):  # another method has other options
-        saved["position_options"] = {}
+    config = apply(as_config_dict(read_config(saved | {"position_options": {}})), arg)
+    if config.position != saved["position"]:  # another method has other options
+        return config
     return apply(as_config_dict(read_config(saved)), arg)
 '''
 

@@ -119,6 +119,12 @@ class RunDirectory:
             }
         return self._read("status.json", "state", "step", "steps", "reason")
 
+    def is_imported(self) -> bool:
+        """Returns whether it holds a model of the hub, without an optimizer's state."""
+        status = self.status()
+        imported = status["state"] == "finished" and status["reason"] == "imported"
+        return imported and status["step"] == 0
+
     def saved_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, ascending."""
         if is_address(self.path):
@@ -145,9 +151,14 @@ class RunDirectory:
         """Checks whether this run can be trained with `config`; makes no directory.
 
         Raises:
-          ValueError: it can't be written, holds a run of another config, or lost all its
-            checkpoints.
+          ValueError: it can't be written, holds an imported model or a run of another config, or
+            lost all its checkpoints.
         """
+        if self.is_imported():
+            raise ValueError(
+                f"work directory {self} holds an imported model, without an optimizer's state; train on from it in "
+                f"another --workdir by --init_from={self}"
+            )
         try:
             check_writable(self.path)
             # A file is not written here, so that nothing of a finished run changes.

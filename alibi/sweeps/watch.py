@@ -31,7 +31,7 @@ class Standing:
 
     Attributes:
       state: waiting, starting, running, trained (results are missing), evaluating, interrupted,
-        failed, finished or damaged.
+        failed, finished, imported (from the hub) or damaged.
       train_nll: nats a token, of the last row of metrics.
       seconds_left: until its last update.
       sign: the time of its last status.
@@ -50,7 +50,7 @@ class Standing:
     @property
     def is_over(self) -> bool:
         """Whether nothing will change by itself."""
-        return self.state in ("finished", "failed", "damaged")
+        return self.state in ("finished", "imported", "failed", "damaged")
 
 
 def holders(directory: epath.Path) -> list[epath.Path]:
@@ -113,6 +113,9 @@ def _standing(
     """
     directory = RunDirectory(place)
     try:
+        if directory.is_imported():
+            sign = datetime.datetime.fromisoformat(directory.status()["updated"])
+            return Standing(place.name, "imported", sign=sign)
         status = read_status(directory, now)
         rate = status.get("tokens_per_second")
         sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
