@@ -137,8 +137,8 @@ def _described(
         raise ValueError(f"{folder.path}: {error}") from error
     except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
         raise ValueError(
-            f"{folder.path}: config.json has a value of a type or size that {', '.join(named or ())} doesn't take ({error}); "
-            "download it again"
+            f"{folder.path}: config.json has a value whose type or size doesn't fit {', '.join(named or ())} "
+            f"({error}); download it again"
         ) from error
 
 

@@ -114,8 +114,8 @@ def _standing(
     directory = RunDirectory(place)
     try:
         if directory.is_imported():
-            sign = datetime.datetime.fromisoformat(directory.status()["updated"])
-            return Standing(place.name, "imported", sign=sign)
+            imported = datetime.datetime.fromisoformat(directory.status()["updated"])
+            return Standing(place.name, "imported", sign=imported)
         status = read_status(directory, now)
         rate = status.get("tokens_per_second")
         sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
