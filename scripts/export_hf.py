@@ -31,15 +31,15 @@ _DTYPE = flags.DEFINE_enum(
 def main() -> None:
     from alibi.convert.exporting import export_model
 
-    folder, family, lacks = export_model(
+    folder, family, notes = export_model(
         _WORKDIR.value,
         _OUTPUT_DIR.value,
         family=_FAMILY.value,
         checkpoint=_CHECKPOINT.value,
         dtype=_DTYPE.value,
     )
-    for line in lacks:
-        print(f"the folder lacks {line}")
+    for note in notes:
+        print(note)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{folder}: {family.architectures[0]}, {size / 1e6:,.1f} MB")
 

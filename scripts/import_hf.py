@@ -30,7 +30,8 @@ _TOKENIZER = flags.DEFINE_string(
 )
 _IGNORE = flags.DEFINE_list("ignore", [], "keys of config.json that don't change the logits")
 _CONFIG = command_line.define_config_flag(
-    str(clone.ROOT / "configs" / "base.py"), help="mesh, text and settings of further training"
+    str(clone.ROOT / "configs" / "base.py"),
+    help="mesh, text and settings of further training; model, position and length are the folder's",
 )
 
 

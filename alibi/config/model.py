@@ -126,6 +126,11 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # One way of saying it, so that equal models compare as equal.
+        if self.num_kv_heads == self.num_heads:
+            object.__setattr__(self, "num_kv_heads", 0)
+        if self.head_size * self.num_heads == self.width:
+            object.__setattr__(self, "head_size", 0)
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}; use a "

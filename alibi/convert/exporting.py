@@ -15,7 +15,7 @@ from alibi.config.fields import did_you_mean
 from alibi.convert.families import FAMILIES, Family
 from alibi.convert.families.base import GENERIC
 from alibi.convert.folder import CONFIG, write_weights
-from alibi.convert.importing import HUB, by_path, model_entries
+from alibi.convert.importing import HUB, by_path, cast, model_entries
 from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer
 from alibi.model.layers import is_stacked, unstacked
@@ -40,7 +40,7 @@ def export_model(
       dtype: of the files: float32, bfloat16, float16, or "keep" for the run's own.
 
     Returns:
-      The folder, the family, and what the folder lacks, a line each.
+      The folder, the family, and what a reader of the folder must know, a line each.
 
     Raises:
       ValueError: no family has words for the model (the error says what it lacks); an
@@ -72,21 +72,28 @@ def export_model(
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
         for one in entries:
-            yield one.theirs, one.to_theirs(leaves).astype(kept, copy=False)
+            yield one.theirs, cast(one.to_theirs(leaves), kept, one.theirs)
 
     content |= {"dtype": kept, "eos_token_id": run.tokenizer.boundary_id}
+    notes = []
+    if keys := chosen.unread(config):
+        notes.append(
+            f"transformers' own {chosen.architectures[0]} doesn't read {', '.join(keys)} of config.json, so it "
+            "computes another model; load the folder by the code of the model's authors (trust_remote_code=True)"
+        )
     with made_whole(out) as partial:
         partial.mkdir()
-        lacks = _write_tokenizer(run, partial)
+        notes += _write_tokenizer(run, partial)
         saved = run.directory.path / HUB / CONFIG
         if saved.exists() and run.directory.provenance()["imported_from"]["family"] == chosen.name:
             before = json.loads(saved.read_text())
+            before.pop("torch_dtype", None)  # the former name of dtype
             content = {key: value for key, value in before.items() if key in GENERIC} | content
             content["architectures"] = before["architectures"]
             content["eos_token_id"] = before.get("eos_token_id", content["eos_token_id"])
         (partial / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
         write_weights(partial, tensors(), sizes)
-    return pathlib.Path(out), chosen, lacks
+    return pathlib.Path(out), chosen, notes
 
 
 def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[str, Any]]:
@@ -98,7 +105,13 @@ def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[
     refused = []
     for family in FAMILIES.values():
         try:
-            return family, family.describe(config)
+            content = family.describe(config)
+            if not (keys := family.unread(config)):
+                return family, content
+            refused.append(
+                f"{family.architectures[0]}, whose {', '.join(keys)} transformers doesn't read; name it by "
+                f"--family={family.name} for other readers"
+            )
         except ValueError as error:
             refused.append(str(error))
     # One that names what differs, if any does.
@@ -109,7 +122,9 @@ def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[
 
 
 def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
-    """Writes the tokenizer's files; returns what they lack."""
+    """Writes the tokenizer and the import's other small files; returns a line if transformers has no
+    such tokenizer.
+    """
     kept = run.directory.path / HUB
     for file in listed(kept) if kept.exists() else ():
         if file.name != CONFIG:
@@ -121,7 +136,9 @@ def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
     elif isinstance(tokenizer, ByteTokenizer):
         (folder / "tokenizer.json").write_text(of_bytes().to_str())
     else:
-        return [f"a tokenizer: transformers has none for words of {run}/tokenizer/dict.txt"]
+        return [
+            f"the folder has no tokenizer: transformers has none for words of {run}/tokenizer/dict.txt"
+        ]
     if not (folder / "tokenizer_config.json").exists():
         about = {
             "tokenizer_class": "PreTrainedTokenizerFast",

@@ -223,7 +223,7 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
         if reachable([constants.ENDPOINT])
         else f"{constants.ENDPOINT} doesn't answer"
     )
-    wanted = ["*.json", "*.safetensors", "*.model"]
+    wanted = ["*.json", "*.safetensors", "*.model", "*.py"]
     download = functools.partial(
         huggingface_hub.snapshot_download,
         model,

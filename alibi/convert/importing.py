@@ -27,7 +27,8 @@ from alibi.runs.checkpoint import TrainState
 from alibi.runs.trained import fitting_mesh
 
 HUB = "hub"  # the folder in the work directory with the small files of the hub's folder
-KEPT = re.compile(r"config\.json|generation_config\.json|.*token.*\.json")
+# Code is copied as text, for those who load an export by it; nothing here runs it.
+KEPT = re.compile(r"config\.json|generation_config\.json|.*token.*\.json|.*\.py")
 MOST_KEPT = 1 << 20  # bytes of such a file
 
 # Written beside config.json, for `train.py --config=DIR/config.py`.
@@ -73,7 +74,8 @@ def import_model(
     Args:
       model: a folder, or a name on the hub.
       workdir: a directory or gs://BUCKET/PATH, which must be empty or absent.
-      config: the text, the mesh, and the settings of further training.
+      config: the text, the mesh, and the settings of further training; the folder's model, position
+        method and length take the place of its own.
       revision: on the hub.
       dtype: of the saved parameters: float32, bfloat16, float16, or "keep" for the files' own
         (float32 if these differ).
@@ -81,9 +83,14 @@ def import_model(
       ignored: keys of config.json that are not read.
 
     Raises:
-      ValueError: an unknown architecture or key; a file, tensor or tokenizer that is missing,
+      ValueError: an unknown architecture or key; another objective; a file, tensor or tokenizer that is missing,
         damaged or doesn't fit; too little memory; a work directory with files.
     """
+    if not config.objective.causal:
+        raise ValueError(
+            f"objective={config.objective.name} doesn't go with models of the hub, which predict the next token; use "
+            "objective=next_token"
+        )
     run = empty_run(workdir)
     folder = HubFolder(find_folder(model, revision))
     family, config = _described(folder, config, ignored)
@@ -92,7 +99,7 @@ def import_model(
     config = replaced(
         config,
         {"data.tokenizer": "bpe", "data.tokenizer_file": str(file)}
-        | {"model.param_dtype": _param_dtype(folder, dtype)},
+        | {"model.param_dtype": _param_dtype(folder, family, dtype)},
     )
     tokenizer = given_tokenizer(config.data)
     assert tokenizer is not None
@@ -166,7 +173,7 @@ def read_params(folder: HubFolder, family: Family, config: Config, tokenizer: To
     def place(path: str, read: Any) -> None:
         leaf = leaves[path]
         made[path] = jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: _as(read(index), leaf.dtype)
+            leaf.shape, leaf.sharding, lambda index: cast(read(index), leaf.dtype, path)
         )
         made[path].block_until_ready()  # before the tensor is freed
 
@@ -181,8 +188,16 @@ def read_params(folder: HubFolder, family: Family, config: Config, tokenizer: To
     return jax.tree.map_with_path(lambda path, _: made[path_name(path)], abstract)
 
 
-def _as(part: np.ndarray, dtype: Any) -> np.ndarray:
-    return np.ascontiguousarray(part.astype(dtype, copy=False))
+def cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
+    """Returns an array in another dtype; ValueError, which says its `name`, if float16 overflows."""
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array.astype(dtype, copy=False))
+    if dtype == np.float16 and np.isinf(made).any():
+        raise ValueError(
+            f"{name} has numbers of up to {float(abs(array).max()):.3g}, and float16 ends at 65,504; use "
+            "--dtype=bfloat16 or float32"
+        )
+    return made
 
 
 def model_entries(
@@ -259,11 +274,12 @@ def _counted(names: list[str]) -> str:
     return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
 
 
-def _param_dtype(folder: HubFolder, dtype: str) -> str:
+def _param_dtype(folder: HubFolder, family: Family, dtype: str) -> str:
     """Returns the dtype of the parameters, "keep" resolved."""
     if dtype != "keep":
         return dtype
-    kept = {folder.dtype(name) for name in folder.names} & {*FLOATS}
+    parameters = {name for name in folder.names if not re.fullmatch(family.buffers, name)}
+    kept = {folder.dtype(name) for name in parameters} & {*FLOATS}
     return kept.pop() if kept in ({"bfloat16"}, {"float16"}) else "float32"
 
 

@@ -195,7 +195,7 @@ def _with_options(
                 normed(norm, side) for norm, side in zip(norms, (query, key), strict=True)
             )
         if factor != 1:
-            query = query * jnp.asarray(factor, query.dtype)
+            query = (factor * query.astype(jnp.float32)).astype(query.dtype)
         attended = attention(query, key, value, **keywords)
         return attended if gate is None else attended * jax.nn.sigmoid(gate)
 

@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -170,6 +171,9 @@ class Block(nn.Module):
 
 
 def position_params(module: nn.Module, init: Callable[[PRNGKeyArray], Params]) -> Params:
-    """Returns the parameters "position" of a module; a method without any adds nothing to the tree."""
+    """Returns the parameters "position" of a module, which compute in float32 whatever their dtype; a
+    method without any adds nothing to the tree.
+    """
     made = jax.eval_shape(lambda: init(jax.random.key(0)))
-    return module.param("position", init) if made else {}
+    params = module.param("position", init) if made else {}
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)

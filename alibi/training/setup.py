@@ -72,8 +72,9 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
     if config.imported_from and state == "missing":
         raise ValueError(
-            f"imported_from={config.imported_from!r} is the hash of a checkpoint that scripts/import_fairseq.py made a "
-            f"run of, and {run} holds no run; leave it empty, or give the imported run's --workdir"
+            f"imported_from={config.imported_from!r} is the hash of a model that scripts/import_hf.py or "
+            f"import_fairseq.py made a run of, and {run} holds no run; leave it empty, or give the imported run's "
+            "--workdir"
         )
     parent = Parent(config, model) if config.init_from and not begun else None
     hosts.broadcast(lambda: run.check(config))

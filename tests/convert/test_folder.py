@@ -160,7 +160,7 @@ def test_configs_that_ask_for_more(hub: pathlib.Path) -> None:
         change(hub, architectures=named)
         refused(hub, r"config\.json has architectures=.*, which is no list of names")
     change(hub, attn_config=3)
-    refused(hub, r"a value of a type or size that MPTForCausalLM doesn't take")
+    refused(hub, r"a value whose type or size doesn't fit MPTForCausalLM")
     change(hub, n_layers="one")
     refused(hub, r"hub: model\.num_layers='one' must be of type int")
     change(hub, d_model=None)

@@ -8,26 +8,33 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from alibi.config import Config, flatten
+from alibi.config import Config, flatten, replaced
 from alibi.positions import known_options
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
-# Keys of any config.json that don't change the logits.
-GENERIC = frozenset((
-    "_name_or_path", "architectures", "auto_map", "model_type", "transformers_version", "torch_dtype", "dtype",
-    "use_cache",
-    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
-    "initializer_range", "init_device", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
-    "attn_pdrop",
-    "emb_pdrop", "embed_dropout", "pretraining_tp", "is_encoder_decoder", "is_decoder", "output_attentions",
-    "output_hidden_states", "return_dict", "chunk_size_feed_forward", "id2label", "label2id", "task_specific_params",
-    "_attn_implementation", "attn_implementation", "gradient_checkpointing", "tokenizer_class", "tokenizer_name",
-    "problem_type", "finetuning_task", "prefix", "language", "license", "summary_type", "summary_use_proj",
-    "summary_activation",
-    "summary_first_dropout", "summary_proj_to_labels", "torchscript", "name_or_path", "verbose", "n_ctx",
-))  # fmt: skip
+# Keys of any config.json that don't change the logits: about the file, its tokens, training,
+# initialization, dropout, transformers' calls, other tasks.
+_GENERIC = """
+  _name_or_path name_or_path architectures auto_map model_type transformers_version language license
+  torch_dtype dtype use_cache torchscript verbose pretraining_tp gradient_checkpointing
+  bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id decoder_start_token_id cls_token_id
+  mask_token_id tokenizer_class tokenizer_name prefix n_ctx
+  initializer_range init_device init_std
+  attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop emb_pdrop embed_dropout
+  classifier_dropout classifier_dropout_prob resid_dropout
+  is_encoder_decoder is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder
+  output_attentions output_hidden_states output_scores return_dict return_dict_in_generate
+  chunk_size_feed_forward _attn_implementation attn_implementation use_bfloat16 tf_legacy_loss
+  id2label label2id problem_type finetuning_task task_specific_params
+  summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
+  temperature top_k top_p typical_p repetition_penalty length_penalty diversity_penalty do_sample
+  early_stopping num_beams num_beam_groups num_return_sequences max_length min_length max_new_tokens
+  no_repeat_ngram_size encoder_no_repeat_ngram_size remove_invalid_values
+"""
+GENERIC = frozenset(_GENERIC.split())
+EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 class HubConfig:
@@ -54,6 +61,11 @@ class HubConfig:
         if default is ...:
             raise ValueError(f"config.json has no {names[0]}, which this architecture needs")
         return default
+
+    def take_null(self, name: str, default: Any) -> Any:
+        """Returns the value of a key, null too, or `default` if the key is missing."""
+        self._taken.add(name)
+        return self.content.get(name, default)
 
     def needs(self, name: str, *values: Any, default: Any = ...) -> None:
         """Raises ValueError if a key has none of the `values`; it may be missing or null."""
@@ -83,7 +95,7 @@ class HubConfig:
         return self.rest | {
             name: value
             for name, value in self.content.items()
-            if name not in self._taken | GENERIC and value not in (None, False, 0, "", [], {})
+            if name not in self._taken | GENERIC and value not in EMPTY
         }
 
 
@@ -173,6 +185,8 @@ class Family:
       to_theirs: a function from our config to config.json, whose keys `describe` compares.
       prefix: of the names of tensors, which some files lack.
       buffers: a pattern of further tensors, which are no parameters.
+      unread: a function from our config to the keys of config.json that the model needs and that
+        transformers' own code of the family doesn't read.
     """
 
     name: str
@@ -182,6 +196,7 @@ class Family:
     to_theirs: Callable[[Config], dict[str, Any]]
     prefix: str = ""
     buffers: str = "$^"
+    unread: Callable[[Config], list[str]] = lambda config: []
 
     def settings(self, content: Mapping[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, Any]:
         """Returns our keys of a config.json.
@@ -214,23 +229,18 @@ class Family:
                 f"objective={config.objective.name}"
             )
         content = {"architectures": [self.architectures[0]], **self.to_theirs(config)}
-        ours = flatten(config)
-        differing = {}
         hub, options = HubConfig(content), known_options(config.position)
         try:
-            said = PAPER_UNLIKE | self.to_ours(hub)
+            read = replaced(
+                dataclasses.replace(config, position_options={}), PAPER_UNLIKE | self.to_ours(hub)
+            )
         except ValueError as error:
             raise ValueError(f"{self.architectures[0]} can't say this model: {error}") from error
         defaults = {f"position_options.{name}": value for name, value in options.items()}
-        ours, said = defaults | ours, defaults | said
-        for key, value in said.items():
-            given = tuple(ours[key]) if isinstance(ours.get(key), list) else ours.get(key)
-            if given != value:
-                differing[key] = (given, value)
-        if differing:
+        ours, said = defaults | flatten(config), defaults | flatten(read)
+        if differing := sorted(key for key in ours if ours[key] != said.get(key)):
             shown = "; ".join(
-                f"{key} is {given!r} and would become {there!r}"
-                for key, (given, there) in sorted(differing.items())
+                f"{key} is {ours[key]!r} and would become {said.get(key)!r}" for key in differing
             )
             raise ValueError(f"{self.architectures[0]} can't say this model: {shown}")
         if left := hub.left():

@@ -12,6 +12,7 @@ import numpy as np
 
 from alibi.config import Config
 from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
+from alibi.convert.families.llama import rotary_base
 from alibi.slopes import alibi_slopes
 
 ACTIVATIONS = {"gelu": "gelu_exact", "relu": "relu", "silu": "silu", "gelu_pytorch_tanh": "gelu"}
@@ -40,14 +41,11 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     hub.ignore("apply_residual_connection_post_layernorm")
     bias, several = hub.take("bias", default=False), not hub.take("multi_query", default=True)
     alibi = hub.take("alibi", default=False)
-    rope = hub.take("rope_parameters", default={})
-    if rope.get("rope_type", "default") != "default" or hub.take("rope_scaling", default=None):
-        raise ValueError("config.json asks for rope_scaling, which is not implemented here")
-    theta = hub.take("rope_theta", default=rope.get("rope_theta", 10_000.0))
+    theta = rotary_base(hub)
     position = (
         {"position": "alibi", "position_options.slopes": _slopes(heads, width // heads)}
         if alibi
-        else {"position": "rotary", "position_options.base": float(theta)}
+        else {"position": "rotary", "position_options.base": theta}
     )
     return position | {
         "train_length": hub.take("max_position_embeddings", default=2048),

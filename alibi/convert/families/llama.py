@@ -39,6 +39,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "qwen3": {"model.qk_norm": True},
     "gemma": {"model.norm": "rms_one", "model.embedding_scale": 0.0},
 }
+ROPE_KEYS, PARTIAL = {"rope_type", "type", "rope_theta"}, "partial_rotary_factor"
 TIED = {"gemma": True}  # where config.json doesn't say; other families are untied
 
 
@@ -95,27 +96,50 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
 
 
 def rotary_base(hub: HubConfig) -> float:
-    """Returns rotary's base; ValueError for stretched or partial forms."""
-    rope = hub.take("rope_parameters", "rope_scaling", default={})
-    hub.ignore("rope_scaling")
+    """Returns rotary's base; ValueError for stretched or partial forms, or one for each layer."""
+    scaling, given = (hub.take(key, default={}) for key in ("rope_scaling", "rope_parameters"))
+    rope = scaling or given
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ValueError(
             f"config.json asks for rope_scaling of type {kind!r}, which is not implemented here: remove it to evaluate "
             "the model as it was before, and see --position=yarn and rotary_interpolated of eval_extrapolation.py"
         )
-    hub.needs("partial_rotary_factor", 1.0, 1)
-    return float(hub.take("rope_theta", default=rope.get("rope_theta", 10_000.0)))
+    if rope.get("partial_rotary_factor", 1) != 1 or rope.keys() - ROPE_KEYS - {PARTIAL}:
+        raise ValueError(
+            f"config.json asks for rope_parameters={rope!r}, which is not implemented here (only "
+            f"{', '.join(sorted(ROPE_KEYS))})"
+        )
+    hub.needs(PARTIAL, 1.0)
+    base = hub.take("rope_theta", default=10_000.0)
+    return float(rope.get("rope_theta", base))
 
 
 def _windows(hub: HubConfig, layers: int, named: str) -> int | tuple[int, ...]:
-    """Returns the window of all layers, or of each."""
-    window, kinds = hub.take("sliding_window", default=0), hub.take("layer_types", default=None)
-    first = hub.take("max_window_layers", default=0)
-    used = hub.take("use_sliding_window", default=named == "mistral")
-    if not window or not used:
+    """Returns the window of all layers, or of each, as transformers reads it: a missing key is not
+    null there.
+    """
+    keys = {
+        key: hub.take_null(key, default)
+        for key, default in (
+            ("sliding_window", 4096),
+            ("use_sliding_window", False),
+            ("max_window_layers", 28),
+            ("layer_types", None),
+        )
+    }
+    window, kinds = keys["sliding_window"] or 0, keys["layer_types"]
+    if named == "mistral":
+        if kinds and set(kinds) != {"sliding_attention" if window else "full_attention"}:
+            raise ValueError(
+                f"config.json asks for layer_types={kinds!r}, which Mistral's own code doesn't read: each of its "
+                "layers has sliding_window; remove the key"
+            )
+        return window
+    if not named.startswith("qwen") or not window or not keys["use_sliding_window"]:
         return 0
-    if kinds is None:  # Qwen: the layers from `max_window_layers` on
+    if kinds is None:
+        first = keys["max_window_layers"]
         kinds = ["sliding_attention" if n >= first else "full_attention" for n in range(layers)]
     each = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return each[0] if len(set(each)) == 1 else each

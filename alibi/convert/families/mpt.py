@@ -126,6 +126,22 @@ def to_theirs(config: Config) -> dict[str, Any]:
     }
 
 
+def unread(config: Config) -> list[str]:
+    """Returns the keys that the MPT of transformers 5.24 doesn't read, where they matter."""
+    model, options = config.model, config.position_options
+    matters = {
+        "alibi": config.position != "alibi",
+        "alibi_bias_max": options.get("alibi_bias_max", 8) != 8,
+        "attn_type": model.kv_heads != model.num_heads,
+        "expansion_ratio": model.feed_forward != 4 * model.width,
+        "logit_scale": model.logits_scale != 1,
+        "no_bias": model.qkv_bias,
+        "norm_type": model.norm == "rms",
+        "qk_ln": model.qk_norm,
+    }
+    return [key for key, needed in matters.items() if needed]
+
+
 # Replit's flat keys, which are MPT's of an earlier version.
 FLAT = {
     **{key: key for key in ("alibi", "alibi_bias_max", "softmax_scale", "prefix_lm")},
@@ -173,6 +189,7 @@ FAMILY = Family(
     to_ours,
     to_theirs,
     "transformer.",
+    unread=unread,
 )
 REPLIT_FAMILY = Family(
     "replit", ("ReplitLM",), lambda hub: REPLIT, replit_to_ours, replit_to_theirs, "transformer."

@@ -25,8 +25,9 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     width = hub.take("n_embd")
     hub.needs("multi_query", True)
     hub.needs("tie_word_embeddings", False)
+    hub.needs("scale_attn_weights", True)
     hub.ignore("attention_bias_in_fp32", "attention_softmax_in_fp32", "activation_function")
-    hub.ignore("scale_attention_softmax_in_fp32", "scale_attn_weights", "do_sample")
+    hub.ignore("scale_attention_softmax_in_fp32", "do_sample")
     inner = hub.take("n_inner", default=4 * width)
     return {
         "train_length": hub.take("n_positions"),
