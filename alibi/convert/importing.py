@@ -192,7 +192,7 @@ def cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
     """Returns an array in another dtype; ValueError, which says its `name`, if float16 overflows."""
     with np.errstate(over="ignore"):
         made = np.ascontiguousarray(array.astype(dtype, copy=False))
-    if dtype == np.float16 and np.isinf(made).any():
+    if jnp.dtype(dtype) == np.float16 and np.isinf(made).any():
         raise ValueError(
             f"{name} has numbers of up to {float(abs(array).max()):.3g}, and float16 ends at 65,504; use "
             "--dtype=bfloat16 or float32"

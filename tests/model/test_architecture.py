@@ -150,11 +150,14 @@ def test_flops_count_shared_heads_and_gates() -> None:
     assert forward_flops(config, 256, 128) == pytest.approx(expected)
 
 
-def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config) -> None:
-    """A model with parameters in bfloat16 computes in float32, with the values that they have."""
-    config = tiny_config(model__param_dtype="bfloat16")
+@pytest.mark.parametrize("position", ["alibi", "t5", "fire", "kerple_log"])
+def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config, position: str) -> None:
+    """A model with parameters in bfloat16 computes in float32, with the values that they have: those
+    of the position method too.
+    """
+    config = tiny_config(position=position, model__param_dtype="bfloat16")
     kept = build_model(config, 40)
-    widened = build_model(tiny_config(), 40)
+    widened = build_model(tiny_config(position=position), 40)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(param_shapes(kept))} == {"bfloat16"}
     tokens = jnp.arange(16)[None]
     params = widened.init(jax.random.key(0), tokens)["params"]
