@@ -23,6 +23,8 @@ from alibi.runs.former import saved
 from alibi.storage.files import is_address, listed, made_whole, write_whole
 from alibi.training.optimizer import make_optimizer
 
+WRITTEN = 1 << 24  # bytes of parameters that are written at a time, beside the largest
+
 # Written beside config.json, for `train.py --config=DIR/config.py`.
 CONFIG_FILE = '''"""The config of the run in this directory: python train.py --config=DIR/config.py --workdir=DIR"""
 
@@ -233,7 +235,8 @@ def _fill(
 
     try:
         hosts.broadcast(begin)
-        with Checkpoints(run.checkpoints) as checkpoints:
+        largest = max(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+        with Checkpoints(run.checkpoints, written_bytes=largest + WRITTEN) as checkpoints:
             checkpoints.save(state, updates, about)
         hosts.broadcast(end)
     finally:

@@ -75,15 +75,30 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
       folder: the run's `checkpoints` directory.
       keep: number of latest checkpoints to keep, besides the best by validation NLL. If the best is
         among them, the checkpoint before them is kept too, in case the best is damaged.
+      written_bytes: of arrays that are written at a time, more than those of the largest; writing
+        takes as much memory beside the state. None: Orbax's limit, 96 GB.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 1, read_only: bool = False):
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 1,
+        read_only: bool = False,
+        written_bytes: int | None = None,
+    ):
         # Orbax logs each of its steps, and also the errors that it raises
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._folder = epath.Path(folder)
+        limit = {} if written_bytes is None else {"save_concurrent_gb": written_bytes / 1e9}
         self._manager = _Manager(
             self._folder,
+            item_handlers={
+                PARAMS: ocp.StandardCheckpointHandler(**limit),
+                OPTIMIZER: ocp.StandardCheckpointHandler(**limit),
+                ABOUT: ocp.JsonCheckpointHandler(),
+            },
             options=ocp.CheckpointManagerOptions(
                 create=not read_only,
                 read_only=read_only,
