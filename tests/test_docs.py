@@ -8,7 +8,8 @@ from tests.hosts import ROOT
 
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "results").glob("**/*.md")),
 ]
 

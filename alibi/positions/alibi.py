@@ -38,6 +38,12 @@ def alibi_bias(
 
     Raises:
       ValueError: positions are not integers; see also `alibi_slopes`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> bias = alibi_bias(8, jnp.array([3]), jnp.arange(4))  # one query, four keys
+      >>> bias[0].tolist()
+      [[-1.5, -1.0, -0.5, -0.0]]
     """
     return AlibiBias(alibi_slopes(num_heads, convention), symmetric)(query_positions, key_positions)
 
