@@ -175,7 +175,7 @@ def test_configs_that_ask_for_more(hub: pathlib.Path) -> None:
     for family, keys, message in (
         ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
         ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling of type 'llama3'"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_type='dynamic'"),
     ):
         config = DESCRIBED["btlm"].config() if family == "btlm" else dict.fromkeys(SIZES, 8)
         with pytest.raises(ValueError, match=message):
