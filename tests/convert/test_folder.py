@@ -273,6 +273,8 @@ def test_an_import_and_an_export_replace_nothing(
     monkeypatch.setattr(folder_module, "FILE_BYTES", 50_000)
     export_model(run, out)
     assert len(list(out.glob("model-0*.safetensors"))) > 1
+    modes = {file.stat().st_mode for file in out.iterdir()}
+    assert modes == {(out / "config.json").stat().st_mode}, "who reads one may read all"
     written = HubFolder(out)
     tensors = load_file(hub / "model.safetensors")
     assert written.names == tensors.keys()
