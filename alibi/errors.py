@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+from alibi.extras import MissingPackageError
+
 # Exit codes of the entry points.
 FAILED = 1  # somebody must fix the cause: starting again is no use
 REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with all work saved; the same command goes on
@@ -110,7 +112,8 @@ def explain(error: Exception) -> str | None:
         )
     if isinstance(error, NotADirectoryError):
         return f"{cause(error)}; give another path"
-    return text if isinstance(error, ValueError | OSError | UserError) else None
+    told = isinstance(error, ValueError | OSError | UserError | MissingPackageError)
+    return text if told else None
 
 
 @contextlib.contextmanager

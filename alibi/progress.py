@@ -6,6 +6,10 @@ import contextlib
 import sys
 import time
 
+from alibi.extras import needs
+
+needs(__name__, "tqdm")
+
 import tqdm
 
 LINE_SECONDS = 30.0  # between two lines if stderr is no terminal

@@ -11,15 +11,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # Each room with the rooms that it may import, besides itself.
 LIBRARY = {"slopes", "positions", "attention", "cpu"}
-MODEL = LIBRARY | {"config", "parallel", "errors", "model"}
+MODEL = LIBRARY | {"config", "parallel", "errors", "extras", "model"}
 RUNS = MODEL | {"storage", "progress", "objectives", "data", "runs"}
 MEASURED = RUNS | {"evaluation", "reporting"}
 ALLOWED: dict[str, set[str]] = {
     "slopes": set(),
-    "errors": set(),
-    "progress": set(),
-    "config": {"errors"},
-    "storage": {"errors"},
+    "extras": set(),
+    "errors": {"extras"},
+    "progress": {"extras"},
+    "config": {"errors", "extras"},
+    "storage": {"errors", "extras"},
     "positions": {"slopes", "config"},
     # What exists for one platform is chosen by the table of attention, and computes what attention
     # asks for.
@@ -31,8 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "testing": MODEL,
     "alibi": LIBRARY,
     "objectives": {"config"},
-    "data": {"config", "storage", "errors", "progress", "objectives"},
-    "reporting": {"config", "storage", "errors", "progress"},
+    "data": {"config", "storage", "errors", "extras", "progress", "objectives"},
+    "reporting": {"config", "storage", "errors", "extras", "progress"},
     "runs": RUNS,
     "evaluation": MEASURED | {"generation"},
     "training": MEASURED | {"training", "generation"},

@@ -183,19 +183,15 @@ def test_each_python_gets_one_version_of_each_package_and_what_pyproject_allows(
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(python)]
     versions = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins}
     assert len(versions) == len(pins)
-    allowed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    allowed = [*project["dependencies"], *extras["train"], *extras["data"], *extras["report"]]
     for requirement in map(Requirement, allowed):
         assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
 
 
-def test_an_installed_package_needs_no_clone(tmp_path):
-    """Every module imports where there is no `configs`, and the package has all other files too."""
-    walk = (
-        "import importlib, pkgutil, sys; sys.modules['configs'] = None; import alibi\n"
-        "for module in pkgutil.walk_packages(alibi.__path__, 'alibi.'): importlib.import_module(module.name)"
-    )
-    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    subprocess.run([sys.executable, "-c", walk], cwd=tmp_path, env=environment, check=True)
+def test_an_installed_package_needs_no_clone():
+    """It has all files; tests/package imports its modules."""
     listed = subprocess.run(
         ["git", "ls-files", "alibi"], cwd=PROJECT, capture_output=True, text=True, check=True
     )

@@ -55,6 +55,23 @@ def test_the_search_finds_pages_without_a_network(site):
     assert not [entry for entry in index["docs"] if entry["location"].startswith("source/")]
 
 
+def test_the_search_works_in_a_page_that_is_opened_as_a_file(site, browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto((site / "index.html").as_uri())
+    page.click(".md-search__input")
+    page.keyboard.type("passkey")
+    found = page.locator(".md-search-result__item h1")
+    found.first.wait_for(timeout=20_000)
+    assert any("Passkeys" in title for title in found.all_inner_texts())
+    assert errors == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    context.close()
+
+
 def test_no_page_loads_anything_from_elsewhere(site):
     loads = re.compile(
         r"<(?:script|img|iframe)[^>]*src=\"?(https?:)?//|<link[^>]*rel=\"?(?:stylesheet|preconnect)[^>]*href=\"?(https?:)?//"

@@ -2,6 +2,8 @@
 line.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib.util
 import os
@@ -10,13 +12,15 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
-
-import ml_collections
+from typing import TYPE_CHECKING, Any
 
 from alibi.config.fields import nearest
 from alibi.config.tree import Config, check_key, flatten, read_value, replaced
 from alibi.errors import is_watched
+from alibi.extras import needs
+
+if TYPE_CHECKING:
+    import ml_collections
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"  # of a clone of the project
 
@@ -54,7 +58,7 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
             + (f"did you mean configs/{meant}.py?" if meant else f"configs/ has {', '.join(known)}")
         )
     config = call(file, "get_config", "configs/quickstart.py", *([argument] if argument else []))
-    if not isinstance(config, ml_collections.ConfigDict):
+    if not hasattr(config, "to_dict"):  # as a ConfigDict has, which is not imported here
         given = "None; is its return missing?" if config is None else f"a {type(config).__name__}"
         raise ValueError(
             f"get_config() of {file} must return base.get_config() with other values, and returns {given}"
@@ -80,7 +84,7 @@ def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
       ValueError: an unknown key (the nearest is suggested), or a value of another type or out of
         its range.
     """
-    content = given.to_dict() if isinstance(given, ml_collections.ConfigDict) else given
+    content = given if isinstance(given, Mapping) else given.to_dict()
     keys = {key: value for key, value in content.items() if key not in ("sha256", "version")}
     return replaced(Config(), flatten(keys))
 
@@ -97,6 +101,9 @@ def make_config(arg: str = "", **changes: Any) -> Config:
 
 def as_config_dict(config: Config) -> ml_collections.ConfigDict:
     """Returns `config` as a config file changes it: by attribute, and with references between keys."""
+    needs("a config file", "ml_collections")
+    import ml_collections
+
     # Types are checked when the config is read: a key may hold a value or a list.
     return ml_collections.ConfigDict(dataclasses.asdict(config), type_safe=False)
 

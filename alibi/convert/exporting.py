@@ -4,11 +4,10 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import tokenizers as hf
 
 from alibi.config import Config, replaced
 from alibi.config.fields import did_you_mean
@@ -18,9 +17,13 @@ from alibi.convert.folder import CONFIG, write_weights
 from alibi.convert.importing import HUB, by_path, cast, model_entries
 from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer
+from alibi.data.tokenizers.bpe import library
 from alibi.model.layers import is_stacked, unstacked
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import listed, made_whole, resolve
+
+if TYPE_CHECKING:
+    import tokenizers as hf
 
 
 def export_model(
@@ -150,7 +153,7 @@ def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
     return []
 
 
-def of_bytes() -> hf.Tokenizer:
+def of_bytes() -> "hf.Tokenizer":
     """Returns a tokenizer whose ids are the bytes of the text."""
     # GPT-2's letters of bytes: visible ones of Latin-1 are their own, others follow from 256 on.
     visible = [
@@ -159,6 +162,7 @@ def of_bytes() -> hf.Tokenizer:
     hidden = [byte for byte in range(256) if byte not in visible]
     letters = {chr(byte): byte for byte in visible}
     letters |= {chr(256 + number): byte for number, byte in enumerate(hidden)}
+    hf = library()
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = hf.decoders.ByteLevel()

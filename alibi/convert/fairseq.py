@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from alibi.extras import needs
+
 Tensors = Mapping[str, Shaped[np.ndarray, "..."]]
 Tree = dict[str, Any]
 
@@ -121,15 +123,13 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     nothing of it.
 
     Raises:
-      ValueError: PyTorch is not installed; a damaged or other file; or a pickle with a class or
+      MissingPackageError: PyTorch is not installed.
+      ValueError: a damaged or other file; or a pickle with a class or
         function of another package.
     """
-    try:
-        import torch
-    except ImportError:
-        raise ValueError(
-            "reading a fairseq checkpoint needs PyTorch; install it by bash scripts/setup.sh --extra=torch"
-        ) from None
+    needs("a fairseq checkpoint", "torch")
+    import torch
+
     file = pathlib.Path(path).expanduser()
     try:
         stand_ins: list[Any] = [

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from alibi.data.hosted import reachable
+from alibi.extras import needs
 
 CONFIG = "config.json"
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
@@ -85,13 +87,9 @@ class HubFolder:
             }
 
     def _pickled(self, file: pathlib.Path) -> dict[str, Any]:
-        try:
-            import torch
-        except ImportError:
-            raise ValueError(
-                f"reading {file.name} needs PyTorch; install it by bash scripts/setup.sh --extra=torch, or give a "
-                "folder with files of safetensors"
-            ) from None
+        needs(f"{file.name}, which is no file of safetensors,", "torch")
+        import torch
+
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a pickle's protocol
@@ -172,6 +170,7 @@ def _check_not_a_pointer(file: pathlib.Path) -> None:
 
 def _opened(file: pathlib.Path) -> Any:
     """Returns a file of safetensors; ValueError if it is damaged."""
+    needs(f"{file}", "safetensors")
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -212,6 +211,7 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
         raise ValueError(
             f"{model} is no folder, nor a model's name on the hub such as bigscience/bloom-560m"
         )
+    needs(f"the model {model} of the hub", "huggingface_hub")
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -249,12 +249,13 @@ def write_weights(
     tensors: Iterator[tuple[str, Float[np.ndarray, "..."]]],
     sizes: Mapping[str, int],
 ) -> None:
-    """Writes tensors as model.safetensors, or in several files with an index.
+    """Writes tensors as model.safetensors, or in several files with an index, beside config.json.
 
     Args:
       tensors: names and arrays, in the order of `sizes`.
       sizes: bytes of each tensor.
     """
+    needs("a folder of the hub", "safetensors")
     from safetensors.numpy import save_file
 
     groups: list[list[str]] = [[]]
@@ -275,6 +276,7 @@ def write_weights(
     )
     for file, names in zip(files, groups, strict=True):
         save_file(dict(next(tensors) for _ in names), folder / file, metadata={"format": "pt"})
+        shutil.copymode(folder / CONFIG, folder / file)  # safetensors lets only the owner read it
     if len(files) > 1:
         places = {name: file for file, names in zip(files, groups, strict=True) for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}

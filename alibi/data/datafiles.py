@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from alibi.data.corpus import Piece, split_long
+from alibi.extras import needs
 from alibi.progress import print_line
 
 DATA_FILES = (".jsonl", ".csv", ".parquet")
@@ -69,6 +70,7 @@ def read_column(
     Raises:
       ValueError: no such column, or a damaged file.
     """
+    needs(f"{path}", "pyarrow")
     from pyarrow import ArrowException, parquet  # takes a tenth of a second to import
 
     try:

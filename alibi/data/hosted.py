@@ -18,6 +18,7 @@ from typing import Any
 from alibi.config import DataConfig
 from alibi.data.corpus import Corpus, Piece
 from alibi.data.datafiles import check_column, row_documents
+from alibi.extras import needs
 from alibi.progress import is_terminal
 
 # Without a network, datasets retries for 23 s and TFDS for minutes.
@@ -32,6 +33,8 @@ class _ExplainedError(ValueError):
 class _Hosted(Corpus):
     """A named dataset whose rows are documents: the text of a column."""
 
+    _package: str  # that reads it
+
     def __init__(self, data: DataConfig):
         """`data`: the config section; raises ValueError if it names no dataset."""
         if not data.name:
@@ -39,6 +42,7 @@ class _Hosted(Corpus):
                 f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name"
             )
         super().__init__(data)
+        needs(f"data.corpus={self.name}", self._package)
         self._name = os.path.expanduser(data.name)
         self._local = os.path.isdir(self._name)
         if not self._local and (self._name.startswith(("/", ".")) or self._name.count("/") > 1):
@@ -127,6 +131,7 @@ class Hub(_Hosted):
     """
 
     name = "hub"
+    _package = "datasets"
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Yields each row as a document; raises ValueError within 5 s if neither hub nor cache has
@@ -224,6 +229,7 @@ class Tfds(_Hosted):
     """
 
     name = "tfds"
+    _package = "tensorflow_datasets"
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Yields each record as a document; raises ValueError within 5 s if it can be neither found

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import zstandard
 
 from alibi.data.booklist import JOINED
 from alibi.data.cache import file_sha256
@@ -35,6 +34,7 @@ from alibi.data.corpus import (
     one_document,
 )
 from alibi.data.datafiles import DATA_FILES, read_column, row_documents
+from alibi.extras import needs
 
 # A larger file is identified by its size, its time of change and the hash of its two ends.
 WHOLE_HASH_BYTES = 256 << 20
@@ -323,6 +323,7 @@ def _is_utf8(text: bytes) -> bool:
     """Returns whether `text` is whole characters: Arrow finds out several times as fast as Python
     decodes.
     """
+    needs("a text file", "pyarrow")
     import pyarrow as pa  # takes a tenth of a second to import
 
     ends = pa.py_buffer(np.array([0, len(text)], np.int32))
@@ -345,7 +346,7 @@ def _blocks(part: _Range) -> Iterator[bytes]:
             while block := stream.read(min(left, PIECE_BYTES)):
                 left -= len(block)
                 yield block
-    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(
             f"{path} is not a whole {path.suffix} file ({error}); fetch or pack it again"
         ) from error
@@ -354,13 +355,19 @@ def _blocks(part: _Range) -> Iterator[bytes]:
 
 
 def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
+    needs(f"{path}", "zstandard")
+    import zstandard
+
     # zstandard's own stream reader does not notice that a file was truncated.
     unpacker = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW)
     with path.open("rb") as stream:
         unpack = unpacker.decompressobj()
         while packed := stream.read(1 << 14):
             while packed:
-                yield unpack.decompress(packed)
+                try:
+                    yield unpack.decompress(packed)
+                except zstandard.ZstdError as error:
+                    raise EOFError(str(error)) from error
                 packed = unpack.unused_data
                 if packed:  # the next frame
                     unpack = unpacker.decompressobj()

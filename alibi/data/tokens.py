@@ -4,8 +4,6 @@ import os
 import pathlib
 from collections.abc import Iterable
 
-import tokenizers as hf
-
 from alibi.config import DataConfig
 from alibi.data.books import Books, PassKeys
 from alibi.data.cache import cache_root, check_paths, content_key, find_or_make
@@ -14,7 +12,7 @@ from alibi.data.hosted import Hub, Tfds
 from alibi.data.shards import ALONE, Makers, Making
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenFile
-from alibi.data.tokenizers import Tokenizer, given_tokenizer, load_tokenizer, make_tokenizer
+from alibi.data.tokenizers import Tokenizer, bpe, given_tokenizer, load_tokenizer, make_tokenizer
 
 _CORPORA: dict[str, type[Corpus]] = {
     kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)
@@ -117,7 +115,7 @@ def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
         sample = data.tokenizer_train_bytes
         content |= {
             "vocab_size": data.bpe_vocab_size,
-            "library": hf.__version__,
+            "library": bpe.library().__version__,
             "sample_bytes": sample,
         }
     return cache_root(data.cache_dir) / "tokenizers" / content_key(content)

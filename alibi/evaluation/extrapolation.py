@@ -31,6 +31,7 @@ from alibi.evaluation.windows import (
     same_token_windows,
     windows_of,
 )
+from alibi.extras import MissingPackageError, needs
 from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
 from alibi.reporting.intervals import part_sums, six_digits
@@ -139,6 +140,7 @@ def evaluate_each(
     Raises:
       ValueError: two work directories of the same name, by which rows are told apart.
       OutputError: the output directory can't be written.
+      MissingPackageError: the report needs a package.
     """
     paths = list(dict.fromkeys(str(resolve(workdir)) for workdir in workdirs))
     named: dict[str, str] = {}
@@ -148,6 +150,8 @@ def evaluate_each(
                 f"{other} and {path} have the same name, and rows are known by it; "
                 "rename one, or evaluate them into two output directories"
             )
+    if options.report:
+        needs("the report, which --noreport leaves out,", "vl_convert")
     output = Output(options.output_dir)
     failures, rows_before = [], len(output.rows)
     for path in paths:
@@ -158,7 +162,7 @@ def evaluate_each(
         except Exception as error:
             if jax.distributed.is_initialized():
                 raise  # the other processes may not have met the error, and would wait for this one
-            if not isinstance(error, ValueError | OSError | UserError):
+            if not isinstance(error, ValueError | OSError | UserError | MissingPackageError):
                 print_once(traceback.format_exc().rstrip())
             reason = str(error) or type(error).__name__
             failures.append(reason if path in reason else f"{path}: {reason}")

@@ -25,6 +25,7 @@ from alibi.evaluation.extrapolation import RunOptions
 from alibi.evaluation.harness import harness_model
 from alibi.evaluation.output import print_once, row_of
 from alibi.evaluation.windows import windows_of
+from alibi.extras import needs
 from alibi.progress import is_terminal
 from alibi.reporting.rows import Row
 from alibi.reporting.writers import aligned
@@ -94,15 +95,13 @@ def evaluate_tasks(workdir: str | os.PathLike[str], options: Options) -> list[Ta
     table.
 
     Raises:
-      ValueError: the package lm_eval is missing, several hosts, a run that is not causal, a length
+      MissingPackageError: the package lm_eval is not installed.
+      ValueError: several hosts, a run that is not causal, a length
         for which its method is not defined, or a task that is unknown or can't be loaded.
     """
-    try:
-        from lm_eval.evaluator import evaluate
-    except ImportError as error:
-        raise ValueError(
-            f"tasks need the package lm_eval ({error}); pip install 'lm-eval==0.4.13'"
-        ) from None
+    needs("a task of the harness", "lm_eval")
+    from lm_eval.evaluator import evaluate
+
     if jax.process_count() > 1:
         raise ValueError("tasks of the harness run on one host; start one process")
     run = options.trained(os.fspath(workdir))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from alibi.extras import needs
 from alibi.reporting import tables
 from alibi.reporting.panels import Panel, Series
 from alibi.reporting.tables import Number
@@ -63,6 +64,7 @@ PNG_CONFIG = {
 
 def png(spec: Spec) -> bytes:
     """Returns the chart as a PNG file."""
+    needs("a figure", "vl_convert")
     import vl_convert  # half a second to import
 
     whole = {"$schema": SCHEMA, "background": "white", "params": OFF, "config": PNG_CONFIG} | spec

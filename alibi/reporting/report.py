@@ -18,6 +18,7 @@ from typing import Any
 
 from etils import epath
 
+from alibi.extras import needs
 from alibi.reporting.charts import (
     COLOURS,
     OFF,
@@ -240,6 +241,7 @@ def _page(
 @functools.cache
 def _javascript() -> str:
     """Returns Vega-Lite, its dependencies and page.js as a single script."""
+    needs("report.html", "vl_convert")
     import vl_convert  # half a second to import
 
     return vl_convert.javascript_bundle((HERE / "page.js").read_text(), vl_version="6.1").replace(

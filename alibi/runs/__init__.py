@@ -1,5 +1,9 @@
 """Trained runs: work directory, identity and provenance; `alibi.runs.trained` loads a run for use."""
 
+from alibi.extras import EXTRAS, needs
+
+needs(__name__, *EXTRAS["train"])
+
 from alibi.runs.directory import RunDirectory
 from alibi.runs.identity import config_hash, evaluation_hash, may_differ
 from alibi.runs.provenance import (

@@ -8,7 +8,6 @@ and object stores replace an object at once.
 import contextlib
 import errno
 import hashlib
-import importlib.util
 import json
 import math
 import os
@@ -23,6 +22,8 @@ from typing import Any
 
 import fsspec.config
 from etils import epath
+
+from alibi.extras import needs
 
 SHA256 = "sha256"  # key of a JSON file for the digest of the rest
 PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # by which fsspec, and so epath, reads addresses
@@ -40,7 +41,8 @@ def resolve(place: str | os.PathLike[str]) -> epath.Path:
     makes nothing.
 
     Raises:
-      ValueError: an address of another kind, or whose package is not installed.
+      ValueError: an address of another kind.
+      MissingPackageError: the package of the address is not installed.
     """
     text = os.fspath(place)
     if not is_address(text):
@@ -51,11 +53,7 @@ def resolve(place: str | os.PathLike[str]) -> epath.Path:
             f"address {text} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"
         )
     scheme = found[1]
-    if importlib.util.find_spec(PACKAGES[scheme]) is None:
-        raise ValueError(
-            f"address {text} needs the package {PACKAGES[scheme]}; install it in this project's environment: "
-            f"python -m pip install -c requirements.txt {PACKAGES[scheme]}"
-        )
+    needs(f"the address {text}", PACKAGES[scheme])
     # Otherwise a process lists the files that it saw first.
     for protocol in ("gcs", "s3"):
         fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False

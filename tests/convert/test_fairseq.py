@@ -15,6 +15,7 @@ import pytest
 
 from alibi.config import read_config
 from alibi.convert.fairseq import architecture, read_checkpoint, read_settings, to_params
+from alibi.extras import MissingPackageError
 from alibi.model.decoder import build_model
 from configs import wikitext103
 
@@ -116,7 +117,7 @@ def test_each_unreadable_file_is_one_line(torch, tmp_path, content, message):
 def test_without_pytorch_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
-        ValueError, match=r"needs PyTorch; install it by bash scripts/setup\.sh --extra=torch"
+        MissingPackageError, match="checkpoint needs the package torch, which is not"
     ):
         read_checkpoint(DATA / "fairseq-tiny.pt")
 

@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from alibi.extras import MissingPackageError
 from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop
 
@@ -123,15 +124,19 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
             r"can't hold checkpoints: Orbax writes them to directories and gs:// only",
         ),
         ("gs:/bucket/run", r"give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"),
-        ("gs://bucket/run", r"needs the package gcsfs"),
     ],
 )
 def test_an_address_that_cannot_be_a_work_directory(
-    tiny_config, monkeypatch, workdir: str, message: str
+    tiny_config, workdir: str, message: str
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=message):
         loop.train(tiny_config(), workdir)
+
+
+def test_an_address_without_its_package(tiny_config, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(MissingPackageError, match="gs://bucket/run needs the package gcsfs"):
+        loop.train(tiny_config(), "gs://bucket/run")
 
 
 def test_an_empty_name_is_not_the_current_directory(tiny_config) -> None:

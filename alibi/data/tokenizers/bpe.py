@@ -9,14 +9,17 @@ import json
 import pathlib
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers as hf
 from etils import epath
 
 from alibi.data.corpus import Piece
 from alibi.data.tokenizers.base import Ids, Tokenizer
+from alibi.extras import needs
+
+if TYPE_CHECKING:
+    import tokenizers as hf
 
 END_OF_TEXT = "<|endoftext|>"
 # in other tokenizer.json files
@@ -87,14 +90,14 @@ class BpeTokenizer(Tokenizer):
     file = "tokenizer.json"
     separates_documents = True
 
-    def __init__(self, tokenizer: hf.Tokenizer | SentencePiece, boundary: str):
+    def __init__(self, tokenizer: "hf.Tokenizer | SentencePiece", boundary: str):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         if boundary not in vocabulary:
             raise ValueError(
                 f"the tokenizer has no token {boundary!r} to stand between documents; add it or make another"
             )
         # A document that spells a special token must not end there.
-        if isinstance(tokenizer, hf.Tokenizer):
+        if not isinstance(tokenizer, SentencePiece):
             tokenizer.encode_special_tokens = True
             tokenizer.no_truncation()
             tokenizer.no_padding()
@@ -288,7 +291,15 @@ def _chunk_end(text: str, start: int, stop: int) -> int:
     return 0  # no such place
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
+def library() -> types.ModuleType:
+    """Returns the package tokenizers; raises MissingPackageError if it is not installed."""
+    needs("data.tokenizer=bpe", "tokenizers")
+    import tokenizers
+
+    return tokenizers
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> "hf.Tokenizer":
     """Returns byte-level BPE with GPT-2's pattern: `<|endoftext|>` = 0, the 256 bytes, then merges;
     deterministic.
 
@@ -298,6 +309,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
         raise ValueError(
             f"data.bpe_vocab_size={vocab_size} is too small: 256 bytes and {END_OF_TEXT} need 257 or more"
         )
+    hf = library()
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = hf.decoders.ByteLevel()
@@ -311,14 +323,15 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> hf.Tokenizer:
     return tokenizer
 
 
-def read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
+def read_bpe(path: epath.Path) -> "hf.Tokenizer | SentencePiece":
+    of_library = library().Tokenizer
     try:
         if path.suffix == ".model":
             return SentencePiece(path.read_bytes())
         text = path.read_bytes().decode("utf-8-sig")
         if f'"{_SENTENCEPIECE}"' in text[:20]:
             return SentencePiece(base64.b64decode(json.loads(text)[_SENTENCEPIECE]))
-        return hf.Tokenizer.from_str(text)
+        return of_library.from_str(text)
     except OSError as error:
         raise ValueError(f"the tokenizer {path} can't be read: {error.strerror}") from error
     except Exception as error:  # the library raises plain Exception for another JSON
@@ -327,7 +340,7 @@ def read_bpe(path: epath.Path) -> hf.Tokenizer | SentencePiece:
         ) from error
 
 
-def check_unknown(tokenizer: hf.Tokenizer | SentencePiece, end: int, path: epath.Path) -> None:
+def check_unknown(tokenizer: "hf.Tokenizer | SentencePiece", end: int, path: epath.Path) -> None:
     """Raises ValueError if characters outside the vocabulary are lost, errors, or the token `end`."""
     normalizer = tokenizer.normalizer
     if normalizer is not None and not normalizer.normalize_str(RARE).strip():
