@@ -4,13 +4,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from alibi.attention import alibi_attention_fn, attend
+    from alibi import linen, nnx
+    from alibi.attention import alibi_attention_fn, attend, attention_fn, position_params
     from alibi.positions import METHODS, alibi_bias, make_position
     from alibi.slopes import alibi_slopes
 
-__all__ = ["METHODS", "alibi_attention_fn", "alibi_bias", "alibi_slopes", "attend", "make_position"]
+__all__ = [
+    "METHODS",
+    "alibi_attention_fn",
+    "alibi_bias",
+    "alibi_slopes",
+    "attend",
+    "attention_fn",
+    "linen",
+    "make_position",
+    "nnx",
+    "position_params",
+]
 
-_MODULES = {"alibi_attention_fn": "attention", "attend": "attention", "alibi_slopes": "slopes"}
+_MODULES = {
+    "METHODS": "positions",
+    "alibi_attention_fn": "attention",
+    "alibi_bias": "positions",
+    "alibi_slopes": "slopes",
+    "attend": "attention",
+    "attention_fn": "attention",
+    "make_position": "positions",
+    "position_params": "attention",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -19,9 +40,8 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(
-        importlib.import_module(f"alibi.{_MODULES.get(name, 'positions')}"), name
-    )
+    module = importlib.import_module(f"alibi.{_MODULES.get(name, name)}")
+    globals()[name] = found = getattr(module, name) if name in _MODULES else module
     return found
 
 

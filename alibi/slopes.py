@@ -17,7 +17,7 @@ MOST_HEADS = 2**16  # a larger number is a mistake, which would otherwise fill t
 
 def alibi_slopes(
     num_heads: int,
-    convention: str | Sequence[float | int] = "paper",
+    convention: str | Sequence[float | int] | Float[Array | np.ndarray, " heads"] = "paper",
     draw: int = 0,
     *,
     alibi_bias_max: float | int = 8.0,
@@ -28,8 +28,8 @@ def alibi_slopes(
     Otherwise these are the slopes of the power of two below n, then every other slope of the power
     of two above, in that order. `"closed_form"` is 2^(-8h/n) for every n. `"random"` draws
     from the exponential distribution, which the paper reports to work at times (section 3);
-    the paper gives no scale: here the expectation is the mean of the paper's slopes. A tuple
-    of numbers gives the slopes themselves.
+    the paper gives no scale: here the expectation is the mean of the paper's slopes. A tuple, a
+    list or an array of numbers gives the slopes themselves.
 
     Args:
       draw: number of the draw of `"random"`; a draw never changes.
@@ -58,6 +58,8 @@ def alibi_slopes(
             f"{MOST_BIAS_MAX}: the flattest slope is 2^-alibi_bias_max, and float32 rounds smaller ones"
         )
     num_heads = int(num_heads)
+    if isinstance(convention, np.ndarray | jax.Array):
+        convention = convention.tolist()
     if isinstance(convention, tuple | list):
         if alibi_bias_max != 8:
             raise ValueError(

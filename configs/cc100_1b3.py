@@ -14,7 +14,7 @@ published; each is chosen here, and marked CHOICE with the reason.
 
 import ml_collections
 
-from configs import base
+from alibi.config import base
 
 GPUS, GPU_TOKENS = 128, 16_384
 

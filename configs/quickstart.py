@@ -5,7 +5,7 @@ python train.py --config=configs/quickstart.py:position=alibi,length=128 --workd
 
 import ml_collections
 
-from configs import base
+from alibi.config import base
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

@@ -12,7 +12,7 @@ length with `--config.mesh.tensor=2`, 32 with 4, 64 with 8.
 
 import ml_collections
 
-from configs import base
+from alibi.config import base
 
 GPUS, GPU_TOKENS = 8, 9_216  # of the paper
 

@@ -7,6 +7,7 @@ An example is the docstring's section "Example:", which the tests run.
 
 import ast
 import inspect
+import operator
 import re
 import textwrap
 from typing import Any
@@ -35,9 +36,26 @@ Example:
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 
 
+def names() -> list[str]:
+    """Returns the public names, in place of a module those of its classes: linen.SelfAttention."""
+    found = []
+    for name in alibi.__all__:
+        public = getattr(alibi, name)
+        if inspect.ismodule(public):
+            classes = inspect.getmembers(public, inspect.isclass)
+            found += [
+                f"{name}.{each}"
+                for each, of in classes
+                if of.__module__ == public.__name__ and not each.startswith("_")
+            ]
+        else:
+            found.append(name)
+    return sorted(found, key=str.lower)
+
+
 def docstring(name: str) -> str:
     """Returns the docstring of a public name."""
-    found = CONSTANTS.get(name) or inspect.getdoc(getattr(alibi, name))
+    found = CONSTANTS.get(name) or inspect.getdoc(operator.attrgetter(name)(alibi))
     assert found, f"{name} lacks a docstring"
     return found
 
@@ -45,27 +63,31 @@ def docstring(name: str) -> str:
 def page() -> str:
     """Returns the page as Markdown."""
     parts = [HEAD]
-    for name in sorted(alibi.__all__, key=str.lower):
+    for name in names():
         parts.append(f"## {name}\n")
         if name not in CONSTANTS:
-            parts.append(f"```\n{signature(getattr(alibi, name))}\n```\n")
+            parts.append(f"```\n{signature(operator.attrgetter(name)(alibi))}\n```\n")
         parts.append(as_markdown(name, docstring(name)))
     return "\n".join(parts)
 
 
 def signature(of: Any) -> str:
-    """Returns the head of a function, or of a class with its fields, as it is written."""
+    """Returns the head of a function, or of a class with its arguments or fields, as it is written."""
     (written,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
     if isinstance(written, ast.ClassDef):
-        fields = [ast.unparse(one) for one in written.body if isinstance(one, ast.AnnAssign)]
-        return "\n    ".join([f"class {of.__name__}:", *fields])
+        made = [one for one in written.body if getattr(one, "name", "") == "__init__"]
+        if not made:
+            fields = [ast.unparse(one) for one in written.body if isinstance(one, ast.AnnAssign)]
+            return "\n    ".join([f"class {of.__name__}:", *fields]).replace("'", '"')
+        (written,) = made
     assert isinstance(written, ast.FunctionDef)
     args = written.args
-    positional = [*args.posonlyargs, *args.args]
+    positional = [one for one in [*args.posonlyargs, *args.args] if one.arg != "self"]
     defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
     lines = [_argument(*one) for one in zip(positional, defaults, strict=True)]
     if args.kwonlyargs:
         lines += ["*", *map(_argument, args.kwonlyargs, args.kw_defaults)]
+    lines += [f"**{ast.unparse(args.kwarg)}"] if args.kwarg else []
     returned = f" -> {ast.unparse(written.returns)}".replace("'", '"') if written.returns else ""
     return "\n    ".join([f"{of.__name__}(", *(f"{line}," for line in lines)]) + f"\n){returned}"
 
@@ -82,7 +104,7 @@ def as_markdown(name: str, text: str) -> str:
     for section, body in zip(parts[1::2], parts[2::2], strict=True):
         body = textwrap.dedent(body).strip()
         if section == "Example":
-            code = f"from alibi import {name}\n{_without_prompts(body)}"
+            code = f"from alibi import {name.partition('.')[0]}\n{_without_prompts(body)}"
             code = re.sub(r"\A((?:(?:import|from) .*\n)+)", r"\1\n", code)
             lines += ["```python", code, "```", ""]
             continue

@@ -190,7 +190,7 @@ def test_heads_that_are_no_number(num_heads: Any) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("positions", [[0, 1], 3, None, "01", (0.5,), [[0], [1, 2]]])
+@pytest.mark.parametrize("positions", [True, 0.5, "01", {0: 1}])
 def test_positions_that_are_no_arrays(positions: Any) -> None:
     good = jax.numpy.arange(2)
     for name, both in (("query", (positions, good)), ("key", (good, positions))):
@@ -199,6 +199,12 @@ def test_positions_that_are_no_arrays(positions: Any) -> None:
             match=rf"^{name}_positions=.* must be an array of integers, such as jnp.arange",
         ):
             alibi_bias(8, *both)
+    for listed, message in (
+        ((0.5,), "positions have dtype"),
+        ([[0], [1, 2]], "of several lengths"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            alibi_bias(8, listed, good)
 
 
 @pytest.mark.usefixtures("unchecked")

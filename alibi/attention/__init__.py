@@ -7,20 +7,25 @@ if TYPE_CHECKING:
     from alibi.attention.call import AttentionOptions
     from alibi.attention.dispatch import attend
     from alibi.attention.flax import alibi_attention_fn, method_attention_fn
+    from alibi.attention.named import attention_fn, position_params
     from alibi.attention.reference import reference_attention
 
 __all__ = [
     "AttentionOptions",
     "alibi_attention_fn",
     "attend",
+    "attention_fn",
     "method_attention_fn",
+    "position_params",
     "reference_attention",
 ]
 _MODULES = {
     "AttentionOptions": "call",
     "alibi_attention_fn": "flax",
     "attend": "dispatch",
+    "attention_fn": "named",
     "method_attention_fn": "flax",
+    "position_params": "named",
     "reference_attention": "reference",
 }
 

@@ -9,7 +9,6 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -159,24 +158,6 @@ class AttentionCall:
             self.query.shape[-3],
             self.key.shape[-3],
         )
-
-
-def as_array(x: Any) -> Any:
-    """Returns a list as a NumPy array, or as JAX's if it holds arrays of JAX; arrays and None as they
-    are.
-
-    Raises:
-      ValueError: rows of several lengths.
-    """
-    if x is None or hasattr(x, "shape"):
-        return x
-    of = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)) else np
-    try:
-        return of.asarray(x)
-    except ValueError as error:
-        raise ValueError(
-            f"a list has rows of several lengths ({x!r:.60}); an array needs one length: pad the shorter rows"
-        ) from error
 
 
 def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:

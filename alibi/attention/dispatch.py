@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.backends import choose, compute
-from alibi.attention.call import AttentionCall, AttentionOptions, as_array, validate, visible_by
+from alibi.attention.call import AttentionCall, AttentionOptions, validate, visible_by
 from alibi.positions.alibi import bias_of_slopes
 from alibi.positions.bias import Bias, KnownPositions
+from alibi.positions.distance import as_array
 
 
 def attend(
@@ -50,7 +51,7 @@ def attend(
     mode; with backend="reference" any number of times and in forward mode too.
 
     Args:
-      query, key, value: arrays of the same dtype, as the result. With fewer key heads than query
+      query, key, value: arrays of the same dtype, as the result; lists are float32. With fewer key heads than query
         heads, groups of query heads share a key head.
       slopes: ALiBi's slope m of each head, or of each batch entry and head `[*batch, heads]`,
         which skip no keys; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
@@ -108,6 +109,9 @@ def attend(
     """
     if slopes is not None and bias is not None:
         raise ValueError("attend got both slopes and bias; give one of them")
+    query, key, value = (
+        x if hasattr(x, "shape") else jnp.asarray(as_array(x)) for x in (query, key, value)
+    )
     if slopes is not None:
         bias = bias_of_slopes(jnp.asarray(as_array(slopes)), query.shape, symmetric=not causal)
     q_length, k_length = query.shape[-3], key.shape[-3]

@@ -2,6 +2,7 @@
 layer.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.cache import EMPTY, KeyValues, Reading
 from alibi.attention.call import AttentionCall, AttentionOptions, visible_by
@@ -100,14 +101,7 @@ def alibi_attention_fn(
         query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
     ) -> Array:
         bias = bias_of_slopes(given, query.shape, symmetric=not causal)
-        if query_offset is None:
-            positions = _bottom_right_positions(query, key, arguments["mask"])
-        else:
-            q_length, k_length = query.shape[-3], key.shape[-3]
-            # NumPy's stay known when the call is traced
-            of = jnp if isinstance(query_offset, jax.Array) else np
-            steps = np.arange(q_length).reshape((1,) * np.ndim(query_offset) + (q_length,))
-            positions = of.expand_dims(query_offset, -1) + steps, np.arange(k_length)
+        positions = layer_positions(query, key, arguments["mask"], query_offset)
         call = AttentionCall(
             query, key, value, bias, causal or is_causal, *positions, options=options, **arguments
         )
@@ -254,13 +248,28 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
     return attention
 
 
-def _bottom_right_positions(
-    query: Array, key: Array, mask: Array | None
+def with_flax_signature(attention: AttentionFn) -> AttentionFn:
+    """Returns a function of (query, key, value, **keywords) with the signature by which Flax chooses
+    the keywords that it passes.
+    """
+    return functools.wraps(flax_attention_fn(0, attention))(attention)
+
+
+def layer_positions(
+    query: Array,
+    key: Array,
+    mask: Bool[Array, "*shape"] | None,
+    query_offset: int | Int[Array, "*#batch"] | None,
 ) -> tuple[KnownPositions, KnownPositions]:
-    """Returns positions of queries and keys for a layer without positions: the queries stand at the
-    last keys.
+    """Returns positions of queries and keys for a layer without positions: keys stand at 0, 1, ...,
+    and the first query at `query_offset`; None: the last query at the last key.
     """
     q_length, key_positions = query.shape[-3], np.arange(key.shape[-3])
+    if query_offset is not None:
+        # NumPy's stay known when the call is traced
+        of = jnp if isinstance(query_offset, jax.Array) else np
+        steps = np.arange(q_length).reshape((1,) * np.ndim(query_offset) + (q_length,))
+        return of.expand_dims(query_offset, -1) + steps, key_positions
     if q_length == 1 and mask is not None:
         # In decoding Flax's cache index is out of sight, but the mask ends there. (Without a window
         # any position would be right for ALiBi, since softmax ignores a constant; this position

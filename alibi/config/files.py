@@ -28,7 +28,7 @@ _FILE = '''"""Every key of a config, as train.py --print_config wrote it: python
 
 import ml_collections
 
-from configs import base
+from alibi.config import base
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

@@ -197,8 +197,8 @@ class Config(Section):
     seed: int = number(0, at_least=0, at_most=2**32 - 1)
     # tokens of a training sequence (the paper's L)
     train_length: int = number(128, at_least=1, at_most=INT32)
-    # A name from alibi.positions.METHODS, or package.module:Class. A list such as rotary,none is
-    # repeated over the layers.
+    # A name from alibi.positions.METHODS or of an installed package, or package.module:Class. A list
+    # such as rotary,none is repeated over the layers.
     position: str = "alibi"
     # SHA-256 of the checkpoint from which scripts/import_fairseq.py made the run
     imported_from: str = ""

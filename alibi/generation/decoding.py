@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from alibi.attention.call import as_array
 from alibi.data.tokenizers.base import Tokenizer
 from alibi.generation.sampling import GREEDY, Sampler
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import unstacked
+from alibi.positions.distance import as_array
 
 JOINED = 16  # tokens of a prompt that are decoded with its answer
 

@@ -1,8 +1,10 @@
-"""The registry of position methods: each is a name here, or a class from anywhere as
-`package.module:Class`.
+"""The registry of position methods: each is a name here or in an installed package, or a class from
+anywhere as `package.module:Class`.
 """
 
+import functools
 import importlib
+import importlib.metadata
 import inspect
 import numbers
 import traceback
@@ -27,6 +29,9 @@ from alibi.positions.bias import (
     static,
 )
 from alibi.positions.distance import DistanceBias
+
+# The group of entry points by which installed packages name their methods.
+GROUP = "alibi.positions"
 
 # The class of each method, which is imported when the method is used.
 METHODS = {
@@ -90,6 +95,7 @@ __all__ = [
     "PositionMethod",
     "alibi_bias",
     "changed_options",
+    "installed_methods",
     "known_options",
     "make_position",
     "method_class",
@@ -115,8 +121,8 @@ def make_position(
     """Returns the method called `name`, with `options` for the fields that its class adds.
 
     Args:
-      name: in the registry `METHODS`, or `package.module:Class` for a method defined elsewhere; or
-        the class.
+      name: in the registry `METHODS`, or of an installed package's method, or
+        `package.module:Class` for a method defined elsewhere; or the class.
       causal: a token sees only the tokens before it.
       options: by name.
 
@@ -169,16 +175,20 @@ def make_position(
 
 
 def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
-    """Returns the class of a position method by its name (in `METHODS`, or `package.module:Class`),
-    or ValueError; a class itself is only checked.
+    """Returns the class of a position method by its name (in `METHODS`, in `installed_methods`, or
+    `package.module:Class`), or ValueError; a class itself is only checked.
     """
     if not isinstance(name, str):
         return _checked(getattr(name, "__name__", repr(name)), name)
-    if ":" not in name and name not in METHODS:
-        word = name.lower().replace("-", "_")
-        meant = _suggestion(OTHER_NAMES.get(word, word), METHODS)
-        raise ValueError(f"unknown position method {name!r}{meant}")
-    module, _, attribute = METHODS.get(name, name).partition(":")
+    place = METHODS.get(name, name)
+    if ":" not in place:
+        known = {**METHODS, **installed_methods()}
+        if name not in known:
+            word = name.lower().replace("-", "_")
+            meant = _suggestion(OTHER_NAMES.get(word, word), known)
+            raise ValueError(f"unknown position method {name!r}{meant}")
+        place = known[name]
+    module, _, attribute = place.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -187,6 +197,15 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
             "(PYTHONPATH names further directories)"
         ) from error
     return _checked(name, found)
+
+
+@functools.cache
+def installed_methods() -> dict[str, str]:
+    """Returns the classes, as `package.module:Class`, that installed packages name in the group of
+    entry points `alibi.positions`, by their names there; a name in `METHODS` stays the library's.
+    """
+    found = importlib.metadata.entry_points(group=GROUP)
+    return {point.name: point.value for point in found if point.name not in METHODS}
 
 
 def method_names(position: str) -> tuple[str, ...]:
@@ -245,6 +264,7 @@ def _check_bias(name: str, method: PositionMethod) -> None:
     computes nothing.
     """
     heads, q, k = method.num_heads, 2, 3
+    _check_signatures(type(method), PositionMethod)
 
     def tile() -> Any:
         shared, of_layer = (init(jax.random.key(0)) for init in (method.init, method.init_layer))
@@ -273,6 +293,7 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             raise ValueError(
                 f"the bias of position method {name!r} must be an alibi.positions.Bias, and is {got}"
             )
+        _check_signatures(type(bias), DistanceBias if isinstance(bias, DistanceBias) else Bias)
         if isinstance(bias, DistanceBias):
             _check_shape(bias.at, bias.at(jnp.zeros((q, k), jnp.int32)), (heads, q, k))
         if bias.bounded:
@@ -290,6 +311,29 @@ def _check_bias(name: str, method: PositionMethod) -> None:
             f"the bias of position method {name!r} gives a block of shape {block.shape} for {q} queries, {k} keys "
             f"and {heads} heads; it must be [heads, q, k] = {(heads, q, k)}, or that for each sequence"
         )
+
+
+def _check_signatures(kind: type, contract: type) -> None:
+    """Raises ValueError if a function that a class overrides takes other arguments than that of the
+    contract.
+    """
+    for name, result in RESULTS.items():
+        own, needed = getattr(kind, name, None), getattr(contract, name, None)
+        if own is needed or own is None or needed is None:
+            continue
+        if not callable(own):
+            raise ValueError(
+                f"{kind.__name__}.{name}={own!r} hides a function of that name; give the option another one"
+            )
+        given, wanted = inspect.signature(own), inspect.signature(needed)
+        try:
+            given.bind(*wanted.parameters)
+        except TypeError:
+            code = inspect.unwrap(own).__code__
+            raise ValueError(
+                f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) takes "
+                f"({', '.join(given.parameters)}); it must take ({', '.join(wanted.parameters)}) and return {result}"
+            ) from None
 
 
 def _check_shape(function: Callable[..., Any], result: Any, shape: tuple[int, ...]) -> None:

@@ -1,6 +1,8 @@
 """ALiBi: attention with linear biases (paper, section 3)."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from jaxtyping import Array, Float, Integer
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_head, per_query, static
-from alibi.positions.distance import DistanceBias, rows_and_columns
+from alibi.positions.distance import DistanceBias, as_array, rows_and_columns
 from alibi.positions.shapes import (
     AtDistances,
     BlockBounds,
@@ -23,13 +25,16 @@ from alibi.slopes import MOST_BIAS_MAX, alibi_slopes
 
 def alibi_bias(
     num_heads: int,
-    query_positions: QueryPositions,
-    key_positions: KeyPositions,
+    query_positions: int | QueryPositions | Sequence[int],
+    key_positions: KeyPositions | Sequence[int] | None = None,
     *,
     symmetric: bool = False,
-    convention: str = "paper",
+    convention: str | Sequence[float | int] = "paper",
 ) -> Tile:
     """Returns ALiBi's bias -m_h (i - j) of query i and key j, float32 `[heads, q, k]`.
+
+    `alibi_bias(num_heads, length)` is the bias of a sequence's tokens at 0, 1, ..., length - 1;
+    queries and keys of other positions are given as two arrays or lists.
 
     Add it to the logits after their scaling by 1/sqrt(head_dim). Positions are integers, so
     distances are exact at any length. Keys after the query get a positive bias, which a causal
@@ -37,15 +42,27 @@ def alibi_bias(
     is that of `alibi_slopes`; `"random"` is the first draw.
 
     Raises:
-      ValueError: positions are not integers; see also `alibi_slopes`.
+      ValueError: positions are not integers, or a length below 1; see also `alibi_slopes`.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> bias = alibi_bias(8, jnp.array([3]), jnp.arange(4))  # one query, four keys
-      >>> bias[0].tolist()
+      >>> alibi_bias(8, 512).shape  # heads, queries, keys of a sequence
+      (8, 512, 512)
+      >>> alibi_bias(8, [3], [0, 1, 2, 3])[0].tolist()  # one query, four keys
       [[-1.5, -1.0, -0.5, -0.0]]
     """
-    return AlibiBias(alibi_slopes(num_heads, convention), symmetric)(query_positions, key_positions)
+    sides: tuple[Any, Any] = (query_positions, key_positions)
+    if key_positions is None:
+        if not isinstance(query_positions, int | np.integer) or query_positions < 1:
+            raise ValueError(
+                f"alibi_bias got {query_positions!r:.60} without key positions; give the length of a sequence, such as "
+                "512, or positions of queries and of keys"
+            )
+        sides = (jnp.arange(query_positions),) * 2
+    queries, keys = (
+        jnp.asarray(as_array(side)) if isinstance(side, list | tuple | range) else side
+        for side in sides
+    )
+    return AlibiBias(alibi_slopes(num_heads, convention), symmetric)(queries, keys)
 
 
 class AlibiBias(DistanceBias):

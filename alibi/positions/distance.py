@@ -206,6 +206,24 @@ def rows_and_columns(
     return jnp.expand_dims(rows, -1), jnp.expand_dims(columns, -2)
 
 
+def as_array(x: Any) -> Any:
+    """Returns a list as a NumPy array, or as JAX's if it holds arrays of JAX; arrays and None as they
+    are.
+
+    Raises:
+      ValueError: rows of several lengths.
+    """
+    if x is None or hasattr(x, "shape"):
+        return x
+    of = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)) else np
+    try:
+        return of.asarray(x)
+    except ValueError as error:
+        raise ValueError(
+            f"a list has rows of several lengths ({x!r:.60}); an array needs one length: pad the shorter rows"
+        ) from error
+
+
 def check_integers(name: str, positions: Array | np.ndarray) -> None:
     """Raises ValueError if positions are not an array of integers."""
     if not isinstance(positions, jax.Array | np.ndarray | np.generic):

@@ -80,9 +80,13 @@ def own_files() -> dict[str, str]:
         # __mp_main__: multiprocessing's second name of __main__, once it is loaded
         others = name.partition(".")[0] in ("alibi", "__mp_main__") or file.startswith(python)
         if not installed and not others and os.path.isfile(file):
-            content = pathlib.Path(file).read_bytes()
-            hashes[f"own file {name}"] = hashlib.sha256(content).hexdigest()[:12]
+            hashes[f"own file {name}"] = _file_hash(module)
     return hashes
+
+
+def _file_hash(module: types.ModuleType) -> str:
+    content = pathlib.Path(str(module.__file__)).read_bytes()
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def method_files(position: str) -> dict[str, str]:
@@ -93,6 +97,9 @@ def method_files(position: str) -> dict[str, str]:
 
     left = [method_class(name).__module__ for name in method_names(position)]
     own, found = own_files(), {}
+    for module in left:  # of an installed package too
+        if module.partition(".")[0] != "alibi":
+            own[f"own file {module}"] = _file_hash(sys.modules[module])
     while left:
         module = left.pop()
         if (file := f"own file {module}") in own and file not in found:

@@ -41,9 +41,23 @@ class Environment:
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
+    def install(self, wheel: pathlib.Path) -> None:
+        """Installs a wheel without its dependencies."""
+        words = ["install", "--no-deps", "--no-index", "--no-compile", "--quiet", wheel]
+        python = self.folder / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "pip", "--python", python, *words], check=True)
+
     def python(self, source: str) -> str:
         """Runs Python source text in the environment, and returns its output."""
         return self.run("python", "-c", source).stdout
+
+
+def build(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the wheel of a source folder, in which it is built."""
+    code = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    (built,) = (folder / "dist").glob("*.whl")
+    return built
 
 
 def distributions(requirements: list[str]) -> dict[str, importlib.metadata.Distribution]:
@@ -90,10 +104,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "alibi", folder / "alibi", ignore=shutil.ignore_patterns("__pycache__"))
-    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", build], cwd=folder, check=True, capture_output=True)
-    (built,) = (folder / "dist").glob("*.whl")
-    return built
+    return build(folder)
 
 
 @pytest.fixture(scope="session")
@@ -108,9 +119,8 @@ def environment(
             return made[extras]
         folder = tmp_path_factory.mktemp("-".join(["base", *extras]))
         venv.create(folder, symlinks=True)
-        python = folder / "bin" / "python"
-        install = ["install", "--no-deps", "--no-index", "--no-compile", "--quiet", wheel]
-        subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True)
+        found = Environment(folder)
+        found.install(wheel)
         (site,) = folder.glob("lib/python3.*/site-packages")
         (own,) = importlib.metadata.distributions(name="alibi-jax", path=[str(site)])
         lines = list(map(Requirement, own.requires or ()))
@@ -121,7 +131,7 @@ def environment(
         ]
         for distribution in distributions(wanted).values():
             link(distribution, site)
-        made[extras] = Environment(folder)
-        return made[extras]
+        made[extras] = found
+        return found
 
     return make

@@ -24,7 +24,7 @@ while left:
         left += [f"{name}.{one.name}" for one in pkgutil.iter_modules(getattr(module, "__path__", []))]
 print(json.dumps(found))
 """
-LIBRARY = {"attention", "config", "cpu", "model", "positions", "slopes", "testing"}
+LIBRARY = {"attention", "config", "cpu", "linen", "model", "nnx", "positions", "slopes", "testing"}
 MESSAGE = r'{} needs the package {}, which is not installed: pip install "alibi-jax\[{}\]"'
 
 

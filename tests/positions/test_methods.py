@@ -386,6 +386,23 @@ class Method(PositionMethod):
             "Method.queries ({file}:14) returned an array of shape (1, 3, 8); it must return [batch, queries, heads, "
             "features], here 1, 3, 4",
         ),
+        (
+            {"at(self, distance)": "at(self)"},
+            "Root.at ({file}:9) takes (self); it must take (self, distance) and return [heads, *distance.shape]",
+        ),
+        (
+            {"at(self, distance)": "at(self, distance, head)"},
+            "Root.at ({file}:9) takes (self, distance, head); it must take (self, distance) and return",
+        ),
+        (
+            {"positions, kept)": "positions)"},
+            "Method.queries ({file}:14) takes (self, params, query, positions); it must take (self, params, query, "
+            "positions, kept) and return [batch, queries, heads, features]",
+        ),
+        (
+            {"def queries": "keys: int = 3\n    def queries"},
+            "Method.keys=3 hides a function of that name; give the option another one",
+        ),
     ],
 )
 def test_a_function_of_ones_own_that_fails_is_named_with_its_line(
@@ -394,7 +411,10 @@ def test_a_function_of_ones_own_that_fails_is_named_with_its_line(
     name = f"own_{abs(hash(message))}"
     file = tmp_path / f"{name}.py"
     whole = {"at": "-jnp.multiply.outer(self.scale, jnp.sqrt(distance))", "queries": "query"}
-    file.write_text(OWN.format(**whole | changed))
+    text = OWN.format(**whole | {key: changed[key] for key in whole.keys() & changed.keys()})
+    for old in changed.keys() - whole.keys():
+        text = text.replace(old, changed[old])
+    file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message.format(name=name, file=file))):
         make(f"{name}:Method")

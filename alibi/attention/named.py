@@ -1,0 +1,218 @@
+"""Any position method as an `attention_fn`, by its name."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float, Int
+
+from alibi.attention.call import AttentionOptions, visible_by
+from alibi.attention.flax import (
+    AttentionFn,
+    layer_positions,
+    method_attention_fn,
+    with_flax_signature,
+)
+from alibi.positions import Params, PositionMethod, make_position, method_class
+
+TRAIN_LENGTH = 512  # of T5, whose largest distance of 128 follows from it
+
+
+def attention_fn(
+    position: str | type[PositionMethod] | PositionMethod,
+    *,
+    num_heads: int | None = None,
+    params: Params | None = None,
+    causal: bool = True,
+    train_length: int = TRAIN_LENGTH,
+    options: Mapping[str, Any] | None = None,
+    query_offset: int | Int[Array, "*#batch"] | None = None,
+    window: int | None = None,
+    skip_epsilon: float | None = 0.0,
+    sharding: NamedSharding | None = None,
+    backend: str = "auto",
+) -> AttentionFn:
+    """Returns a position method as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention`
+    or `nnx.MultiHeadAttention`; it is also a plain function of arrays.
+
+    Positions are those of `alibi.alibi_attention_fn`. `alibi.linen.SelfAttention` and
+    `alibi.nnx.SelfAttention` own the parameters, and also serve methods that read the layer's input.
+
+    Args:
+      position: a name in `alibi.METHODS` or of an installed package, `package.module:Class`, a
+        class, or the result of `alibi.make_position`, which fixes all sizes.
+      num_heads: heads of the layer.
+      params: the method's parameters by name, as `position_params` makes them; None for a method
+        that has none.
+      causal: hide later keys.
+      train_length: tokens of a training sequence, which defaults of some options follow, such as
+        `max_distance` of t5. Methods that stretch compare the number of keys with it.
+      options: of the method, by name.
+      query_offset, window, skip_epsilon, sharding, backend: see `alibi.alibi_attention_fn`.
+
+    Returns:
+      A function of (query, key, value) `[*batch, length, heads, head_dim]` and of Flax's
+      keywords.
+
+    Raises:
+      ValueError: as `alibi.make_position`; a method that adds to the token embeddings, or reads the
+        layer's input; parameters that are missing, or of other names and shapes; from the
+        function, as `alibi.attend`.
+
+    Example:
+      >>> import jax
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 16, 8, 32))
+      >>> rotary = attention_fn("rotary", num_heads=8)
+      >>> rotary(query, key, value).shape  # batch, length, heads, size
+      (2, 16, 8, 32)
+    """
+    given = position if isinstance(position, PositionMethod) else None
+    kind = type(position) if isinstance(position, PositionMethod) else method_class(position)
+    name = position if isinstance(position, str) else kind.__name__
+    num_heads = given.num_heads if given and num_heads is None else num_heads
+    if num_heads is None:
+        raise ValueError(
+            f"attention_fn({name!r}) needs num_heads, the heads of the layer, such as 8"
+        )
+    if given and options:
+        raise ValueError(f"options={options} are for a method by name; {name} is made already")
+    check_in_attention(name, kind)
+    if kind.keep is not PositionMethod.keep:
+        raise ValueError(
+            f"position method {name!r} reads the layer's input, which an attention_fn doesn't get; use "
+            f"alibi.linen.SelfAttention(position={name!r}, ...) or alibi.nnx.SelfAttention"
+        )
+
+    @functools.cache
+    def made(head_dim: int, causal: bool) -> PositionMethod:
+        return given or make_position(
+            position,  # type: ignore[arg-type]
+            num_heads=num_heads,
+            head_dim=head_dim,
+            width=num_heads * head_dim,
+            train_length=train_length,
+            causal=causal,
+            options=options,
+        )
+
+    if params is None and (own := _shapes(made(64, causal))):  # sizes that all methods take
+        raise ValueError(
+            f"position method {name!r} has parameters ({', '.join(own)}); give params=, as alibi.position_params makes "
+            "them, or use alibi.linen.SelfAttention or alibi.nnx.SelfAttention, which own them"
+        )
+    attention_options = AttentionOptions(window, skip_epsilon, sharding, backend)
+
+    @with_flax_signature
+    def attention(query: Array, key: Array, value: Array, **keywords: Any) -> Array:
+        method = made(query.shape[-1], causal or keywords.pop("is_causal", False))
+        arrays = _checked(name, method, params or {})
+        attend = layer_attention_fn(method, arrays, None, attention_options, query_offset)
+        return attend(query, key, value, **keywords)
+
+    return attention
+
+
+def layer_attention_fn(
+    method: PositionMethod,
+    params: Params,
+    x: Float[Array, "*batch k width"] | None,
+    options: AttentionOptions,
+    query_offset: int | Int[Array, "*#batch"] | None = None,
+) -> AttentionFn:
+    """Returns a position method as the `attention_fn` of a layer with the input `x`, which only a
+    method with `keep` reads, and with positions as `alibi_attention_fn` has them.
+    """
+
+    @with_flax_signature
+    def attention(query: Array, key: Array, value: Array, **keywords: Any) -> Array:
+        if key.shape[-2] != query.shape[-2] and not method.takes_shared_keys:
+            raise ValueError(
+                f"position method {type(method).__name__} needs keys of each head, and the layer has {key.shape[-2]} "
+                f"heads of keys for {query.shape[-2]} of queries; give it as many"
+            )
+        batch, count = query.shape[:-3], math.prod(query.shape[:-3])
+        if (mask := keywords.get("mask")) is not None:
+            mask = visible_by(mask)
+            mask = mask.reshape((1,) * (query.ndim - mask.ndim) + mask.shape)
+        if len(batch) != 1:  # a method has one batch dimension
+            query, key, value = (
+                side.reshape(count, *side.shape[-3:]) for side in (query, key, value)
+            )
+            if mask is not None:
+                mask = jnp.broadcast_to(mask, (*batch, *mask.shape[-3:]))
+                mask = mask.reshape(count, *mask.shape[-3:])
+        inputs = jnp.zeros((*key.shape[:2], 0))
+        if x is not None and type(method).keep is not PositionMethod.keep:
+            inputs = x.reshape(count, *x.shape[-2:])
+        query_positions, key_positions = layer_positions(query, key, mask, query_offset)
+        attended = method_attention_fn(
+            method.at_length(key.shape[-3]),
+            params,
+            inputs,
+            query_positions=query_positions,
+            key_positions=key_positions,
+            options=options,
+        )(query, key, value, **{**keywords, "mask": mask})
+        return attended.reshape(*batch, *attended.shape[-3:])
+
+    return attention
+
+
+def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
+    """Returns initial parameters of a method for one layer, those that layers may share included.
+
+    Example:
+      >>> import jax
+      >>> from alibi import attention_fn, make_position
+      >>> t5 = make_position("t5", num_heads=8, head_dim=32, width=256, train_length=128)
+      >>> params = position_params(t5, jax.random.key(0))  # to be trained with your model's
+      >>> attention = attention_fn(t5, params=params)
+    """
+    return {**method.init(key), **method.init_layer(jax.random.fold_in(key, 1))}
+
+
+def check_in_attention(name: str, kind: type[PositionMethod]) -> None:
+    """Raises ValueError for a method that adds to the token embeddings, outside of attention."""
+    if kind.embed is not PositionMethod.embed:
+        raise ValueError(
+            f"position method {name!r} adds to the token embeddings, before the first layer: x = "
+            f"alibi.make_position({name!r}, ...).embed(params, x, positions); attention itself takes none"
+        )
+
+
+def check_no_cache(name: str, kind: type[PositionMethod]) -> None:
+    """Raises ValueError for a method that keeps data of each token besides keys and values."""
+    if kind.keep is not PositionMethod.keep:
+        raise ValueError(
+            f"position method {name!r} keeps data of each token, which Flax's cache (decode=True) doesn't hold; "
+            "compute whole sequences, or use alibi.generation"
+        )
+
+
+def _shapes(method: PositionMethod) -> dict[str, Any]:
+    """Returns the shapes of a method's parameters by name."""
+    return _tree_shapes(jax.eval_shape(lambda: position_params(method, jax.random.key(0))))
+
+
+def _tree_shapes(params: Params) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True): np.shape(x) for path, x in leaves}
+
+
+def _checked(name: str, method: PositionMethod, params: Params) -> Params:
+    """Returns the parameters of a method, with lists as arrays; ValueError for other names or
+    shapes.
+    """
+    arrays = jax.tree.map(jnp.asarray, dict(params), is_leaf=lambda x: isinstance(x, list | tuple))
+    needed, got = _shapes(method), _tree_shapes(arrays)
+    if needed != got:
+        raise ValueError(
+            f"position method {name!r} needs params of shapes {needed}, as alibi.position_params makes them, "
+            f"and got {got}"
+        )
+    return arrays

@@ -1,0 +1,99 @@
+"""Self-attention with any position method as a module of Flax Linen."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jaxtyping import Array, Float, Shaped
+
+from alibi.attention import AttentionOptions, position_params
+from alibi.attention.named import (
+    TRAIN_LENGTH,
+    check_in_attention,
+    check_no_cache,
+    layer_attention_fn,
+)
+from alibi.positions import PositionMethod, make_position
+
+
+class SelfAttention(nn.MultiHeadDotProductAttention):
+    """Flax's `MultiHeadDotProductAttention` as self-attention with a position method, whose
+    parameters the layer owns as `position`.
+
+    It has the fields and the parameters of Flax's layer, and is causal by default.
+
+    Attributes:
+      position, causal, train_length, options, window, skip_epsilon, backend: see
+        `alibi.attention_fn`.
+
+    Raises:
+      ValueError: when it is called, as `alibi.attention_fn`; for `decode=True` with a method that
+        keeps data of each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
+
+    Example:
+      >>> import jax
+      >>> layer = linen.SelfAttention(num_heads=8, position="t5")
+      >>> x = jax.random.normal(jax.random.key(0), (2, 16, 64))  # batch, length, width
+      >>> params = layer.init(jax.random.key(1), x)
+      >>> layer.apply(params, x).shape
+      (2, 16, 64)
+    """
+
+    position: str | type[PositionMethod] = "alibi"
+    causal: bool = True
+    train_length: int = TRAIN_LENGTH
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    window: int | None = None
+    skip_epsilon: float | None = 0.0
+    backend: str = "auto"
+
+    @nn.compact
+    def __call__(  # type: ignore[override]
+        self,
+        x: Float[Array, "*batch length width"],
+        *,
+        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+        deterministic: bool | None = None,
+        dropout_rng: jax.Array | None = None,
+        sow_weights: bool = False,
+    ) -> Float[Array, "*batch length out_features"]:
+        """Returns the attention of each token of `x` to those that it sees.
+
+        Args:
+          mask: True if a query may see a key, besides `causal` and `window`; see `alibi.attend`.
+          deterministic, dropout_rng, sow_weights: as in Flax's layer.
+        """
+        method = self.method(x.shape[-1])
+        check_in_attention(str(self.position), type(method))
+        if self.decode:
+            check_no_cache(str(self.position), type(method))
+        params = {}
+        if jax.eval_shape(lambda: position_params(method, jax.random.key(0))):
+            params = self.param("position", lambda key: position_params(method, key))
+        options = AttentionOptions(self.window, self.skip_epsilon, backend=self.backend)
+        attention = layer_attention_fn(method, params, x, options)
+        names = {field.name for field in dataclasses.fields(nn.MultiHeadDotProductAttention)}
+        fields = {name: getattr(self, name) for name in names - {"attention_fn", "parent", "name"}}
+        layer = nn.MultiHeadDotProductAttention(**fields, attention_fn=attention)
+        nn.share_scope(self, layer)
+        return layer(
+            x,
+            mask=mask,
+            deterministic=deterministic,
+            dropout_rng=dropout_rng,
+            sow_weights=sow_weights,
+        )
+
+    def method(self, width: int) -> PositionMethod:
+        """Returns the position method for inputs of `width` features."""
+        return make_position(
+            self.position,
+            num_heads=self.num_heads,
+            head_dim=(self.qkv_features or width) // self.num_heads,
+            width=width,
+            train_length=self.train_length,
+            causal=self.causal,
+            options=self.options,
+        )

@@ -1,0 +1,237 @@
+"""Any position method in Flax's layers by its name, and the modules that own its parameters."""
+
+import flax.linen as nn
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import alibi
+from alibi.attention import AttentionOptions, method_attention_fn
+from alibi.positions import PositionMethod
+
+HEADS, WIDTH, LENGTH = 2, 8, 6
+# One of each kind: a bias without and with parameters, turned queries and keys, of other sizes too,
+# a bias by content, and data of tokens.
+METHODS = ("alibi", "t5", "rotary", "pope", "shaw", "fox", "selective_rope")
+OWNING = ("t5", "pope", "shaw", "fox", "selective_rope")
+READING = ("fox", "deberta", "selective_rope")  # the layer's input
+
+
+def made(name: str, **changed: object) -> PositionMethod:
+    sizes = {"num_heads": HEADS, "head_dim": WIDTH // HEADS, "width": WIDTH, "train_length": LENGTH}
+    return alibi.make_position(name, **{**sizes, **changed})
+
+
+def random_input(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+def projected(params: dict, x: jax.Array) -> list[jax.Array]:
+    return [
+        jnp.einsum("bld,dhf->blhf", x, params[name]["kernel"]) for name in ("query", "key", "value")
+    ]
+
+
+def expected(params: dict, method: PositionMethod, x: jax.Array) -> jax.Array:
+    """The layer by hand: projections, the method at positions 0, 1, ..., the output's projection."""
+    positions = np.arange(x.shape[1])
+    attention = method_attention_fn(
+        method,
+        params.get("position", {}),
+        x,
+        query_positions=positions,
+        key_positions=positions,
+        options=AttentionOptions(backend="reference"),
+    )
+    return jnp.einsum("blhf,hfd->bld", attention(*projected(params, x)), params["out"]["kernel"])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_linen_module_and_the_closure(name: str) -> None:
+    """The module equals the layer by hand; the closure equals it in Flax's own layer, with any
+    number of batch dimensions.
+    """
+    module = alibi.linen.SelfAttention(num_heads=HEADS, position=name, train_length=LENGTH)
+    x = random_input(1, 2, LENGTH, WIDTH)
+
+    @jax.jit
+    def results(x):
+        params = module.init(jax.random.key(0), x)["params"]
+        found = [module.apply({"params": params}, x)[0], expected(params, made(name), x[0])]
+        found.append(module.apply({"params": params}, x[0, :1])[0])
+        if name not in READING:
+            how = {"params": params.get("position"), "train_length": LENGTH}
+            attention = alibi.attention_fn(name, num_heads=HEADS, **how)
+            layer = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attention)
+            own = {key: value for key, value in params.items() if key != "position"}
+            found.append(layer.apply({"params": own}, x)[0])
+        return params, found
+
+    params, (got, want, alone, *closure) = results(x)
+    assert params.keys() - {"position"} == {"query", "key", "value", "out"}, "Flax's names"
+    assert ("position" in params) == (name in OWNING)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    np.testing.assert_allclose(alone, want[0], atol=1e-5)
+    assert len(closure) == (name not in READING)
+    np.testing.assert_allclose(closure, [want] * len(closure), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "fox"])
+def test_the_nnx_module_is_the_linen_module(name: str) -> None:
+    layer = alibi.nnx.SelfAttention(
+        HEADS, WIDTH, position=name, train_length=LENGTH, rngs=nnx.Rngs(0)
+    )
+    x = random_input(2, LENGTH, WIDTH)
+    params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+    if position := params.pop("position_params", {}):
+        params["position"] = position
+    linen = alibi.linen.SelfAttention(num_heads=HEADS, position=name, train_length=LENGTH)
+    want = jax.jit(linen.apply)({"params": params}, x)
+
+    def loss(layer: nnx.Module) -> tuple[jax.Array, jax.Array]:
+        return (layer(x) ** 2).sum(), layer(x)
+
+    slopes, got = nnx.jit(nnx.grad(loss, has_aux=True))(layer)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    slopes = nnx.to_pure_dict(slopes).get("position_params", {})
+    assert slopes.keys() == position.keys()
+    assert all(np.abs(one).max() > 0 for one in jax.tree.leaves(slopes))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_same_from_bare_jax() -> None:
+    """With lists in place of arrays too."""
+    method = made("t5")
+    params = alibi.position_params(method, jax.random.key(0))
+    query, key, value = random_input(3, 1, LENGTH, HEADS, WIDTH // HEADS)
+    by_bias = jax.jit(alibi.attend)(query, key, value, bias=method.bias(params))
+    for position, given in (("t5", {"table": params["table"].tolist()}), (method, params)):
+        sizes = {} if position is method else {"num_heads": HEADS, "train_length": LENGTH}
+        attention = jax.jit(alibi.attention_fn(position, params=given, **sizes))
+        np.testing.assert_allclose(attention(query, key, value), by_bias, atol=1e-6)
+    sides = [side.tolist() for side in (query, key, value)]
+    listed = jax.jit(lambda: alibi.attend(*sides, bias=method.bias(params)))()
+    np.testing.assert_allclose(listed, by_bias, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["t5", "rotary"])
+def test_a_cache_gives_what_the_whole_sequence_gives(name: str) -> None:
+    x = random_input(2, LENGTH, WIDTH)
+    whole = alibi.linen.SelfAttention(num_heads=HEADS, position=name, train_length=LENGTH)
+    cached = whole.clone(decode=True)
+    variables = jax.jit(cached.init)(jax.random.key(0), x)
+    want = jax.jit(whole.apply)({"params": variables["params"]}, x)
+    step = jax.jit(lambda variables, x: cached.apply(variables, x, mutable="cache"))
+    for at in range(LENGTH):
+        y, cache = step(variables, x[:, at : at + 1])
+        variables = {**variables, **cache}
+        np.testing.assert_allclose(y[:, 0], want[:, at], atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_layers_are_causal_by_default(causal: bool) -> None:
+    x = random_input(1, LENGTH, WIDTH)
+    layer = alibi.linen.SelfAttention(HEADS, **({} if causal else {"causal": False}))
+    variables = jax.jit(layer.init)(jax.random.key(0), x)
+    apply = jax.jit(layer.apply)
+    changed = apply(variables, x.at[:, -1].add(1.0)) - apply(variables, x)
+    assert bool((changed[:, :-1] == 0).all()) == causal
+
+
+def test_layers_take_flax_s_options() -> None:
+    x = random_input(1, LENGTH, WIDTH)
+    layer = alibi.linen.SelfAttention(
+        HEADS, dropout_rate=0.5, dtype=jnp.bfloat16, position="rotary", options={"share": 0.5}
+    )
+
+    @jax.jit
+    def dropped(seed):
+        variables = layer.init(jax.random.key(0), x, deterministic=True)
+        return layer.apply(
+            variables, x, deterministic=False, rngs={"dropout": jax.random.key(seed)}
+        )
+
+    assert dropped(0).dtype == jnp.bfloat16
+    assert (dropped(0) != dropped(1)).any()
+    dropping = alibi.nnx.SelfAttention(HEADS, WIDTH, dropout_rate=0.5, rngs=nnx.Rngs(0))
+    drop = nnx.jit(lambda layer: layer(x, deterministic=False))
+    assert (drop(dropping) != drop(dropping)).any()
+
+
+def test_masks_hide_keys_in_any_rank() -> None:
+    x = random_input(2, 2, LENGTH, WIDTH)
+    layer = alibi.linen.SelfAttention(num_heads=HEADS, position="t5", causal=False)
+    variables, apply = jax.jit(layer.init)(jax.random.key(0), x), jax.jit(layer.apply)
+    mask = np.ones((LENGTH, LENGTH), bool)
+    mask[:, -1] = False
+    want = apply(variables, x, mask=mask)
+    changed = apply(variables, x.at[..., -1, :].add(1.0), mask=mask[None, None, None])
+    np.testing.assert_allclose(changed[..., :-1, :], want[..., :-1, :], atol=1e-6)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("rotray", {"num_heads": 2}), "unknown position method 'rotray'; did you mean 'rotary'"),
+        (("t5", {}), r"attention_fn\('t5'\) needs num_heads, the heads of the layer, such as 8"),
+        (
+            ("t5", {"num_heads": 2}),
+            r"'t5' has parameters \(table\); give params=, as alibi.position_p",
+        ),
+        (("learned", {"num_heads": 2}), "'learned' adds to the token embeddings, before the first"),
+        (("fox", {"num_heads": 2}), "'fox' reads the layer's input, which an attention_fn doesn't"),
+        (
+            ("rotary", {"num_heads": 2, "options": {"shar": 1}}),
+            "no option 'shar'; did you mean 'sh",
+        ),
+    ],
+)
+def test_wrong_uses_are_a_line(words: tuple, message: str) -> None:
+    name, given = words
+    x = random_input(1, LENGTH, HEADS, WIDTH)
+    with pytest.raises(ValueError, match=message) as error:
+        alibi.attention_fn(name, **given)(x, x, x)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_parameters_name_the_shapes() -> None:
+    attention = alibi.attention_fn("t5", num_heads=HEADS, params={"tabel": jnp.zeros((2, 2))})
+    x = random_input(1, LENGTH, HEADS, WIDTH)
+    with pytest.raises(
+        ValueError, match=r"needs params of shapes {'table': \(32, 2\)}, .*{'tabel': \(2, 2"
+    ):
+        attention(x, x, x)
+    with pytest.raises(ValueError, match=r"options={'x': 1} are for a method by name; T5 is made"):
+        alibi.attention_fn(made("t5"), params={}, options={"x": 1})
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_cache_that_lacks_the_data_of_tokens_is_refused(name: str) -> None:
+    x = random_input(1, LENGTH, WIDTH)
+    layer = alibi.linen.SelfAttention(num_heads=HEADS, position=name, decode=True)
+    with pytest.raises(ValueError, match=f"'{name}' keeps data of each token, which Flax's cache"):
+        layer.init(jax.random.key(0), x)
+
+
+def test_layers_that_a_method_cannot_serve() -> None:
+    x = random_input(1, LENGTH, WIDTH)
+    with pytest.raises(ValueError, match="adds to the token embeddings"):
+        alibi.nnx.SelfAttention(HEADS, WIDTH, position="learned", rngs=nnx.Rngs(0))
+    shared = alibi.nnx.SelfAttention(
+        HEADS, WIDTH, position="deberta", num_kv_heads=1, rngs=nnx.Rngs(0)
+    )
+    with pytest.raises(ValueError, match="needs keys of each head, and the layer has 1 heads of"):
+        shared(x)
+
+
+def test_a_length_in_place_of_positions() -> None:
+    want = alibi.alibi_bias(HEADS, jnp.arange(5), jnp.arange(5))
+    np.testing.assert_array_equal(alibi.alibi_bias(HEADS, 5), want)
+    np.testing.assert_array_equal(alibi.alibi_bias(HEADS, [3, 4], [0, 1, 2, 3, 4]), want[:, 3:])
+    with pytest.raises(ValueError, match="without key positions; give the length of a sequence"):
+        alibi.alibi_bias(HEADS, 0)
+    slopes = alibi.alibi_slopes(HEADS)
+    np.testing.assert_array_equal(alibi.alibi_slopes(HEADS, slopes), slopes)
