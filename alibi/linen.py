@@ -31,6 +31,14 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
     Raises:
       ValueError: when it is called, as `alibi.attention_fn`; for `decode=True` with a method that
         keeps data of each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
+
+    Example:
+      >>> import jax
+      >>> layer = linen.SelfAttention(num_heads=8, position="t5")
+      >>> x = jax.random.normal(jax.random.key(0), (2, 16, 64))  # batch, length, width
+      >>> params = layer.init(jax.random.key(1), x)
+      >>> layer.apply(params, x).shape
+      (2, 16, 64)
     """
 
     position: str | type[PositionMethod] = "alibi"

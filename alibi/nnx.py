@@ -32,6 +32,13 @@ class SelfAttention(nnx.MultiHeadAttention):
     Raises:
       ValueError: as `alibi.attention_fn`; when it is called, for `decode=True` with a method that
         keeps data of each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
+
+    Example:
+      >>> import jax
+      >>> from flax.nnx import Rngs
+      >>> layer = nnx.SelfAttention(num_heads=8, in_features=64, position="t5", rngs=Rngs(0))
+      >>> layer(jax.random.normal(jax.random.key(0), (2, 16, 64))).shape  # batch, length, width
+      (2, 16, 64)
     """
 
     def __init__(

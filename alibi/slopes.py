@@ -24,9 +24,9 @@ def alibi_slopes(
 ) -> Float[Array, " heads"]:
     """Returns ALiBi's slope m of each head, float32 `[num_heads]`, in logits per token of distance.
 
-    `"paper"` is the rule of the authors' code: 2^(-8h/n), h = 1..n, if n is a power of two;
-    otherwise the slopes of the power of two below n, then every other slope of the power of
-    two above, in that order. `"closed_form"` is 2^(-8h/n) for every n. `"random"` draws
+    `"paper"` is the rule of the authors' code: 2^(-8h/n), h = 1..n, if n is a power of two.
+    Otherwise these are the slopes of the power of two below n, then every other slope of the power
+    of two above, in that order. `"closed_form"` is 2^(-8h/n) for every n. `"random"` draws
     from the exponential distribution, which the paper reports to work at times (section 3);
     the paper gives no scale: here the expectation is the mean of the paper's slopes. A tuple, a
     list or an array of numbers gives the slopes themselves.
@@ -39,6 +39,10 @@ def alibi_slopes(
       ValueError: `num_heads` is no whole number from 1 to 65,536; the convention is unknown; a
         tuple has another length or a number below 0; `draw` is below 0; `alibi_bias_max` is not
         above 0, is above 125, or is given with a tuple.
+
+    Example:
+      >>> alibi_slopes(8)[:4].tolist()
+      [0.5, 0.25, 0.125, 0.0625]
     """
     if not _is_whole(num_heads) or not 1 <= num_heads <= MOST_HEADS:
         raise ValueError(

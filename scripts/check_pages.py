@@ -1,6 +1,7 @@
-"""Compares every figure on the pages of results with the rows that it comes from.
+"""Compares every figure on the pages of results with the rows that it comes from, and finds long
+sentences.
 
-    python scripts/check_pages.py          # one line for each figure that differs
+    python scripts/check_pages.py          # one line for each figure that differs, and long sentence
     python scripts/check_pages.py --write  # renews the figures
 
 A comment, which GitHub doesn't show, follows the figures of a sentence or of a table's line with a
@@ -16,6 +17,8 @@ follow, results.jsonl at first (in README.md and docs/ none); `<!-- rows: none -
 Without expressions pass code, links, dates, names, references to tables and sections, and the facts
 of the rows of the named files: lengths, distances, sizes of texts, parameters, updates and prompts;
 seeds, strides and multiples of L where the text calls them so.
+
+A sentence of the README or docs/ has at most 35 words: page_sentences.py says how they are counted.
 """
 
 import ast
@@ -29,6 +32,7 @@ from typing import Any
 import clone
 from absl import flags
 from page_figures import Facts, Figures, PerSeed
+from page_sentences import WORDS, long_sentences
 
 from alibi.cli import command_line
 
@@ -94,7 +98,8 @@ def checked(page: pathlib.Path, text: str | None = None) -> tuple[str, int, list
       text: of the page; None: as it is in the file.
     """
     name = page.relative_to(clone.ROOT) if page.is_relative_to(clone.ROOT) else page
-    files = [] if page.parent in (clone.ROOT, clone.ROOT / "docs") else ["results.jsonl"]
+    named_in_page = page.parent == clone.ROOT or page.is_relative_to(clone.ROOT / "docs")
+    files = [] if named_in_page else ["results.jsonl"]
     lines, count, wrong, fenced = [], 0, [], False
     for number, line in enumerate((text or page.read_text()).splitlines(), start=1):
         fenced ^= line.startswith("```")
@@ -189,8 +194,26 @@ def _values(source: str, figures: Figures) -> Iterator[tuple[str, Any]]:
 
 def pages() -> list[pathlib.Path]:
     """Returns the pages of results, and others that name files of rows."""
-    named = [clone.ROOT / "README.md", clone.ROOT / "docs" / "evaluation.md"]
+    named = [page for page in prose() if "<!-- rows: " in page.read_text()]
     return [*named, *sorted((clone.ROOT / "results").glob("**/README.md"))]
+
+
+def prose() -> list[pathlib.Path]:
+    """Returns the pages whose sentences are short."""
+    contributing = (clone.ROOT / "CONTRIBUTING.md",)
+    return [
+        clone.ROOT / "README.md",
+        *filter(pathlib.Path.exists, contributing),
+        *sorted((clone.ROOT / "docs").glob("**/*.md")),
+    ]
+
+
+def too_long(page: pathlib.Path) -> list[str]:
+    """Returns a line for each sentence of a page that is too long."""
+    return [
+        f"{page.relative_to(clone.ROOT)}:{line}: {words} words, at most {WORDS}: {sentence}"
+        for line, words, sentence in long_sentences(page.read_text())
+    ]
 
 
 def main() -> None:
@@ -202,10 +225,12 @@ def main() -> None:
             page.write_text(text)
             found = checked(page)[2]
         wrong += found
-    for one in wrong:
+    sentences = [one for page in prose() for one in too_long(page)]
+    for one in wrong + sentences:
         print(one)
     print(f"{counts} figures on {len(pages())} pages were checked, {len(wrong)} differ")
-    if wrong:
+    print(f"{len(sentences)} sentences on {len(prose())} pages are too long")
+    if wrong or sentences:
         sys.exit(1)
 
 

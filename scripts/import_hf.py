@@ -8,7 +8,8 @@
 docs/importing.md lists the architectures. The folder holds config.json, files of safetensors (or
 .bin, by PyTorch with weights_only=True, which runs no code from them), and tokenizer.json or a
 SentencePiece model. A key of config.json that is unknown, or that asks for something that is not
-implemented, is an error.
+implemented, is an error. On several hosts, run the command on each with --multihost; each needs
+the folder.
 """
 
 import clone
@@ -29,6 +30,7 @@ _TOKENIZER = flags.DEFINE_string(
     "tokenizer_file", "", "tokenizer.json or SentencePiece model in place of the folder's"
 )
 _IGNORE = flags.DEFINE_list("ignore", [], "keys of config.json that don't change the logits")
+command_line.define_host_flags()
 _CONFIG = command_line.define_config_flag(
     str(clone.ROOT / "configs" / "base.py"),
     help="mesh, text and settings of further training; model, position and length are the folder's",
@@ -38,7 +40,9 @@ _CONFIG = command_line.define_config_flag(
 def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.convert.importing import import_model
+    from alibi.parallel.hosts import is_primary
 
+    command_line.join_hosts()
     run = import_model(
         _MODEL.value,
         _WORKDIR.value,
@@ -48,6 +52,8 @@ def main() -> None:
         tokenizer_file=_TOKENIZER.value,
         ignored=tuple(_IGNORE.value),
     )
+    if not is_primary():
+        return
     config, made = run.config(), run.provenance()
     model = config.model
     kv_heads = f" ({model.kv_heads} of keys)" if model.num_kv_heads else ""

@@ -123,12 +123,16 @@ Every method of the registry, by the name that `--config=...:position=NAME` take
 tokens in training, L' in the sequences at hand. "Enters" says which functions of
 [the contract](../alibi/positions/base.py) it overrides. "Adds" counts parameters in the quickstart's model ({layers}
 layers, {num_heads} heads of {head_dim}). What is added to logits is added after their division by sqrt(head_dim),
-unless the formula says otherwise. Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_position`
-(randomised positions) and `model.window` (a sliding window), and any of the other options below.
+unless the formula says otherwise. Values and gradients are tested against float64 formulas, `transformers` and
+`x-transformers`.
+
+Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_position` (randomised positions) and
+`model.window` (a sliding window), and any of the other options below.
 [Layers may differ](training.md#layers-that-differ) in position method, options, window and `model.logit_scale`;
 methods that enter the embeddings are the same in all layers.
 
-This page is made by `python scripts/methods_page.py`.
+`python scripts/plot_bias.py --methods=all --heads=8 --length=64` draws the biases. A new method is
+[one file](new-method.md), in this repository or outside. This page is made by `python scripts/methods_page.py`.
 """
 
 MEASURED = """\
@@ -139,13 +143,13 @@ The quickstart's model, trained at L = {length}:
 - bits per byte of held-out books at L and at 16 L, after {steps:,} updates, means over {seeds} seeds
   ([intervals and figures](../results/methods/README.md));
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts;
-- passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L, by models that
-  were trained on books with passkeys, {of_keys:,} updates, means over {key_seeds}; "late": next to none in
-  windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer));
-- speed: that of training at 128, 512, 2,048 and 8,192 tokens, with the default options and with
-  `max_distance` 128 of `t5` and 16 of `shaw`, `threshold=512` of `fire` and `scale_base=512` of `xpos`,
-  as a multiple of that of `none`, in which differences below 0.05 can be noise ([more](speed.md#position-methods));
-  the interpolated and NTK forms cost what `alibi` and `rotary` do.
+- passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L. The models were
+  trained on books with passkeys for {of_keys:,} updates; the shares are means over {key_seeds}. "Late": next to none
+  in windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer));
+- speed: that of training at 128, 512, 2,048 and 8,192 tokens, as a multiple of that of `none`. Differences below 0.05
+  can be noise ([more](speed.md#position-methods)). Options are the defaults, but `max_distance` is 128 of `t5` and 16
+  of `shaw`, `threshold=512` of `fire`, `scale_base=512` of `xpos`. The interpolated and NTK forms cost what `alibi` and
+  `rotary` do.
 
 | method | bits/byte, L | 16 L | gain | passkeys, 64 in L | 64 in 8 L | 512 in 8 L | speed, 128 | 512 | 2,048 | 8,192 |
 |:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 # Before JAX is imported, and for the commands that tests start: the CPU, unless scripts/device_check.sh
 # names another platform for its own tests, and no trace in the user's own cache.
@@ -70,6 +71,26 @@ def shared_dir() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"needs the optional folder {folder} with corpora and recorded results")
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium; skips where it is absent."""
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright: pip install playwright"
+    )
+    found = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
+    with api.sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+        if not found and not pathlib.Path(own).exists():
+            pytest.skip("needs Chromium: apt-get install chromium, or playwright install chromium")
+        browser = playwright.chromium.launch(executable_path=found or own, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Every figure on the pages of results is that of its rows; one without rows is found."""
+"""Every figure on the pages of results is that of its rows, and one without rows is found; sentences
+are short.
+"""
 
 import importlib
 import re
@@ -9,9 +11,9 @@ from scipy import stats
 from tests.hosts import ROOT
 from tests.reporting.rowmaker import append_rows, make_row
 
+PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "docs" / "evaluation.md",
+    *(page for page in PROSE if "<!-- rows: " in page.read_text()),
     *sorted((ROOT / "results").glob("**/README.md")),
 ]
 SEEDS = (4.0, 4.5, 4.3)
@@ -58,6 +60,33 @@ def test_no_figure_passes_without_its_expression(path, script, tmp_path):
     _, count, _ = script.checked(path)
     bare = re.sub(r"<!-- (?!rows:).*? -->", "", path.read_text())
     assert len(script.checked(path, bare)[2]) == count
+
+
+def test_the_pages_are_those_of_the_script(script):
+    assert script.pages() == PAGES
+    assert set(PROSE) <= set(script.prose())
+
+
+def test_sentences_are_short(script):
+    assert [one for page in script.prose() for one in script.too_long(page)] == []
+
+
+def test_a_long_sentence_is_found_with_its_line(script):
+    words = " ".join(["word"] * 35)
+    find = importlib.import_module("page_sentences").long_sentences
+    assert find(f"# Title\n\n{words}.\n") == []
+    (found,) = find(f"# Title\n\nShort.\n\n{words} more. Next.\n")
+    assert found == (5, 36, f"{words} more.")
+    # lines of a paragraph belong together; items of a list, and sentences, don't
+    half = " ".join(["word"] * 20)
+    assert len(find(f"{half}\n{half}")) == 1
+    assert find(f"- {half}\n- {half}") == find(f"{half}. {half}.".title()) == []
+    assert len(find(f"{half}, by Press et al. {half}")) == 1
+    # neither do code, tables, comments and targets of links
+    for other in (f"```\n{words} more\n```", f"    {words} more", f"| {words} more |"):
+        assert find(other) == []
+    assert find(f"{half} <!-- {words} --> [{half[:-9]}]({words.replace(' ', '/')}).") != []
+    assert find(f"{half} <!-- {words} --> [text]({words.replace(' ', '/')}).") == []
 
 
 def test_a_wrong_figure_is_named_with_its_line(page):

@@ -85,7 +85,7 @@ def attend(
         (Gemma 2, arXiv 2408.00118). So the bias can still hide far keys; FlashAttention adds ALiBi
         after its cap too.
       sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several devices,
-        such as P("data", None, "tensor"): each device then computes its own sequences and heads by
+        such as P("data", None, "tensor"). Each device then computes its own sequences and heads by
         itself (`jax.shard_map`), as kernels and skipping by heads need. It should name every axis
         of the mesh: devices along other axes, or along an axis that doesn't divide batch or heads,
         repeat the work. Without it, and for calls with dropout, a mask, an einsum or `sow`, the
@@ -99,6 +99,13 @@ def attend(
         and bias; an unknown or unable backend; a window below 1; a skip_epsilon or logit_cap out of
         range; a known negative slope with a skip_epsilon above 0; a sharding of lengths or
         features, or of another kind.
+
+    Example:
+      >>> import jax
+      >>> from alibi import alibi_slopes
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 16, 8, 32))
+      >>> attend(query, key, value, slopes=alibi_slopes(8)).shape  # batch, length, heads, size
+      (2, 16, 8, 32)
     """
     if slopes is not None and bias is not None:
         raise ValueError("attend got both slopes and bias; give one of them")

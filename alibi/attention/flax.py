@@ -81,6 +81,14 @@ def alibi_attention_fn(
     Raises:
       ValueError: from `alibi.alibi_slopes`; from the function, a layer with another number of
         heads, and as `attend`.
+
+    Example:
+      >>> import flax.linen as nn, jax
+      >>> attention_fn = alibi_attention_fn(num_heads=8)
+      >>> layer = nn.MultiHeadDotProductAttention(num_heads=8, attention_fn=attention_fn)
+      >>> x = jax.random.normal(jax.random.key(0), (2, 16, 64))  # batch, length, width
+      >>> layer.init_with_output(jax.random.key(1), x)[0].shape
+      (2, 16, 64)
     """
     given = (
         alibi_slopes(num_heads, convention) if slopes is None else jnp.asarray(slopes, jnp.float32)

@@ -63,6 +63,13 @@ def attention_fn(
       ValueError: as `alibi.make_position`; a method that adds to the token embeddings, or reads the
         layer's input; parameters that are missing, or of other names and shapes; from the
         function, as `alibi.attend`.
+
+    Example:
+      >>> import jax
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 16, 8, 32))
+      >>> rotary = attention_fn("rotary", num_heads=8)
+      >>> rotary(query, key, value).shape  # batch, length, heads, size
+      (2, 16, 8, 32)
     """
     given = position if isinstance(position, PositionMethod) else None
     kind = type(position) if isinstance(position, PositionMethod) else method_class(position)
@@ -157,7 +164,15 @@ def layer_attention_fn(
 
 
 def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
-    """Returns initial parameters of a method for one layer, those that layers may share included."""
+    """Returns initial parameters of a method for one layer, those that layers may share included.
+
+    Example:
+      >>> import jax
+      >>> from alibi import attention_fn, make_position
+      >>> t5 = make_position("t5", num_heads=8, head_dim=32, width=256, train_length=128)
+      >>> params = position_params(t5, jax.random.key(0))  # to be trained with your model's
+      >>> attention = attention_fn(t5, params=params)
+    """
     return {**method.init(key), **method.init_layer(jax.random.fold_in(key, 1))}
 
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -248,7 +249,7 @@ def write_weights(
     tensors: Iterator[tuple[str, Float[np.ndarray, "..."]]],
     sizes: Mapping[str, int],
 ) -> None:
-    """Writes tensors as model.safetensors, or in several files with an index.
+    """Writes tensors as model.safetensors, or in several files with an index, beside config.json.
 
     Args:
       tensors: names and arrays, in the order of `sizes`.
@@ -275,6 +276,7 @@ def write_weights(
     )
     for file, names in zip(files, groups, strict=True):
         save_file(dict(next(tensors) for _ in names), folder / file, metadata={"format": "pt"})
+        shutil.copymode(folder / CONFIG, folder / file)  # safetensors lets only the owner read it
     if len(files) > 1:
         places = {name: file for file, names in zip(files, groups, strict=True) for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}

@@ -302,6 +302,7 @@ def _keep(folder: HubFolder, path: Any) -> None:
 
 
 def path_name(path: Any) -> str:
+    """Returns the names on a path of a pytree, such as "layers_0/attention/query/kernel"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

@@ -131,6 +131,13 @@ def make_position(
         method refuses; a class that can't be imported or is no position method; a method
         whose bias attention can't take; an error in a function of a method defined elsewhere, with
         its file and line.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> method = make_position("t5", num_heads=8, head_dim=32, width=256, train_length=128)
+      >>> params = method.init(jax.random.key(0))  # learned; add it to your model's parameters
+      >>> method.bias(params)(jnp.arange(4), jnp.arange(4)).shape
+      (8, 4, 4)
     """
     method = method_class(name)
     name = name if isinstance(name, str) else method.__name__

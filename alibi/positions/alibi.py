@@ -43,6 +43,12 @@ def alibi_bias(
 
     Raises:
       ValueError: positions are not integers, or a length below 1; see also `alibi_slopes`.
+
+    Example:
+      >>> alibi_bias(8, 512).shape  # heads, queries, keys of a sequence
+      (8, 512, 512)
+      >>> alibi_bias(8, [3], [0, 1, 2, 3])[0].tolist()  # one query, four keys
+      [[-1.5, -1.0, -0.5, -0.0]]
     """
     sides: tuple[Any, Any] = (query_positions, key_positions)
     if key_positions is None:

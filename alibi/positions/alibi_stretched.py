@@ -45,10 +45,9 @@ class AlibiNtk(Alibi):
     """
 
     about = About(
-        formula="-m_h a^(-p_h) (i - j), a = max(1, L' / L), p_h = ln(m_max / m_h) / ln(m_max / m_min), "
-        "which is (h - 1) / (H - 1) for H a power of two",
+        formula="-m_h a^(-p_h) (i - j), a = max(1, L' / L), p_h = ln(m_max / m_h) / ln(m_max / m_min)",
         source="[keezen/ntk_alibi](https://github.com/keezen/ntk_alibi)",
-        caveats="changes only the evaluation of a trained model",
+        caveats="changes only the evaluation of a trained model; p_h is (h - 1) / (H - 1) for H a power of two",
     )
 
     def __post_init__(self) -> None:

@@ -107,10 +107,13 @@ class Yarn(RotaryInterpolated):
         the paper chose for Llama 2, and in proportion for other lengths, so pairs with a wavelength
         of up to 128 tokens are fast; at least twice `slow`.
       temperature: 0 leaves the size of queries and keys.
+      ramp: linear in "pairs" from the fast to the slow ones, as in the paper, or in a pair's "turns"
+        in a training sequence, as in Llama 3.1 (which has fast=4, slow=1, temperature=0, factor=8
+        and original_length=8192; arXiv 2407.21783).
 
     Raises:
-      ValueError: a base of at most 1, turns other than 0 < slow < fast, or a negative temperature;
-        see also `RotaryInterpolated`.
+      ValueError: a base of at most 1, turns other than 0 < slow < fast, a negative temperature, or
+        another ramp; see also `RotaryInterpolated`.
     """
 
     about = About(
@@ -122,6 +125,7 @@ class Yarn(RotaryInterpolated):
     fast: float = 0.0
     slow: float = 1.0
     temperature: float = 0.1
+    ramp: str = "pairs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +140,8 @@ class Yarn(RotaryInterpolated):
             raise ValueError(
                 f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}"
             )
+        if self.ramp not in ("pairs", "turns"):
+            raise ValueError(f"yarn needs a ramp of pairs or turns and got ramp={self.ramp!r}")
 
     @property
     def fast_turns(self) -> float:
@@ -152,6 +158,16 @@ class Yarn(RotaryInterpolated):
         return super().turn(x, positions, amplitude)
 
     def frequencies(self) -> np.ndarray:
+        of_training = Rotary.frequencies(self)
+        slowed = self._ramp(of_training)
+        return of_training / self.stretch * slowed + of_training * (1.0 - slowed)
+
+    def _ramp(self, of_training: np.ndarray) -> np.ndarray:
+        """Returns the share of each pair's frequency that is divided by s, `[rotary_dim / 2]`."""
+        if self.ramp == "turns":
+            turns = self.learned_length * of_training / (2 * math.pi)
+            return np.clip((self.fast_turns - turns) / (self.fast_turns - self.slow), 0.0, 1.0)
+
         # a fraction: the pair that turns so many times in a training sequence
         def pair(turns: float) -> float:
             wavelengths = math.log(self.learned_length / (2 * math.pi * turns))
@@ -160,9 +176,7 @@ class Yarn(RotaryInterpolated):
         low = max(math.floor(pair(self.fast_turns)), 0)
         high = min(math.ceil(pair(self.slow)), self.rotary_dim - 1)
         # As in the paper's code, where both ends may be the same pair.
-        ramp = np.clip((np.arange(self.rotary_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
-        of_training = Rotary.frequencies(self)
-        return of_training / self.stretch * ramp + of_training * (1.0 - ramp)
+        return np.clip((np.arange(self.rotary_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
 
 
 def check_known_length(

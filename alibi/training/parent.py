@@ -22,9 +22,13 @@ from alibi.runs.checkpoint import Checkpoints, TrainState
 # Keys of the model that may differ from the parent's; others shape parameters, or change their computation.
 OF_ADAPTIVE = ("cutoffs", "adaptive_factor")
 FREE = (
+    # Only a new run's first parameters, or training alone.
     *("initialization", "dropout", "attention_dropout", "activation_dropout", "softmax_dropout"),
+    # The same function, computed or stored otherwise.
     *("padding_rows", "dtype", "param_dtype", "scan_layers", "products", "remat", "attention"),
-    *("logits_chunk", "logit_scale", "max_position", "window", "skip_epsilon"),
+    *("logits_chunk", "skip_epsilon"),
+    # What a user changes on purpose: the lengths that the model can see, the sharpness of its output.
+    *("max_position", "window", "logit_scale"),
 )
 
 

@@ -1,5 +1,6 @@
 """Any position method in Flax's layers by its name, and the modules that own its parameters."""
 
+import equinox as eqx
 import flax.linen as nn
 import flax.nnx as nnx
 import jax
@@ -114,6 +115,33 @@ def test_the_same_from_bare_jax() -> None:
     sides = [side.tolist() for side in (query, key, value)]
     listed = jax.jit(lambda: alibi.attend(*sides, bias=method.bias(params)))()
     np.testing.assert_allclose(listed, by_bias, atol=1e-6)
+
+
+def test_a_module_of_equinox_trains_the_parameters() -> None:
+    """By the bias in `attend`, and by the closure: the same loss, the same gradients."""
+
+    class Layer(eqx.Module):
+        params: dict[str, jax.Array]
+        by_bias: bool = eqx.field(static=True)
+
+        def __call__(self, query, key, value):
+            if self.by_bias:
+                return alibi.attend(query, key, value, bias=method.bias(self.params))
+            return alibi.attention_fn(method, params=self.params)(query, key, value)
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def loss(layer):
+        return (layer(*sides) ** 2).sum()
+
+    method = made("t5")
+    params = alibi.position_params(method, jax.random.key(0))
+    sides = random_input(3, 1, LENGTH, HEADS, WIDTH // HEADS)
+    by_bias, by_closure = (loss(Layer(params, way)) for way in (True, False))
+    np.testing.assert_allclose(by_bias[0], by_closure[0], rtol=1e-6)
+    gradients = [layer.params["table"] for _, layer in (by_bias, by_closure)]
+    np.testing.assert_allclose(*gradients, atol=1e-6)
+    assert np.abs(gradients[0]).max() > 0
 
 
 @pytest.mark.parametrize("name", ["t5", "rotary"])

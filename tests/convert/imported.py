@@ -164,6 +164,16 @@ LLAMA = {
 }
 
 
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 2 * LENGTH,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4 * LENGTH}
+
+
 def _cases() -> Iterator[Case]:
     made, said = "transformers", "NumPy float64"
     for heads in (8, 12, 40):
@@ -191,14 +201,20 @@ def _cases() -> Iterator[Case]:
     yield Case("gpt2", made, of_transformers("GPT2", **gpt2), "learned positions")
     for name, heads, kv_heads, more in (
         ("Llama", 8, 2, {"attention_bias": True, "mlp_bias": True}),
-        ("Llama", 12, 12, {"hidden_size": 96, "tie_word_embeddings": True}),
+        (
+            "Llama",
+            12,
+            12,
+            {"hidden_size": 96, "tie_word_embeddings": True, "rope_scaling": LLAMA_3},
+        ),
         ("Mistral", 8, 4, {"sliding_window": 24}),
         ("Qwen2", 8, 2, {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
-        ("Qwen3", 4, 2, {"head_dim": 32}),
+        ("Qwen3", 4, 2, {"head_dim": 32, "rope_scaling": YARN}),
         ("Gemma", 4, 1, {"head_dim": 32}),
     ):
         keys = LLAMA | {"num_attention_heads": heads, "num_key_value_heads": kv_heads} | more
         about = f"{heads} heads, {kv_heads} of keys"
+        about += f", {more['rope_scaling']['rope_type']}" if "rope_scaling" in more else ""
         yield Case(name.lower(), made, of_transformers(name, **keys), about)
     for name, heads in (
         ("btlm", 8),

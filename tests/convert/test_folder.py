@@ -175,7 +175,7 @@ def test_configs_that_ask_for_more(hub: pathlib.Path) -> None:
     for family, keys, message in (
         ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
         ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling of type 'llama3'"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_type='dynamic'"),
     ):
         config = DESCRIBED["btlm"].config() if family == "btlm" else dict.fromkeys(SIZES, 8)
         with pytest.raises(ValueError, match=message):
@@ -273,6 +273,8 @@ def test_an_import_and_an_export_replace_nothing(
     monkeypatch.setattr(folder_module, "FILE_BYTES", 50_000)
     export_model(run, out)
     assert len(list(out.glob("model-0*.safetensors"))) > 1
+    modes = {file.stat().st_mode for file in out.iterdir()}
+    assert modes == {(out / "config.json").stat().st_mode}, "who reads one may read all"
     written = HubFolder(out)
     tensors = load_file(hub / "model.safetensors")
     assert written.names == tensors.keys()

@@ -13,6 +13,7 @@ from alibi.config import Config, ModelConfig, make_config, replaced
 from alibi.convert.exporting import export_model
 from alibi.convert.families import FAMILIES
 from alibi.convert.importing import import_model
+from alibi.positions import make_position
 from tests.convert.described import FAMILIES as DESCRIBED
 from tests.convert.imported import save_tokenizer
 
@@ -25,6 +26,7 @@ SIZES = {
     "max_position_embeddings": 16,
     "vocab_size": 320,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 
 
 def settings(family: str, **keys: Any) -> dict[str, Any]:
@@ -92,13 +94,45 @@ def test_rotary_bases_are_those_of_transformers(keys: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "rope",
+    [
+        {"type": "linear", "factor": 2.0},
+        YARN,
+        YARN | {"beta_fast": 4, "beta_slow": 0.5, "rope_theta": 5000.0},
+        YARN | {"beta_fast": 0},  # the default, too
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_max_position_embeddings": 256},
+    ],
+    ids=str,
+)
+def test_stretched_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    """And those of the config that an export writes."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    sizes = SIZES | {"head_dim": 64, "rope_theta": 1000.0, "max_position_embeddings": 1024}
+    own = transformers.LlamaConfig(**sizes, rope_scaling=dict(rope))
+    kind = own.rope_parameters["rope_type"]
+    expected, amplitude = ROPE_INIT_FUNCTIONS[kind](own, "cpu")
+    config = replaced(make_config(), FAMILIES["llama"].settings(sizes | {"rope_scaling": rope}))
+    sizes_here = {"num_heads": 4, "head_dim": 64, "width": 256, "train_length": 1024}
+    options = config.position_options
+    method = make_position(config.position, **sizes_here, options=options)
+    np.testing.assert_allclose(method.frequencies(), expected.numpy(), rtol=1e-5)
+    ours = 1 + getattr(method, "temperature", 0.0) * np.log(method.factor)
+    assert ours == pytest.approx(amplitude)
+    again = FAMILIES["llama"].settings(FAMILIES["llama"].describe(config))
+    assert replaced(make_config(), again) == config
+
+
+@pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, r"of type 'llama3'"),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {}},
-            r"of type 'linear'",
-        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, r"rope_type='dynamic'"),
+        ({"rope_scaling": {"type": "linear"}}, r"has no factor"),
+        ({"rope_scaling": YARN | {"truncate": False}}, r"truncate=False"),
+        ({"rope_scaling": YARN | {"mscale": 0.7}}, r"rope_parameters\.mscale=0\.7"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"full_attention"),

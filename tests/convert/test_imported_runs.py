@@ -3,6 +3,7 @@
 import datetime
 import json
 import pathlib
+import sys
 from collections.abc import Callable
 
 import jax
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from alibi.config import Config, load_config
+from alibi.config import Config, MeshConfig, load_config
 from alibi.config.override import Override
 from alibi.convert.importing import import_model
 from alibi.evaluation.perplexity import Scorer, model_nll, run_objective
@@ -27,6 +28,7 @@ from alibi.training.loop import train
 from alibi.training.parent import Parent
 from tests.convert.described import FAMILIES
 from tests.convert.imported import save_tokenizer
+from tests.hosts import finish, start_hosts
 
 FullPass = Callable[[np.ndarray], np.ndarray]
 
@@ -167,6 +169,23 @@ def test_another_method_takes_its_place(imported: pathlib.Path) -> None:
     about = Parent(config, build_model(config, 300)).about()
     assert about["new"] == ["position/table"]
     assert about["dropped"] == []
+
+
+def test_two_hosts_import_the_parts_of_their_devices(
+    imported: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Two processes with two devices each, over which every large parameter is split, write the
+    checkpoint that a single device writes.
+    """
+    words = [sys.executable, "scripts/import_hf.py", f"--model={imported.parent / 'hub'}"]
+    words.append(f"--workdir={tmp_path / 'run'}")
+    words.append("--config=configs/base.py:mesh.data=1,mesh.fsdp=2,mesh.tensor=2")
+    first, second = finish(start_hosts(words, devices=2))
+    assert "MPTForCausalLM: position=alibi (alibi_bias_max=8.0), L=16" in first
+    assert "MPTForCausalLM" not in second
+    alone, apart = TrainedRun(imported), TrainedRun(tmp_path / "run")
+    assert apart.config.mesh == MeshConfig(data=1, fsdp=2, tensor=2)
+    jax.tree.map(np.testing.assert_array_equal, alone.params, apart.params)
 
 
 def test_it_is_not_trained_itself(imported: pathlib.Path) -> None:

@@ -47,7 +47,7 @@ def test_the_description_has_no_link_into_the_clone(wheel) -> None:
 
 def test_every_extra_is_described() -> None:
     described = re.findall(r"`(\w+)`", PROJECT["readme"]["text"])
-    assert {*PROJECT["optional-dependencies"]} - {"test"} <= {*described}
+    assert {*PROJECT["optional-dependencies"]} - {"docs", "test"} <= {*described}
 
 
 def test_the_version_is_one_everywhere(environment) -> None:

@@ -63,25 +63,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder / "report.html"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip(
-        "playwright.sync_api", reason="needs playwright: pip install playwright"
-    )
-    found = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    with api.sync_playwright() as playwright:
-        own = playwright.chromium.executable_path
-        if not found and not pathlib.Path(own).exists():
-            pytest.skip("needs Chromium: apt-get install chromium, or playwright install chromium")
-        browser = playwright.chromium.launch(executable_path=found or own, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @dataclasses.dataclass
 class Shown:
     """A page in the browser, with the addresses it asked for and the errors of its scripts."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from alibi.config import Config
 from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
-from alibi.convert.families.llama import rotary_base
+from alibi.convert.families.llama import rotary, rotary_to_theirs
 from alibi.slopes import alibi_slopes
 
 ACTIVATIONS = {"gelu": "gelu_exact", "relu": "relu", "silu": "silu", "gelu_pytorch_tanh": "gelu"}
@@ -41,12 +41,10 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     hub.ignore("apply_residual_connection_post_layernorm")
     bias, several = hub.take("bias", default=False), not hub.take("multi_query", default=True)
     alibi = hub.take("alibi", default=False)
-    theta = rotary_base(hub)
-    position = (
-        {"position": "alibi", "position_options.slopes": _slopes(heads, width // heads)}
-        if alibi
-        else {"position": "rotary", "position_options.base": theta}
-    )
+    position = rotary(hub)
+    if alibi:
+        slopes = _slopes(heads, width // heads)
+        position = {"position": "alibi", "position_options.slopes": slopes}
     return position | {
         "train_length": hub.take("max_position_embeddings", default=2048),
         "model.num_layers": hub.take("num_hidden_layers", "n_layer"),
@@ -71,9 +69,8 @@ def _slopes(heads: int, head_dim: int) -> tuple[float, ...]:
 
 
 def to_theirs(config: Config) -> dict[str, Any]:
-    model, options = config.model, config.position_options
-    alibi = config.position == "alibi"
-    return {
+    model, alibi = config.model, config.position == "alibi"
+    return ({"rope_theta": 10_000.0} if alibi else rotary_to_theirs(config)) | {
         "model_type": "falcon",
         "hidden_size": model.width,
         "num_hidden_layers": model.num_layers,
@@ -87,7 +84,6 @@ def to_theirs(config: Config) -> dict[str, Any]:
         "new_decoder_architecture": False,
         "layer_norm_epsilon": model.norm_epsilon,
         "max_position_embeddings": config.train_length,
-        "rope_theta": 10_000.0 if alibi else options.get("base", 10_000.0),
         "tie_word_embeddings": model.embedding == "tied",
         "vocab_size": model.vocab_rows,
     }

@@ -5,6 +5,7 @@ from typing import Any
 
 from alibi.config import Config
 from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
+from alibi.positions import known_options
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
 NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
@@ -39,7 +40,18 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "qwen3": {"model.qk_norm": True},
     "gemma": {"model.norm": "rms_one", "model.embedding_scale": 0.0},
 }
-ROPE_KEYS, PARTIAL = {"rope_type", "type", "rope_theta"}, "partial_rotary_factor"
+# By rope_type: the position method, options with other values than its own, and options by key, with defaults.
+ROPE: dict[str, tuple[str, dict[str, Any], dict[str, tuple[str, float]]]] = {
+    "default": ("rotary", {}, {}),
+    "linear": ("rotary_interpolated", {}, {}),
+    "yarn": ("yarn", {"ramp": "pairs"}, {"fast": ("beta_fast", 32.0), "slow": ("beta_slow", 1.0)}),
+    "llama3": (
+        "yarn",
+        {"ramp": "turns", "temperature": 0.0},
+        {"fast": ("high_freq_factor", 4.0), "slow": ("low_freq_factor", 1.0)},
+    ),
+}
+LEARNED = "original_max_position_embeddings"
 TIED = {"gemma": True}  # where config.json doesn't say; other families are untied
 
 
@@ -81,8 +93,7 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
         activation = "gelu" if activation.startswith("gelu") else activation
     tied = hub.take("tie_word_embeddings", default=TIED.get(named, False))
     return found | {
-        "position": "rotary",
-        "position_options.base": rotary_base(hub),
+        **rotary(hub),
         "model.num_kv_heads": 0 if kv_heads == heads else kv_heads,
         "model.head_size": head_dim if own_size else 0,
         "model.activation": activation,
@@ -95,24 +106,39 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
     }
 
 
-def rotary_base(hub: HubConfig) -> float:
-    """Returns rotary's base; ValueError for stretched or partial forms, or one for each layer."""
+def rotary(hub: HubConfig) -> dict[str, Any]:
+    """Returns the position method and its options; ValueError for forms that are not implemented."""
     scaling, given = (hub.take(key, default={}) for key in ("rope_scaling", "rope_parameters"))
-    rope = scaling or given
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(
-            f"config.json asks for rope_scaling of type {kind!r}, which is not implemented here: remove it to evaluate "
-            "the model as it was before, and see --position=yarn and rotary_interpolated of eval_extrapolation.py"
-        )
-    if rope.get("partial_rotary_factor", 1) != 1 or rope.keys() - ROPE_KEYS - {PARTIAL}:
-        raise ValueError(
-            f"config.json asks for rope_parameters={rope!r}, which is not implemented here (only "
-            f"{', '.join(sorted(ROPE_KEYS))})"
-        )
-    hub.needs(PARTIAL, 1.0)
+    rope = HubConfig(scaling or given)
+    kind = rope.choose({name: name for name in ROPE}, "rope_type", "type", default="default")
+    position, options, keys = ROPE[kind]
     base = hub.take("rope_theta", default=10_000.0)
-    return float(rope.get("rope_theta", base))
+    options = {"base": float(rope.take("rope_theta", default=base)), **options}
+    if kind != "default":
+        options["factor"] = float(rope.take("factor"))
+    if position == "yarn":
+        options["original_length"] = rope.take(LEARNED, default=hub.take("max_position_embeddings"))
+    for name, (key, default) in keys.items():
+        options[name] = float(rope.take(key, default=default) or default)  # 0 is the default, too
+    for part in (hub, rope):
+        part.needs("partial_rotary_factor", 1.0)
+    rope.needs("truncate", True)
+    rope.ignore("finetuned")
+    hub.rest |= {f"rope_parameters.{key}": value for key, value in rope.left().items()}
+    return {"position": position} | {f"position_options.{name}": options[name] for name in options}
+
+
+def rotary_to_theirs(config: Config) -> dict[str, Any]:
+    options = {**known_options(config.position), **config.position_options}
+    content = {"rope_theta": options.get("base", 10_000.0)}
+    for kind, (position, fixed, keys) in ROPE.items():
+        if position == config.position != "rotary" and fixed.items() <= options.items():
+            rope = {"rope_type": kind, "factor": options["factor"]}
+            if position == "yarn":
+                rope[LEARNED] = options["original_length"] or config.train_length
+            rope |= {key: options[name] for name, (key, _) in keys.items()}
+            content["rope_scaling"] = rope
+    return content
 
 
 def _windows(hub: HubConfig, layers: int, named: str) -> int | tuple[int, ...]:
@@ -153,8 +179,8 @@ def to_theirs(config: Config, named: str) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "hidden_act": NAMES[model.activation],
         "attention_bias": model.out_bias,
-        "rope_theta": config.position_options.get("base", 10_000.0),
     }
+    content |= rotary_to_theirs(config)
     if named == "llama":
         content["mlp_bias"] = model.feed_forward_bias
     if named == "gemma":

@@ -1,0 +1,141 @@
+"""Writes docs/api.md: the public names of the package, from their docstrings.
+
+    python scripts/api_page.py
+
+An example is the docstring's section "Example:", which the tests run.
+"""
+
+import ast
+import inspect
+import operator
+import re
+import textwrap
+from typing import Any
+
+import clone
+
+import alibi
+from alibi.cli import command_line
+
+PAGE = clone.ROOT / "docs" / "api.md"
+HEAD = """\
+# Public names
+
+`import alibi` takes no time: each name is imported at its first use. This page is made by
+`python scripts/api_page.py`.
+"""
+# Names that are no functions or classes, and have no docstring of their own.
+CONSTANTS = {
+    "METHODS": """The registry of [position methods](methods.md): the name of each method, and where its class is.
+
+Example:
+  >>> "alibi" in METHODS and "rotary" in METHODS
+  True
+""",
+}
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
+
+
+def names() -> list[str]:
+    """Returns the public names, in place of a module those of its classes: linen.SelfAttention."""
+    found = []
+    for name in alibi.__all__:
+        public = getattr(alibi, name)
+        if inspect.ismodule(public):
+            classes = inspect.getmembers(public, inspect.isclass)
+            found += [
+                f"{name}.{each}"
+                for each, of in classes
+                if of.__module__ == public.__name__ and not each.startswith("_")
+            ]
+        else:
+            found.append(name)
+    return sorted(found, key=str.lower)
+
+
+def docstring(name: str) -> str:
+    """Returns the docstring of a public name."""
+    found = CONSTANTS.get(name) or inspect.getdoc(operator.attrgetter(name)(alibi))
+    assert found, f"{name} lacks a docstring"
+    return found
+
+
+def page() -> str:
+    """Returns the page as Markdown."""
+    parts = [HEAD]
+    for name in names():
+        parts.append(f"## {name}\n")
+        if name not in CONSTANTS:
+            parts.append(f"```\n{signature(operator.attrgetter(name)(alibi))}\n```\n")
+        parts.append(as_markdown(name, docstring(name)))
+    return "\n".join(parts)
+
+
+def signature(of: Any) -> str:
+    """Returns the head of a function, or of a class with its arguments or fields, as it is written."""
+    (written,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
+    if isinstance(written, ast.ClassDef):
+        made = [one for one in written.body if getattr(one, "name", "") == "__init__"]
+        if not made:
+            fields = [ast.unparse(one) for one in written.body if isinstance(one, ast.AnnAssign)]
+            return "\n    ".join([f"class {of.__name__}:", *fields]).replace("'", '"')
+        (written,) = made
+    assert isinstance(written, ast.FunctionDef)
+    args = written.args
+    positional = [one for one in [*args.posonlyargs, *args.args] if one.arg != "self"]
+    defaults = [None] * (len(positional) - len(args.defaults)) + args.defaults
+    lines = [_argument(*one) for one in zip(positional, defaults, strict=True)]
+    if args.kwonlyargs:
+        lines += ["*", *map(_argument, args.kwonlyargs, args.kw_defaults)]
+    lines += [f"**{ast.unparse(args.kwarg)}"] if args.kwarg else []
+    returned = f" -> {ast.unparse(written.returns)}".replace("'", '"') if written.returns else ""
+    return "\n    ".join([f"{of.__name__}(", *(f"{line}," for line in lines)]) + f"\n){returned}"
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    value = "" if default is None else f" = {ast.unparse(default)}"
+    return ast.unparse(argument).replace("'", '"') + value.replace("'", '"')
+
+
+def as_markdown(name: str, text: str) -> str:
+    """Returns the docstring of a name as Markdown, each argument and error as an item of a list."""
+    parts = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
+    lines = [parts[0].strip(), ""]
+    for section, body in zip(parts[1::2], parts[2::2], strict=True):
+        body = textwrap.dedent(body).strip()
+        if section == "Example":
+            code = f"from alibi import {name.partition('.')[0]}\n{_without_prompts(body)}"
+            code = re.sub(r"\A((?:(?:import|from) .*\n)+)", r"\1\n", code)
+            lines += ["```python", code, "```", ""]
+            continue
+        heading = {"Args": "Arguments"}.get(section, section)
+        if section == "Returns":
+            lines += [f"**{heading}**: {' '.join(body.split())}", ""]
+            continue
+        items = re.split(r"\n(?=\S)", body)
+        lines += [f"**{heading}**", ""]
+        for item in items:
+            names, _, meaning = " ".join(item.split()).partition(": ")
+            item = f"- {', '.join(f'`{name}`' for name in names.split(', '))}:"
+            causes = meaning.split("; ") if section == "Raises" else [meaning]
+            lines += [f"{item} {meaning}"] if len(causes) == 1 else [item]
+            lines += [f"    - {cause}" for cause in causes if len(causes) > 1]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _without_prompts(example: str) -> str:
+    """Returns an example as code that can be copied, its results as comments."""
+    return "\n".join(
+        line[4:] if line.startswith((">>> ", "... ")) else f"# {line}" if line else line
+        for line in example.splitlines()
+    )
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    print(f"written: {PAGE.relative_to(clone.ROOT)}")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

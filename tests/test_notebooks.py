@@ -1,0 +1,46 @@
+"""The notebooks run, in a quick form, and their committed outputs are of their cells."""
+
+import importlib
+import json
+
+import jax
+import pytest
+
+from tests.hosts import ROOT
+
+# fewer updates, layers and lengths than their own
+QUICK = {
+    "UPDATES": "2",
+    "CONFIG": "ModelConfig(num_layers=1, width=64, num_heads=4, feed_forward=64)",
+    "lengths": "[64]",
+}
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    run = importlib.import_module("run_notebooks").run
+    notebook = json.loads(path.read_text())
+    with jax.numpy_rank_promotion("allow"):  # as a reader's JAX has it
+        outputs = run(notebook, **QUICK)
+    committed = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+    def kinds(cells):
+        return [[(one["output_type"], *one.get("data", ())) for one in cell] for cell in cells]
+
+    assert kinds(outputs) == kinds(committed), "run: python scripts/run_notebooks.py"
+    # what doesn't depend on the updates is printed as it is committed
+    texts = [cell[0]["text"] for cell in outputs if cell and "text" in cell[0]]
+    known = [cell[0]["text"] for cell in committed if cell and "text" in cell[0]]
+    assert texts[:-1] == known[:-1]
+
+
+def test_a_cell_that_fails_is_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    run = importlib.import_module("run_notebooks").run
+    cells = [{"cell_type": "code", "source": ["N = 3\n", "print(N)\n", "N * 2"]}]
+    ((printed, value),) = run({"cells": cells}, N="4")
+    assert (printed["text"], value["data"]) == (["4\n"], {"text/plain": ["8"]})
+    with pytest.raises(ZeroDivisionError):
+        run({"cells": [{"cell_type": "code", "source": ["N = 0\n", "1 / N"]}]})
