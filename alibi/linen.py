@@ -13,6 +13,7 @@ from alibi.attention.named import (
     TRAIN_LENGTH,
     check_in_attention,
     check_no_cache,
+    check_own_attention,
     layer_attention_fn,
 )
 from alibi.positions import PositionMethod, make_position
@@ -41,6 +42,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
       (2, 16, 64)
     """
 
+    attention_fn: Any = None  # made by `position`
     position: str | type[PositionMethod] = "alibi"
     causal: bool = True
     train_length: int = TRAIN_LENGTH
@@ -65,6 +67,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
           mask: True if a query may see a key, besides `causal` and `window`; see `alibi.attend`.
           deterministic, dropout_rng, sow_weights: as in Flax's layer.
         """
+        check_own_attention(self.attention_fn)
         method = self.method(x.shape[-1])
         check_in_attention(str(self.position), type(method))
         if self.decode:
@@ -88,10 +91,16 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
 
     def method(self, width: int) -> PositionMethod:
         """Returns the position method for inputs of `width` features."""
+        features = self.qkv_features or width
+        if features % self.num_heads:
+            raise ValueError(
+                f"num_heads={self.num_heads} does not divide the {features} features of the layer; change num_heads, "
+                "or give qkv_features"
+            )
         return make_position(
             self.position,
             num_heads=self.num_heads,
-            head_dim=(self.qkv_features or width) // self.num_heads,
+            head_dim=features // self.num_heads,
             width=width,
             train_length=self.train_length,
             causal=self.causal,

@@ -12,6 +12,7 @@ from alibi.attention.named import (
     TRAIN_LENGTH,
     check_in_attention,
     check_no_cache,
+    check_own_attention,
     layer_attention_fn,
 )
 from alibi.positions import PositionMethod, make_position
@@ -56,6 +57,7 @@ class SelfAttention(nnx.MultiHeadAttention):
         rngs: nnx.Rngs,
         **layer: Any,
     ):
+        check_own_attention(layer.get("attention_fn"))
         super().__init__(num_heads, in_features, rngs=rngs, **{"decode": False, **layer})
         self.method = make_position(
             position,

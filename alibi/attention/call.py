@@ -256,6 +256,13 @@ def _check_options(options: AttentionOptions) -> None:
 def _check_bias(call: AttentionCall) -> None:
     if call.bias is None:
         return
+    if not isinstance(call.bias, Bias):
+        got = type(call.bias).__name__
+        got = f"an array of shape {call.bias.shape}" if hasattr(call.bias, "shape") else got
+        raise ValueError(
+            f"bias is {got}; it must be an alibi.positions.Bias, such as alibi.make_position(...).bias(params), or "
+            "give slopes=alibi.alibi_slopes(num_heads) for ALiBi"
+        )
     # Without this check a tile at a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
     block = jax.eval_shape(

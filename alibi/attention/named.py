@@ -173,6 +173,10 @@ def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
       >>> params = position_params(t5, jax.random.key(0))  # to be trained with your model's
       >>> attention = attention_fn(t5, params=params)
     """
+    if not isinstance(method, PositionMethod):
+        raise ValueError(
+            f"position_params got {method!r:.60}; give what alibi.make_position returns"
+        )
     return {**method.init(key), **method.init_layer(jax.random.fold_in(key, 1))}
 
 
@@ -182,6 +186,14 @@ def check_in_attention(name: str, kind: type[PositionMethod]) -> None:
         raise ValueError(
             f"position method {name!r} adds to the token embeddings, before the first layer: x = "
             f"alibi.make_position({name!r}, ...).embed(params, x, positions); attention itself takes none"
+        )
+
+
+def check_own_attention(attention_fn: Any) -> None:
+    """Raises ValueError for an `attention_fn` given to a layer that makes its own."""
+    if attention_fn is not None:
+        raise ValueError(
+            "SelfAttention makes its attention_fn by position=; leave attention_fn out, or use Flax's own layer"
         )
 
 
@@ -208,6 +220,11 @@ def _checked(name: str, method: PositionMethod, params: Params) -> Params:
     """Returns the parameters of a method, with lists as arrays; ValueError for other names or
     shapes.
     """
+    if not isinstance(params, Mapping):
+        raise ValueError(
+            f"params={params!r:.60} of position method {name!r} must be a mapping of names to arrays, as "
+            "alibi.position_params makes it"
+        )
     arrays = jax.tree.map(jnp.asarray, dict(params), is_leaf=lambda x: isinstance(x, list | tuple))
     needed, got = _shapes(method), _tree_shapes(arrays)
     if needed != got:

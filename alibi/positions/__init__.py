@@ -139,6 +139,11 @@ def make_position(
       >>> method.bias(params)(jnp.arange(4), jnp.arange(4)).shape
       (8, 4, 4)
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(
+            f"options={options!r:.60} of position method {name!r} must be a mapping of names to values, such as "
+            "{'share': 0.25} for rotary"
+        )
     method = method_class(name)
     name = name if isinstance(name, str) else method.__name__
     known, annotated, options = method.options(), annotations(method), dict(options or {})

@@ -211,17 +211,20 @@ def as_array(x: Any) -> Any:
     are.
 
     Raises:
-      ValueError: rows of several lengths.
+      ValueError: rows of several lengths, or texts and other objects.
     """
     if x is None or hasattr(x, "shape"):
         return x
     of = jnp if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)) else np
     try:
-        return of.asarray(x)
+        array = of.asarray(x)
     except ValueError as error:
         raise ValueError(
             f"a list has rows of several lengths ({x!r:.60}); an array needs one length: pad the shorter rows"
         ) from error
+    if array.dtype.kind in "USO":
+        raise ValueError(f"{x!r:.60} is no array of numbers; give an array or a list")
+    return array
 
 
 def check_integers(name: str, positions: Array | np.ndarray) -> None:

@@ -201,6 +201,24 @@ def test_masks_hide_keys_in_any_rank() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"bias": np.zeros((HEADS, LENGTH, LENGTH))},
+            r"bias is an array of shape \(2, 6, 6\); it must be an alibi.positions.Bias",
+        ),
+        ({"bias": "alibi"}, "bias is str; it must be an alibi.positions.Bias"),
+        ({"slopes": "paper"}, "'paper' is no array of numbers; give an array or a list"),
+    ],
+)
+def test_what_is_no_bias(given: dict, message: str) -> None:
+    x = random_input(1, LENGTH, HEADS, WIDTH)
+    with pytest.raises(ValueError, match=message):
+        alibi.attend(x, x, x, **given)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("rotray", {"num_heads": 2}), "unknown position method 'rotray'; did you mean 'rotary'"),
@@ -211,6 +229,14 @@ def test_masks_hide_keys_in_any_rank() -> None:
         ),
         (("learned", {"num_heads": 2}), "'learned' adds to the token embeddings, before the first"),
         (("fox", {"num_heads": 2}), "'fox' reads the layer's input, which an attention_fn doesn't"),
+        (
+            ("t5", {"num_heads": 2, "params": [1]}),
+            r"params=\[1\] of position method 't5' must be a",
+        ),
+        (
+            ("rotary", {"num_heads": 2, "options": ["share"]}),
+            "must be a mapping of names to values",
+        ),
         (
             ("rotary", {"num_heads": 2, "options": {"shar": 1}}),
             "no option 'shar'; did you mean 'sh",
@@ -248,6 +274,13 @@ def test_layers_that_a_method_cannot_serve() -> None:
     x = random_input(1, LENGTH, WIDTH)
     with pytest.raises(ValueError, match="adds to the token embeddings"):
         alibi.nnx.SelfAttention(HEADS, WIDTH, position="learned", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="num_heads=3 does not divide the 8 features of the layer"):
+        alibi.linen.SelfAttention(3).init(jax.random.key(0), x)
+    own = alibi.alibi_attention_fn(HEADS)
+    with pytest.raises(ValueError, match="SelfAttention makes its attention_fn by position="):
+        alibi.linen.SelfAttention(HEADS, attention_fn=own).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match="SelfAttention makes its attention_fn by position="):
+        alibi.nnx.SelfAttention(HEADS, WIDTH, attention_fn=own, rngs=nnx.Rngs(0))
     shared = alibi.nnx.SelfAttention(
         HEADS, WIDTH, position="deberta", num_kv_heads=1, rngs=nnx.Rngs(0)
     )

@@ -86,14 +86,17 @@ for wrong in (
         assert re.fullmatch(MESSAGE.format(user, package, extra), line), line
 
 
-def test_the_first_block_of_the_readme_runs_with_the_base(environment) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_examples_with_flax_run_with_the_base(environment) -> None:
+    """Those of the pages, with Linen and with NNX; the README's only makes a layer."""
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/five-minutes.md")]
+    blocks = [re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in pages]
     call = """
 import jax, jax.numpy as jnp
-x = jnp.ones((1, 4, 64))
-print(attention.init_with_output(jax.random.key(0), x)[0].shape)
+print(attention.init_with_output(jax.random.key(0), jnp.ones((1, 4, 64)))[0].shape)
 """
-    assert environment().python(blocks[0] + call) == "(1, 4, 64)\n"
+    with_flax = [block for block in blocks[1] if "alibi_attention_fn" in block and "flax" in block]
+    assert len(with_flax) == 2
+    assert environment().python("\n".join([blocks[0][0], call, *with_flax])) == "(1, 4, 64)\n"
 
 
 def test_import_alibi_loads_nothing_else(environment) -> None:
