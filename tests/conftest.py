@@ -32,6 +32,9 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
     os.environ["XLA_FLAGS"] = " ".join(
         [os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)]
     )
+# Else each process compiles the project's modules again, and PyTorch's and transformers'.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # The workers of pytest-xdist inherit the first process's folder, which that process removes at its
 # end.
 if "ALIBI_TEST_CACHE" not in os.environ:
