@@ -39,7 +39,8 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
         runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
         results = sum(state.run.results for state in states)
         written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
-        found = [find_committed(one, rows) for rows in files.values()]
+        tables = _on_either_text(one)
+        found = [find_committed(tables, rows) for rows in files.values()]
         counted.update(row for part in found for row in part.rows)
         measured = f"{sum(state.results for state in states)}/{results}"
         lines.append(
@@ -65,14 +66,21 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
     return text
 
 
-def find_committed(one: Reproduction, rows: Sequence[Row]) -> Committed:
-    """Returns the rows of the table's runs: of their names, and of their configs with the row's
-    updates; on the setting's own text, or on files called train.txt and so on.
-    """
+def _on_either_text(one: Reproduction) -> list[Reproduction]:
+    """Returns the table on the setting's own text, and on files called train.txt and so on."""
+    if one.files:
+        return [one]
     named = {split: f"{split}.txt" for split in one.setting.files_splits}
-    on_files = Reproduction(one.number, one.setting.scale, one.scale_directory, files=named)
+    return [one, Reproduction(one.number, one.setting.scale, one.scale_directory, files=named)]
+
+
+def find_committed(tables: Sequence[Reproduction], rows: Sequence[Row]) -> Committed:
+    """Returns the rows of the runs of one of `tables`, a table on either text: of the one with the
+    most results. The rows have the runs' names, and the hashes of their configs with the row's
+    updates.
+    """
     found = []
-    for table in [one] if one.files else [one, on_files]:
+    for table in tables:
         configs = {run.name: run.config_flags[0] for run in table.sweep.runs}
         own = [
             row

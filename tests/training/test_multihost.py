@@ -2,6 +2,7 @@
 stopped or not.
 """
 
+import json
 import pathlib
 import re
 import signal
@@ -92,8 +93,13 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     one, two, parts = (tmp_path / name for name in ("one", "two", "parts"))
     config = replaced(make_config(), overrides(text, tmp_path / "cache"))
     loop.train(config, str(one))
-    finish(start_hosts(command(two, text, "--config.mesh.fsdp=2"), 2))
+    sampling = ["--config.eval.sample_prompt=the", "--config.eval.sample_tokens=4"]
+    finish(start_hosts(command(two, text, "--config.mesh.fsdp=2", *sampling), 2))
     run = RunDirectory(two)
+    rows = [json.loads(line) for line in (two / "metrics.jsonl").open()]
+    samples = [row["sample"] for row in rows if "sample" in row]
+    assert len(samples) == 3, "one at each validation, by all hosts together"
+    assert all(re.match("the.", sample, re.DOTALL) for sample in samples)
     assert run.status()["state"] == "finished"
     assert (run.provenance()["process_count"], run.provenance()["device_count"]) == (2, 4)
     trained = [final_state(run.config(), workdir).params for workdir in (one, two)]
