@@ -10,6 +10,8 @@ from tests.hosts import ROOT
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "position_method" / "README.md",
     *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "results").glob("**/*.md")),
 ]
