@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from alibi.positions import METHODS, alibi_bias, make_position
     from alibi.slopes import alibi_slopes
 
+    __version__: str
+
 __all__ = [
     "METHODS",
     "alibi_attention_fn",
@@ -38,11 +40,23 @@ def __getattr__(name: str) -> Any:
     """Imports a public name at its first use: JAX and Flax take seconds to import, and a notebook
     with rows of results needs neither.
     """
+    if name == "__version__":
+        return _version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"alibi.{_MODULES.get(name, name)}")
     globals()[name] = found = getattr(module, name) if name in _MODULES else module
     return found
+
+
+def _version() -> str:
+    """Returns the version of the installed package; "0+clone" in a clone that is not installed."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("alibi-jax")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+clone"
 
 
 def __dir__() -> list[str]:

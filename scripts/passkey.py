@@ -1,37 +1,8 @@
-"""Passkey retrieval of trained runs, by the key's distance and the window's length.
-
-    python train.py --config=configs/passkey.py:position=alibi,length=128 --workdir=workdirs/passkey-alibi
-    python scripts/passkey.py --workdirs=workdirs/passkey-alibi --multiples=1,2,4,8 --output_dir=OUT
-
-Train the runs on text with keys, as in configs/passkey.py; for several methods at once:
-scripts/sweep.py --sweep=configs/sweeps/passkey.py. Adds rows to OUT and a table and passkey.png to
-its report. --position, --position_options and --window test a run as another method, as in
-eval_extrapolation.py.
-"""
+"""Measures passkey retrieval of trained runs; alibi/cli/passkey.py has the flags, and `--help` prints them."""
 
 import clone  # noqa: F401
-from absl import flags
 
-from alibi.cli import command_line, evaluation_flags
-
-evaluation_flags.define("1,2,4,8")
-_PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")
-command_line.define_host_flags()
-
-
-def main() -> int:
-    # Imported here, so that a wrong flag is reported at once.
-    from alibi.evaluation.passkey import Options, evaluate_passkeys
-
-    options = Options(**evaluation_flags.options(), prompts=_PROMPTS.value)
-    command_line.join_hosts()
-    return 1 if evaluate_passkeys(flags.FLAGS.workdirs, options) else 0
-
+from alibi.cli import run_passkey
 
 if __name__ == "__main__":
-    command_line.run(
-        main,
-        required=("workdirs",),
-        addresses=("workdirs", "output_dir"),
-        resumes=command_line.RESUMES,
-    )
+    run_passkey()

@@ -1,71 +1,8 @@
-"""Trains, evaluates and reports every run of a sweep file, and continues unfinished runs.
-
-    python scripts/sweep.py --sweep=configs/sweeps/quickstart.py --workdir=workdirs/quickstart [--dry_run] [--jobs=0]
-    python scripts/sweep.py --sweep=... --workdir=... --task=0/3    # and 1/3 and 2/3, where and when you like
-
-Writes results.jsonl, report.md and extrapolation.png to --workdir, and each run to
-runs/NAME in it. --dry_run shows each run's state, size and estimated time instead, and with
---device_kind and --devices the plan of its training there. On several hosts start it on
-each, with a shared --workdir and train.py's flags for several hosts.
-
---task=I/N, or a run's name, does only these runs. Tasks may run at the same time: a run held by
-another process is left to it (exit code 75), and finished work is not repeated. The last task to
-end reports. Without --task the command does all runs, and reports too. scripts/submit.py submits
-tasks to a cluster.
-"""
+"""Trains, evaluates and reports the runs of a sweep; alibi/cli/sweep.py has the flags, and `--help` prints them."""
 
 import clone  # noqa: F401
-from absl import flags
 
-from alibi.cli import command_line
-
-_SWEEP = flags.DEFINE_string("sweep", None, "a sweep file, such as configs/sweeps/quickstart.py")
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "place of the runs, results and report; may be gs://BUCKET/PATH"
-)
-_DRY_RUN = flags.DEFINE_bool(
-    "dry_run", False, "show the state and the plan of each run, and do nothing"
-)
-_TASK = flags.DEFINE_string(
-    "task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name"
-)
-_JOBS = command_line.define_jobs_flag()
-command_line.define_device_flags()
-command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
-
-
-def main() -> int:
-    import jax
-
-    # This process computes nothing: accelerators belong to the runs that it starts.
-    jax.config.update("jax_platforms", "cpu")
-    from alibi.storage.files import resolve
-    from alibi.sweeps.definition import load_sweep
-    from alibi.sweeps.estimates import device_table, plan_table
-    from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
-    from alibi.sweeps.state import survey
-
-    devices = command_line.planned_devices(_DRY_RUN.value, "--dry_run")
-    workdir = resolve(_WORKDIR.value)
-    sweep = load_sweep(_SWEEP.value)
-    share = None if _TASK.value is None else sweep.share(_TASK.value)
-    sweeper = Sweeper(
-        sweep,
-        workdir,
-        flags=command_line.host_flags(),
-        primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost),
-        jobs=_JOBS.value,
-        share=share,
-    )
-    if _DRY_RUN.value:
-        runs = sweep.runs if share is None else share
-        plan = f"\n{device_table(runs, *devices)}" if devices else ""
-        print(plan_table(survey(runs, workdir), sweeper.jobs), end=plan)
-        return 0
-    return run_sweeper(sweeper)
-
+from alibi.cli import run_sweep
 
 if __name__ == "__main__":
-    command_line.run(
-        main, required=("sweep", "workdir"), addresses=("workdir",), resumes=command_line.RESUMES
-    )
+    run_sweep()

@@ -175,6 +175,9 @@ def run_script(
 
     def run(script: pathlib.Path, *words: object) -> subprocess.CompletedProcess[str]:
         codes, known = [], set(flags.FLAGS)
+        for name in [name for name in sys.modules if name.startswith("alibi.cli.")]:
+            if hasattr(sys.modules[name], "main"):  # it defines its flags when it is imported
+                del sys.modules[name]
         arguments = [str(script), *map(str, words)]
         monkeypatch.setattr(sys, "argv", arguments)
         monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])

@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "planning": MEASURED | {"training"},
     "sweeps": MEASURED | {"training", "planning"},
     "paper": MEASURED | {"training", "planning", "sweeps"},
-    "cli": RUNS | {"reporting"},
+    "cli": MEASURED | {"generation", "training", "planning", "sweeps"},
     "configs": {"config"},  # a config may vary another one, and a sweep
 }
 

@@ -1,5 +1,27 @@
-"""The command line of the entry points: flags in, exit codes and errors of a line out."""
+"""The commands: flags in, exit codes and errors of a line out."""
 
-from alibi.extras import EXTRAS, needs
+import functools
+import importlib
+import pathlib
+import sys
 
-needs(__name__, *EXTRAS["train"])
+from alibi.extras import EXTRAS, MissingPackageError, needs
+
+
+def start(command: str) -> None:
+    """Runs the command of the module `alibi.cli.COMMAND` and exits, with a line and code 1 if a
+    package is missing.
+    """
+    try:
+        needs(pathlib.Path(sys.argv[0]).name, *EXTRAS["train"])
+    except MissingPackageError as error:
+        sys.exit(f"error: {error}")
+    importlib.import_module(f"alibi.cli.{command}").run()
+
+
+# The entry points of the installed commands, and of the scripts of a clone.
+run_train = functools.partial(start, "train")
+run_eval_extrapolation = functools.partial(start, "eval_extrapolation")
+run_sweep = functools.partial(start, "sweep")
+run_generate = functools.partial(start, "generate")
+run_passkey = functools.partial(start, "passkey")

@@ -59,6 +59,8 @@ def run(main: Callable[..., int | None], **options: Any) -> None:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
+    # --help shows the text of the module that defines the command
+    sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
     app.define_help_flags()
     code = execute(main, sys.argv, **options)
     if code == REQUEUE and not jax.distributed.is_initialized():
@@ -95,6 +97,8 @@ def execute(
       resumes: of a resumable command: the message after a signal. SIGNALS raise Interrupted in
         `main`.
     """
+    for flag in flags.FLAGS.get_key_flags_for_module(main.__module__):
+        flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # as if the program defined them
     try:
         words = _parse(argv, takes, required)
         _check_values(addresses)

@@ -53,6 +53,11 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
     if not os.path.isfile(file):
         known = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
         meant = nearest(pathlib.PurePath(file).stem, known)
+        if not known:  # outside of a clone
+            raise ValueError(
+                f"there is no config file {file!r}; give the path of one, which changes keys of "
+                "alibi.config.base.get_config() and returns it"
+            )
         raise ValueError(
             f"there is no config file {file!r}; "
             + (f"did you mean configs/{meant}.py?" if meant else f"configs/ has {', '.join(known)}")
@@ -193,6 +198,8 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
             if isinstance(error, SyntaxError)
             else ((lines or [1])[-1], error)
         )
+        if isinstance(error, ModuleNotFoundError) and error.name == "configs":
+            reason = f"{reason}; write from alibi.config import base, or start it in a clone"
         raise ValueError(
             f"{path} fails at line {line}: {type(error).__name__}: {reason}"
         ) from error

@@ -44,14 +44,18 @@ _LIBRARY = pathlib.Path(__file__).resolve().parents[1]
 def git_commit() -> str:
     """Returns the commit of this code, with "-dirty" if tracked files differ from it.
 
-    Outside a checkout, as in an image, it is $ALIBI_COMMIT, or "unknown".
+    Outside a checkout of it, as in an image or a package, it is $ALIBI_COMMIT, or "unknown".
     """
     try:
-        commit, changes = (
+        _, commit, changes = (
             subprocess.run(
                 ["git", *words], cwd=_LIBRARY.parent, capture_output=True, text=True, check=True
             ).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            for words in (
+                ["ls-files", "--error-unmatch", __file__],  # not a checkout around the package
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no"],
+            )
         )
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get(COMMIT) or "unknown"

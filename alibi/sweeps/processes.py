@@ -10,6 +10,7 @@ import glob
 import io
 import itertools
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -106,6 +107,15 @@ def is_on_cpu() -> bool:
     return os.environ.get("JAX_PLATFORMS") == "cpu" or not any(map(glob.glob, ACCELERATORS))
 
 
+def _program(script: str) -> list[str]:
+    """Returns Python's words for a script of the project, which an installed package has as a
+    module.
+    """
+    if (PROJECT / script).exists():
+        return [str(PROJECT / script)]
+    return ["-m", f"alibi.cli.{pathlib.Path(script).stem}"]
+
+
 class LocalProcesses(contextlib.ExitStack):
     """Runs commands, in each thread that calls `run`; as a context it passes signals on to the
     commands.
@@ -167,7 +177,7 @@ class LocalProcesses(contextlib.ExitStack):
             # A group of its own: the terminal's Ctrl-C reaches only this process, which passes it
             # on.
             return subprocess.Popen(
-                [sys.executable, str(PROJECT / command[0]), *command[1:]],
+                [sys.executable, *_program(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
                 # To a file lines of several processes come whole, and with their names, only
                 # through this process.

@@ -271,7 +271,9 @@ def _is_finished(run: RunDirectory, steps: int) -> bool:
 
 def _next_command(run: RunDirectory) -> str:
     flags = shlex.join([f"--workdirs={run}", "--multiples=1,2,4,8"])
-    return f"evaluate it by\n  python eval_extrapolation.py {flags}"
+    installed = os.path.basename(sys.argv[0]) == "alibi-train"
+    command = "alibi-eval" if installed else "python eval_extrapolation.py"
+    return f"evaluate it by\n  {command} {flags}"
 
 
 def _headline(job: Job, about: dict[str, Any]) -> str:

@@ -101,7 +101,7 @@ def link(distribution: importlib.metadata.Distribution, site: pathlib.Path) -> N
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The wheel of the tracked files, in a folder of its own."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "alibi", folder / "alibi", ignore=shutil.ignore_patterns("__pycache__"))
     return build(folder)

@@ -8,7 +8,8 @@ import pytest
 from alibi import extras
 from tests.package.conftest import ROOT
 
-# Imports every module of the library, and prints the message of each that lacks a package.
+# Imports every module of the library, and prints the message of each that lacks a package. Two
+# commands don't go into one process: they define flags of the same names.
 WALK = """
 import importlib, json, pkgutil, alibi
 from alibi.extras import MissingPackageError
@@ -21,8 +22,18 @@ while left:
         found[name] = str(error)
     else:
         found[name] = ""
-        left += [f"{name}.{one.name}" for one in pkgutil.iter_modules(getattr(module, "__path__", []))]
+        if name != "alibi.cli":
+            parts = pkgutil.iter_modules(getattr(module, "__path__", []))
+        left += [f"{name}.{one.name}" for one in parts if name != "alibi.cli"]
 print(json.dumps(found))
+"""
+CONFIG = """
+from alibi.config import base
+
+def get_config(arg=""):
+    config = base.get_config()
+    config.optimizer.warmup_steps = 1
+    return base.apply(config, arg)
 """
 LIBRARY = {"attention", "config", "cpu", "linen", "model", "nnx", "positions", "slopes", "testing"}
 MESSAGE = r'{} needs the package {}, which is not installed: pip install "alibi-jax\[{}\]"'
@@ -91,6 +102,35 @@ def test_import_alibi_loads_nothing_else(environment) -> None:
         "print(*{name.partition('.')[0] for name in {*sys.modules} - before})"
     )
     assert not {"jax", "flax", "numpy"} & {*loaded.split()}
+
+
+def test_the_commands_name_the_extra_that_they_need(environment) -> None:
+    for command in ("alibi-train", "alibi-eval", "alibi-sweep", "alibi-generate"):
+        ended = environment().run(command, "--help", code=1)
+        assert ended.stdout == ""
+        needed = MESSAGE.format(command, r"\w+", "train")
+        assert re.fullmatch(f"error: {needed}\n", ended.stderr), ended.stderr
+
+
+def test_the_commands_run_where_there_is_no_clone(environment) -> None:
+    """A config file by its path; and each step of a sweep is a module of the package."""
+    installed = environment("train")
+    (installed.folder / "mine.py").write_text(CONFIG)
+    words = ("--config=mine.py:position=t5", "--config.train.steps=3", "--print_config")
+    shown = installed.run("alibi-train", *words).stdout
+    assert "config.position = 't5'" in shown
+    (installed.folder / "mine.py").write_text(shown)  # it imports no clone either
+    assert "no flag --conig; did you mean --config?" in (
+        installed.run("alibi-train", "--conig=mine.py", code=1).stderr
+    )
+    assert (
+        "--prompts: a file of JSON lines"
+        in installed.run("alibi-generate", "--help", code=1).stdout
+    )
+    code = "from alibi.sweeps.processes import _program; print(*_program('scripts/passkey.py'))"
+    assert installed.python(code) == "-m alibi.cli.passkey\n"
+    told = installed.run("python", "-m", "alibi.cli.passkey", code=1).stderr
+    assert told.startswith("error: give --workdirs")
 
 
 @pytest.mark.parametrize("package", ["torch", "gcsfs"])

@@ -1,0 +1,105 @@
+"""Trains one run.
+
+    python train.py --config=configs/quickstart.py:position=alibi,length=128 --workdir=workdirs/alibi-128
+    python train.py --config=configs/quickstart.py --config.train.steps=1000 --print_config    # every key, no training
+    python train.py --config=configs/cc100_1b3.py --plan --devices=256 --device_kind="TPU v5e"  # memory and hours
+
+Behind the colon and by --config.KEY=VALUE stand keys of the config, which alibi/config/tree.py
+lists. The same command, given again, goes on from the latest checkpoint in --workdir; the last line
+printed is the command that evaluates the run. On several hosts give the same command on each, with
+--multihost if the cluster describes itself (TPU pods, SLURM), or with --coordinator_address,
+--num_processes and --process_id.
+
+SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update and exit
+with code 75: the same command goes on from there (for launchers: requeue). Before the first update
+they leave at once; only a SIGTERM to one of several processes stops them after it. A process that
+loses another process leaves at once, with the same code. Code 1: an error to fix before the next
+start; its message names the cause.
+
+--plan, with --devices and --device_kind, prints the memory and time of the run on those devices,
+and --print_config the whole config; both need no --workdir and no device, and train nothing. A plan
+looks at the run of --init_from too.
+"""
+
+import dataclasses
+import sys
+
+from absl import flags
+
+from alibi.cli import command_line
+from alibi.config import Config, as_file
+
+_CONFIG = command_line.define_config_flag()
+_WORKDIR = flags.DEFINE_string(
+    "workdir",
+    None,
+    "directory of the run's checkpoints, metrics and config; may be gs://BUCKET/PATH",
+)
+_INIT_FROM = flags.DEFINE_string(
+    "init_from",
+    None,
+    "work directory of a run whose latest parameters this run starts with; give it again when the run goes on",
+)
+_PLAN = flags.DEFINE_bool(
+    "plan",
+    False,
+    "print memory and time of the run on --devices of --device_kind, and train nothing",
+)
+_PRINT_CONFIG = flags.DEFINE_bool(
+    "print_config", False, "print the whole config, as a config file, and train nothing"
+)
+command_line.define_device_flags()
+command_line.define_host_flags()
+
+
+def main() -> None:
+    config = _CONFIG.value
+    if _INIT_FROM.value is not None:
+        config = dataclasses.replace(config, init_from=_INIT_FROM.value)
+    devices = command_line.planned_devices(_PLAN.value, "--plan")
+    if _PLAN.value and _PRINT_CONFIG.value:
+        raise ValueError("--plan and --print_config print different things; give one of them")
+    if _PRINT_CONFIG.value:
+        print(as_file(config), end="")
+        return
+    if _PLAN.value:
+        if devices is None:
+            raise ValueError(
+                "--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for 8 of it"
+            )
+        _plan(config, *devices)
+        return
+    if _WORKDIR.value is None:
+        raise ValueError("give --workdir, the directory of the run, or --plan or --print_config")
+    # Imported only now: a wrong flag is reported at once.
+    from alibi.training.loop import train
+
+    command_line.join_hosts(keep_sigterm=False)
+    train(config, _WORKDIR.value)
+
+
+def _plan(config: Config, devices: int, device_kind: str) -> None:
+    import jax
+
+    # the devices of this machine belong to other processes
+    jax.config.update("jax_platforms", "cpu")
+    from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
+    from alibi.planning.plan import describe, make_plan
+    from alibi.training.parent import Parent
+
+    plan = make_plan(config, devices, device_kind)
+    if config.init_from:  # refused as training would refuse it before its first update
+        parent = Parent(config, build_model(config, UNKNOWN_VOCABULARY))
+        print(f"would start {parent.describe()}", file=sys.stderr)
+    print(describe(plan), end="")
+
+
+def run() -> None:
+    """Runs the command on the words of its command line, and exits."""
+    command_line.run(
+        main, required=("config",), addresses=("workdir", "init_from"), resumes=command_line.RESUMES
+    )
+
+
+if __name__ == "__main__":
+    run()
