@@ -119,7 +119,7 @@ def as_markdown(name: str, text: str) -> str:
             item = f"- {', '.join(f'`{name}`' for name in names.split(', '))}:"
             causes = meaning.split("; ") if section == "Raises" else [meaning]
             lines += [f"{item} {meaning}"] if len(causes) == 1 else [item]
-            lines += [f"    - {cause}" for cause in causes if len(causes) > 1]
+            lines += [f"    - {cause.removesuffix('.')}." for cause in causes if len(causes) > 1]
         lines.append("")
     return "\n".join(lines)
 

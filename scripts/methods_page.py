@@ -68,7 +68,7 @@ OPTIONS = (
     ),
     (
         "model.logit_scale=llama4",
-        "queries times 1 + 0.1 ln(floor(n / L) + 1), n the number of keys that they see; Llama 4 has it, with 8,192 "
+        "queries times 1 + 0.1 ln(floor(n / L) + 1), n the number of keys that they see. Llama 4 has it, with 8,192 "
         "for L, in its layers without positions",
         "Meta AI 2025, [The Llama 4 herd](https://ai.meta.com/blog/llama-4-multimodal-intelligence/)",
         (),
@@ -141,11 +141,11 @@ MEASURED = """\
 The quickstart's model, trained at L = {length}:
 
 - bits per byte of held-out books at L and at 16 L, after {steps:,} updates, means over {seeds} seeds
-  ([intervals and figures](../results/methods/README.md));
-- gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts;
+  ([intervals and figures](../results/methods/README.md)).
+- gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts.
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L. The models were
   trained on books with passkeys for {of_keys:,} updates; the shares are means over {key_seeds}. "Late": next to none
-  in windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer));
+  in windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer)).
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, as a multiple of that of `none`. Differences below 0.05
   can be noise ([more](speed.md#position-methods)). Options are the defaults, but `max_distance` is 128 of `t5` and 16
   of `shaw`, `threshold=512` of `fire`, `scale_base=512` of `xpos`. The interpolated and NTK forms cost what `alibi` and
@@ -175,12 +175,12 @@ def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
         options = ", ".join(f"`{option}={default!r}`" for option, default in kind.options().items())
         file = f"../alibi/positions/{kind.__module__.rpartition('.')[2]}.py"
         parts.append(
-            f"## {name}\n\n{summary}\n\n- Formula: {about.formula}\n"
-            f"- Options: {options or 'none'} ([source code]({file}))\n"
-            f"- Source: {about.source}\n- Caveats: {about.caveats}\n"
+            f"## {name}\n\n{summary}\n\n- Formula: {about.formula}.\n"
+            f"- Options: {options or 'none'} ([source code]({file})).\n"
+            f"- Source: {about.source}.\n- Caveats: {about.caveats}.\n"
         )
     parts.append("## Options of any method\n")
-    parts += [f"- `{option}`: {formula}. {source}" for option, formula, source, _ in OPTIONS]
+    parts += [f"- `{option}`: {formula}. {source}." for option, formula, source, _ in OPTIONS]
     return "\n".join(parts) + "\n"
 
 

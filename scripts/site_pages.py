@@ -47,6 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Returns a page without comments, and with links to places in the site."""
+    if page.file.src_uri.startswith(("results/", "notebooks/", "source/")):
+        page.meta["hide"] = ["toc"]  # wide tables and code
     origin = of_uri(page.file.src_uri)
     if origin is None:
         return markdown

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from alibi.config.tree import check_key
 from tests.hosts import ROOT
 
 PAGES = [
@@ -31,3 +32,29 @@ def test_links_lead_somewhere(page):
         target = page.parent / path if path else page
         assert target.exists(), path
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def commands(page):
+    """Returns the commands of a page's blocks, each in one line."""
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_name_scripts_flags_and_keys_that_exist(page):
+    sources = [*ROOT.glob("*.py"), *ROOT.glob("scripts/**/*.py"), *ROOT.glob("alibi/cli/*.py")]
+    text = "\n".join(path.read_text() for path in sources)
+    known = set(re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"", text)) | {"config"}
+    for command in commands(page):
+        command = command.partition(" #")[0]
+        for script in re.findall(r"(?:python|bash) ([\w/]+\.(?:py|sh))", command):
+            assert (ROOT / script).exists(), script
+        if "python " not in command:
+            continue
+        for flag in re.findall(r"--([a-z_0-9]+)(?=[=\s]|$)", re.sub(r'"[^"]*"', "", command)):
+            assert flag in known or flag.removeprefix("no") in known, f"--{flag} in {command}"
+        keys = re.findall(r"--config\.([\w.]+)=", command)
+        for several in re.findall(r"--config=\S+?\.py:(\S+)", command):
+            keys += re.findall(r"(?:^|,)([a-z][\w.]*)=", several)
+        for key in keys:
+            check_key(key)  # raises

@@ -67,6 +67,10 @@ def test_the_pages_are_those_of_the_script(script):
     assert set(PROSE) <= set(script.prose())
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+
+
 def test_sentences_are_short(script):
     assert [one for page in script.prose() for one in script.too_long(page)] == []
 

@@ -34,10 +34,12 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_in_the_site(site):
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     for page in (ROOT / "docs").glob("**/*"):
         if page.suffix in (".md", ".ipynb"):
-            place = page.relative_to(ROOT / "docs").with_suffix(".html")
-            assert (site / place).exists(), place
+            place = page.relative_to(ROOT / "docs")
+            assert (site / place.with_suffix(".html")).exists(), place
+            assert f": {place.with_suffix('.md')}\n" in navigation, f"{place} is missing from nav"
     assert "Train short, test long" in (site / "index.html").read_text()
     # linked sources are pages, comments of figures are gone
     assert "def alibi_slopes" in re.sub(
