@@ -192,7 +192,10 @@ def test_vocabularies_that_need_no_text() -> None:
 
 
 def test_the_command_lines(
-    run_script, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+    run_script,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Neither needs a work directory or makes anything; --print_config prints a config file."""
     monkeypatch.chdir(tmp_path)
@@ -202,10 +205,10 @@ def test_the_command_lines(
     printed = run(
         "--print_config", "--config.train.steps=123", "--config.position_options.num_buckets=64"
     )
-    (tmp_path / "mine.py").write_text(printed.stdout)
-    config = load_config(str(tmp_path / "mine.py"))
+    mine = tmp_path_factory.mktemp("printed") / "mine.py"
+    mine.write_text(printed.stdout)
+    config = load_config(str(mine))
     assert (config.train.steps, config.position_options) == (123, {"num_buckets": 64})
-    (tmp_path / "mine.py").unlink()
     devices = ("--plan", "--devices=2", "--device_kind=NVIDIA H100 80GB HBM3")
     plan = run(*devices)
     assert plan.stdout.startswith("devices  2 x H100: 80 GiB, 3,350 GB/s, 494.7 TFLOP/s in float32")
