@@ -14,8 +14,10 @@ import io
 import json
 import os
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 from alibi.config import Config
@@ -50,7 +52,7 @@ def check_writers(config: Config) -> None:
     moment (etils), also in the main thread, which would fail.
     """
     if config.log.tensorboard:
-        importlib.import_module("tensorboardX")
+        _import_tensorboard()
     for package in SERVICES:
         if not config.log[package]:
             continue
@@ -61,6 +63,21 @@ def check_writers(config: Config) -> None:
                 f"log.{package}=True needs the package {package}, which can't be imported here ({error}); "
                 f"pip install {package}, or leave log.{package} at False"
             ) from None
+
+
+def _import_tensorboard() -> ModuleType:
+    """Imports tensorboardX, and not PyTorch: where that is installed, tensorboardX imports it, for
+    two or three seconds, to take its tensors too.
+    """
+    modules: dict[str, Any] = sys.modules
+    hidden = "torch" not in modules
+    if hidden:
+        modules["torch"] = None  # makes an import fail
+    try:
+        return importlib.import_module("tensorboardX")
+    finally:
+        if hidden:
+            del modules["torch"]
 
 
 def open_writers(config: Config, run: RunDirectory, step: int) -> list[MetricWriter]:
@@ -100,9 +117,10 @@ class TensorBoard(MetricWriter):
     """Event files in tensorboard/; points after `resume_step` are dropped."""
 
     def __init__(self, run: RunDirectory, resume_step: int):
-        from tensorboardX import SummaryWriter  # takes a second to import
-
-        self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=resume_step + 1)
+        tensorboard = _import_tensorboard()
+        self._writer = tensorboard.SummaryWriter(
+            str(run.path / "tensorboard"), purge_step=resume_step + 1
+        )
 
     def write(self, step: int, values: Values) -> None:
         for name, value in values.items():

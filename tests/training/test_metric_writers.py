@@ -1,6 +1,7 @@
 """Metrics go to each writer in the config; a resumed run continues its old record."""
 
 import dataclasses
+import importlib
 import json
 import pathlib
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from alibi.config import make_config
 from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop, metric_writers, setup
-from alibi.training.metric_writers import open_writers, tracked
+from alibi.training.metric_writers import check_writers, open_writers, tracked
 from tests.training.runs import rows
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -51,6 +52,19 @@ def test_a_missing_package_is_one_line_before_any_work(
     ):
         loop.train(tiny_config(**{f"log__{package}": True}), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_needs_no_pytorch_where_it_is_installed(tmp_path, monkeypatch) -> None:
+    """Its import takes longer than a tiny run's updates."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('PyTorch is imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [*sys.modules]:
+        if name == "torch" or name.partition(".")[0] == "tensorboardX":
+            monkeypatch.delitem(sys.modules, name)
+    check_writers(make_config("log.tensorboard=true"))
+    assert "tensorboardX" in sys.modules
+    with pytest.raises(RuntimeError, match="PyTorch is imported"):  # whoever needs it later gets it
+        importlib.import_module("torch")
 
 
 def test_a_service_that_fails_is_one_line_and_training_goes_on(
