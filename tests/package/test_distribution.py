@@ -61,7 +61,7 @@ def test_the_version_is_one_everywhere(environment) -> None:
 
 @pytest.fixture(scope="module")
 def alone(wheel, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel without any package: the types of JAX and Flax, unknown there, take a minute."""
+    """The wheel without any package: the types of JAX and Flax, unknown there, take ten seconds."""
     folder = tmp_path_factory.mktemp("alone")
     venv.create(folder, symlinks=True)
     Environment(folder).install(wheel)

@@ -1,9 +1,13 @@
 """The wheel with the packages of its base alone, and with those of an extra."""
 
+import importlib.metadata
 import json
 import re
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from alibi import extras
 from tests.package.conftest import ROOT
@@ -37,6 +41,14 @@ def get_config(arg=""):
 """
 LIBRARY = {"attention", "config", "cpu", "linen", "model", "nnx", "positions", "slopes", "testing"}
 MESSAGE = r'{} needs the package {}, which is not installed: pip install "alibi-jax\[{}\]"'
+
+
+@pytest.mark.parametrize("extra", ["train", "data", "report"])
+def test_the_names_of_imports_are_those_of_the_extra(extra: str) -> None:
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    of_imports = importlib.metadata.packages_distributions()
+    found = {canonicalize_name(of_imports[name][0]) for name in extras.EXTRAS[extra]}
+    assert found == {canonicalize_name(Requirement(line).name) for line in lines[extra]}
 
 
 def test_the_base_has_the_library_and_names_the_extra_of_the_rest(environment) -> None:
