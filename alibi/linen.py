@@ -6,6 +6,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.core import FrozenDict
 from jaxtyping import Array, Float, Shaped
 
 from alibi.attention import AttentionOptions, position_params
@@ -16,12 +17,13 @@ from alibi.attention.named import (
     check_own_attention,
     layer_attention_fn,
 )
+from alibi.config.fields import without_lists
 from alibi.positions import PositionMethod, make_position
 
 
 class SelfAttention(nn.MultiHeadDotProductAttention):
     """Flax's `MultiHeadDotProductAttention` as self-attention with a position method, whose
-    parameters the layer owns as `position`.
+    parameters the layer owns as `position_params`.
 
     It has the fields and the parameters of Flax's layer, and is causal by default.
 
@@ -46,10 +48,15 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
     position: str | type[PositionMethod] = "alibi"
     causal: bool = True
     train_length: int = TRAIN_LENGTH
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
     window: int | None = None
     skip_epsilon: float | None = 0.0
     backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.options, Mapping):  # so that a layer with options has a hash, as Flax's
+            self.options = FrozenDict(without_lists(dict(self.options)))
+        super().__post_init__()
 
     @nn.compact
     def __call__(  # type: ignore[override]
@@ -68,13 +75,13 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
           deterministic, dropout_rng, sow_weights: as in Flax's layer.
         """
         check_own_attention(self.attention_fn)
-        method = self.method(x.shape[-1])
+        method = self.position_method(x.shape[-1])
         check_in_attention(str(self.position), type(method))
         if self.decode:
             check_no_cache(str(self.position), type(method))
         params = {}
         if jax.eval_shape(lambda: position_params(method, jax.random.key(0))):
-            params = self.param("position", lambda key: position_params(method, key))
+            params = self.param("position_params", lambda key: position_params(method, key))
         options = AttentionOptions(self.window, self.skip_epsilon, backend=self.backend)
         attention = layer_attention_fn(method, params, x, options)
         names = {field.name for field in dataclasses.fields(nn.MultiHeadDotProductAttention)}
@@ -89,7 +96,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
             sow_weights=sow_weights,
         )
 
-    def method(self, width: int) -> PositionMethod:
+    def position_method(self, width: int) -> PositionMethod:
         """Returns the position method for inputs of `width` features."""
         features = self.qkv_features or width
         if features % self.num_heads:

@@ -59,7 +59,7 @@ class SelfAttention(nnx.MultiHeadAttention):
     ):
         check_own_attention(layer.get("attention_fn"))
         super().__init__(num_heads, in_features, rngs=rngs, **{"decode": False, **layer})
-        self.method = make_position(
+        self.position_method = make_position(
             position,
             num_heads=num_heads,
             head_dim=self.head_dim,
@@ -68,10 +68,10 @@ class SelfAttention(nnx.MultiHeadAttention):
             causal=causal,
             options=options,
         )
-        check_in_attention(str(position), type(self.method))
-        params = position_params(self.method, rngs.params())
+        check_in_attention(str(position), type(self.position_method))
+        params = position_params(self.position_method, rngs.params())
         self.position_params = nnx.Dict(jax.tree.map(nnx.Param, params))
-        self.options = AttentionOptions(window, skip_epsilon, backend=backend)
+        self.attention_options = AttentionOptions(window, skip_epsilon, backend=backend)
 
     def __call__(  # type: ignore[override]
         self,
@@ -90,9 +90,9 @@ class SelfAttention(nnx.MultiHeadAttention):
           deterministic, rngs, sow_weights, decode: as in Flax's layer.
         """
         if self.decode if decode is None else decode:
-            check_no_cache(type(self.method).__name__, type(self.method))
+            check_no_cache(type(self.position_method).__name__, type(self.position_method))
         params = nnx.to_pure_dict(nnx.state(self.position_params))
-        attention = layer_attention_fn(self.method, params, x, self.options)
+        attention = layer_attention_fn(self.position_method, params, x, self.attention_options)
         return nnx.MultiHeadAttention.__call__(
             cast(Any, _WithAttention(self, attention)),
             x,

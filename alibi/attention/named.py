@@ -1,5 +1,6 @@
 """Any position method as an `attention_fn`, by its name."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -45,7 +46,8 @@ def attention_fn(
 
     Args:
       position: a name in `alibi.METHODS` or of an installed package, `package.module:Class`, a
-        class, or the result of `alibi.make_position`, which fixes all sizes.
+        class, or the result of `alibi.make_position`, which must have the same `num_heads` and
+        `causal`.
       num_heads: heads of the layer.
       params: the method's parameters by name, as `position_params` makes them; None for a method
         that has none.
@@ -79,8 +81,8 @@ def attention_fn(
         raise ValueError(
             f"attention_fn({name!r}) needs num_heads, the heads of the layer, such as 8"
         )
-    if given and options:
-        raise ValueError(f"options={options} are for a method by name; {name} is made already")
+    if given:
+        _check_agrees(given, num_heads, causal, train_length, options)
     check_in_attention(name, kind)
     if kind.keep is not PositionMethod.keep:
         raise ValueError(
@@ -90,7 +92,9 @@ def attention_fn(
 
     @functools.cache
     def made(head_dim: int, causal: bool) -> PositionMethod:
-        return given or make_position(
+        if given:
+            return dataclasses.replace(given, causal=causal)
+        return make_position(
             position,  # type: ignore[arg-type]
             num_heads=num_heads,
             head_dim=head_dim,
@@ -100,7 +104,7 @@ def attention_fn(
             options=options,
         )
 
-    if params is None and (own := _shapes(made(64, causal))):  # sizes that all methods take
+    if params is None and (own := _shapes(given or made(64, causal))):  # a size that all take
         raise ValueError(
             f"position method {name!r} has parameters ({', '.join(own)}); give params=, as alibi.position_params makes "
             "them, or use alibi.linen.SelfAttention or alibi.nnx.SelfAttention, which own them"
@@ -109,12 +113,40 @@ def attention_fn(
 
     @with_flax_signature
     def attention(query: Array, key: Array, value: Array, **keywords: Any) -> Array:
-        method = made(query.shape[-1], causal or keywords.pop("is_causal", False))
+        if given and query.shape[-1] != given.head_dim:
+            raise ValueError(
+                f"{name} was made for heads of {given.head_dim} features, and the layer's have {query.shape[-1]}; "
+                f"make it with head_dim={query.shape[-1]}"
+            )
+        method = made(query.shape[-1], keywords.pop("is_causal", False) or causal)
         arrays = _checked(name, method, params or {})
         attend = layer_attention_fn(method, arrays, None, attention_options, query_offset)
         return attend(query, key, value, **keywords)
 
     return attention
+
+
+def _check_agrees(
+    method: PositionMethod,
+    num_heads: int | None,
+    causal: bool,
+    train_length: int,
+    options: Mapping[str, Any] | None,
+) -> None:
+    """Raises ValueError for arguments that contradict a method that is made already."""
+    name = type(method).__name__
+    if options:
+        raise ValueError(f"options={options} are for a method by name; {name} is made already")
+    is_default = train_length == TRAIN_LENGTH
+    for key, got in (
+        ("num_heads", num_heads),
+        ("causal", causal),
+        ("train_length", method.train_length if is_default else train_length),
+    ):
+        if got != (made := getattr(method, key)):
+            raise ValueError(
+                f"{name} was made with {key}={made}, and attention_fn got {key}={got}; give both the same"
+            )
 
 
 def layer_attention_fn(

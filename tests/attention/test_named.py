@@ -40,7 +40,7 @@ def expected(params: dict, method: PositionMethod, x: jax.Array) -> jax.Array:
     positions = np.arange(x.shape[1])
     attention = method_attention_fn(
         method,
-        params.get("position", {}),
+        params.get("position_params", {}),
         x,
         query_positions=positions,
         key_positions=positions,
@@ -63,16 +63,16 @@ def test_the_linen_module_and_the_closure(name: str) -> None:
         found = [module.apply({"params": params}, x)[0], expected(params, made(name), x[0])]
         found.append(module.apply({"params": params}, x[0, :1])[0])
         if name not in READING:
-            how = {"params": params.get("position"), "train_length": LENGTH}
+            how = {"params": params.get("position_params"), "train_length": LENGTH}
             attention = alibi.attention_fn(name, num_heads=HEADS, **how)
             layer = nn.MultiHeadDotProductAttention(HEADS, attention_fn=attention)
-            own = {key: value for key, value in params.items() if key != "position"}
+            own = {key: value for key, value in params.items() if key != "position_params"}
             found.append(layer.apply({"params": own}, x)[0])
         return params, found
 
     params, (got, want, alone, *closure) = results(x)
-    assert params.keys() - {"position"} == {"query", "key", "value", "out"}, "Flax's names"
-    assert ("position" in params) == (name in OWNING)
+    assert params.keys() - {"position_params"} == {"query", "key", "value", "out"}, "Flax's names"
+    assert ("position_params" in params) == (name in OWNING)
     np.testing.assert_allclose(got, want, atol=1e-5)
     np.testing.assert_allclose(alone, want[0], atol=1e-5)
     assert len(closure) == (name not in READING)
@@ -86,8 +86,6 @@ def test_the_nnx_module_is_the_linen_module(name: str) -> None:
     )
     x = random_input(2, LENGTH, WIDTH)
     params = nnx.to_pure_dict(nnx.state(layer, nnx.Param))
-    if position := params.pop("position_params", {}):
-        params["position"] = position
     linen = alibi.linen.SelfAttention(num_heads=HEADS, position=name, train_length=LENGTH)
     want = jax.jit(linen.apply)({"params": params}, x)
 
@@ -97,7 +95,7 @@ def test_the_nnx_module_is_the_linen_module(name: str) -> None:
     slopes, got = nnx.jit(nnx.grad(loss, has_aux=True))(layer)
     np.testing.assert_allclose(got, want, atol=1e-6)
     slopes = nnx.to_pure_dict(slopes).get("position_params", {})
-    assert slopes.keys() == position.keys()
+    assert slopes.keys() == params["position_params"].keys()
     assert all(np.abs(one).max() > 0 for one in jax.tree.leaves(slopes))
 
 
@@ -260,6 +258,44 @@ def test_wrong_parameters_name_the_shapes() -> None:
         attention(x, x, x)
     with pytest.raises(ValueError, match=r"options={'x': 1} are for a method by name; T5 is made"):
         alibi.attention_fn(made("t5"), params={}, options={"x": 1})
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_made_method_sees_as_much_as_the_argument_says(causal: bool) -> None:
+    """And a call with is_causal=True sees no later key, whatever the closure says."""
+    attention = alibi.attention_fn(made("rotary", causal=causal), causal=causal)
+    x = random_input(1, LENGTH, HEADS, WIDTH // HEADS)
+    changed = x.at[:, -1].add(1.0)
+    for keywords, sees in (({}, not causal), ({"is_causal": True}, False)):
+        change = attention(x, x, changed, **keywords) - attention(x, x, x, **keywords)
+        assert bool(jnp.abs(change[:, 0]).max() > 1e-3) == sees
+
+
+def test_a_made_method_of_other_sizes_is_refused() -> None:
+    method = made("rotary")
+    for key, value in (("num_heads", 4), ("causal", False), ("train_length", 99)):
+        with pytest.raises(
+            ValueError, match=f"was made with {key}=.* got {key}={value}; give both"
+        ):
+            alibi.attention_fn(method, **{key: value})
+    x = random_input(1, LENGTH, HEADS, WIDTH)
+    with pytest.raises(ValueError, match="made for heads of 4 features, and the layer's have 8"):
+        alibi.attention_fn(method)(x, x, x)
+
+
+def test_a_layer_is_a_static_argument() -> None:
+    """As Flax's own: it has a hash, also with options in lists."""
+    one, same, other = (
+        alibi.linen.SelfAttention(HEADS, options={"slopes": slopes})
+        for slopes in ([0.5, 0.25], (0.5, 0.25), [0.5, 0.5])
+    )
+    assert (hash(one), one) == (hash(same), same)
+    assert one != other
+    x = random_input(1, LENGTH, WIDTH)
+    apply = jax.jit(lambda layer, params, x: layer.apply(params, x), static_argnums=0)
+    params = one.init(jax.random.key(0), x)
+    np.testing.assert_array_equal(apply(one, params, x), apply(same, params, x))
+    assert jnp.abs(apply(other, params, x) - apply(one, params, x)).max() > 1e-4
 
 
 @pytest.mark.parametrize("name", READING)
