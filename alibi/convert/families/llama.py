@@ -119,7 +119,8 @@ def rotary(hub: HubConfig) -> dict[str, Any]:
     if position == "yarn":
         options["original_length"] = rope.take(LEARNED, default=hub.take("max_position_embeddings"))
     for name, (key, default) in keys.items():
-        options[name] = float(rope.take(key, default=default) or default)  # 0 is the default, too
+        # In transformers a beta of 0 is the default, too.
+        options[name] = float(rope.take(key, default=default) or default)
     for part in (hub, rope):
         part.needs("partial_rotary_factor", 1.0)
     rope.needs("truncate", True)
@@ -131,8 +132,9 @@ def rotary(hub: HubConfig) -> dict[str, Any]:
 def rotary_to_theirs(config: Config) -> dict[str, Any]:
     options = {**known_options(config.position), **config.position_options}
     content = {"rope_theta": options.get("base", 10_000.0)}
-    for kind, (position, fixed, keys) in ROPE.items():
-        if position == config.position != "rotary" and fixed.items() <= options.items():
+    for kind in ROPE.keys() - {"default"}:
+        position, fixed, keys = ROPE[kind]
+        if position == config.position and fixed.items() <= options.items():
             rope = {"rope_type": kind, "factor": options["factor"]}
             if position == "yarn":
                 rope[LEARNED] = options["original_length"] or config.train_length
