@@ -66,7 +66,13 @@ def page() -> str:
     for name in names():
         parts.append(f"## {name}\n")
         if name not in CONSTANTS:
-            parts.append(f"```\n{signature(operator.attrgetter(name)(alibi))}\n```\n")
+            of = operator.attrgetter(name)(alibi)
+            head = signature(of)
+            for constant in re.findall(r"= ([A-Z_]+)\b", head):  # a default by name
+                head = head.replace(
+                    f"= {constant}", f"= {getattr(inspect.getmodule(of), constant)}"
+                )
+            parts.append(f"```\n{head}\n```\n")
         parts.append(as_markdown(name, docstring(name)))
     return "\n".join(parts)
 
@@ -78,7 +84,8 @@ def signature(of: Any) -> str:
         made = [one for one in written.body if getattr(one, "name", "") == "__init__"]
         if not made:
             fields = [ast.unparse(one) for one in written.body if isinstance(one, ast.AnnAssign)]
-            return "\n    ".join([f"class {of.__name__}:", *fields]).replace("'", '"')
+            bases = ", ".join(map(ast.unparse, written.bases))
+            return "\n    ".join([f"class {of.__name__}({bases}):", *fields]).replace("'", '"')
         (written,) = made
     assert isinstance(written, ast.FunctionDef)
     args = written.args
