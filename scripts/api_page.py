@@ -21,8 +21,9 @@ PAGE = clone.ROOT / "docs" / "api.md"
 HEAD = """\
 # Public names
 
-`import alibi` takes no time: each name is imported at its first use. This page is made by
-`python scripts/api_page.py`.
+`import alibi` takes no time: each name is imported at its first use. The types of arrays, such as
+`Tile`, are in [positions/shapes.py](../alibi/positions/shapes.py) with their shapes. This page is
+made by `python scripts/api_page.py`.
 """
 # Names that are no functions or classes, and have no docstring of their own.
 CONSTANTS = {
