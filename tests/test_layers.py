@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": MODEL,
     "generation": RUNS,
     "testing": MODEL,
-    "linen": LIBRARY,
+    "linen": LIBRARY | {"config"},
     "nnx": LIBRARY,
     "alibi": LIBRARY | {"linen", "nnx"},
     "objectives": {"config"},
