@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from alibi.reporting.tables import TIMES, Heading, Missing, Number, Part, Table, write_ratio
 
+WIDTH = 120  # characters of a terminal
+
 
 def to_markdown(table: Table) -> str:
     """Returns GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
@@ -28,7 +30,9 @@ def to_markdown(table: Table) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Returns plain text with aligned columns; the best of each column has an asterisk."""
+    """Returns plain text with aligned columns; the best of each column has an asterisk. Columns
+    beyond `WIDTH` characters follow in parts, each with the names of the rows.
+    """
 
     def written(part: Part) -> str:
         star = "*" if isinstance(part, Number) and part.best else ""
@@ -37,8 +41,21 @@ def to_text(table: Table) -> str:
     header, *body = _lines(table, written)
     rule = ["-" * max(map(len, column)) for column in zip(header, *body, strict=True)]
     notes = "".join(f"{mark} {reason}\n" for reason, mark in table.notes.items())
-    lines = [*textwrap.wrap(table.caption, 100), "", aligned([header, rule, *body])]
-    return "\n".join(lines) + notes
+    parts = _narrow([header, rule, *body], len(table.label_header))
+    return "\n".join([*textwrap.wrap(table.caption, 100), "", *map(aligned, parts)]) + notes
+
+
+def _narrow(lines: list[list[str]], labels: int) -> list[list[list[str]]]:
+    """Returns lines in parts of at most `WIDTH` characters, where one column and the `labels`, the
+    first columns, leave room for that.
+    """
+    columns = list(zip(*lines, strict=True))
+    first, parts = columns[:labels], [columns[: labels + 1]]
+    for column in columns[labels + 1 :]:
+        if sum(2 + max(map(len, texts)) for texts in [*parts[-1], column]) - 2 > WIDTH:
+            parts.append([*first])
+        parts[-1].append(column)
+    return [[list(line) for line in zip(*part, strict=True)] for part in parts]
 
 
 def to_html(table: Table) -> str:

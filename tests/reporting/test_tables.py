@@ -77,6 +77,22 @@ def with_parts(row, spread=0.01):
     return dataclasses.replace(row, parts=tuple(row.nll_nats * shares))
 
 
+def test_a_wide_table_is_printed_in_parts_that_fit_a_terminal():
+    """Each part has the names of the rows, and together they have each column once."""
+    lengths = [128 * 2**n for n in range(12)]
+    runs = ("alibi", "sinusoidal")
+    (panel,) = panels([make_row(run, length, 8.0) for run in runs for length in lengths])
+    text = to_text(build_table(panel))
+    assert max(map(len, text.splitlines())) <= 120
+    heads = [line.split() for line in text.splitlines() if line.startswith("run ")]
+    assert len(heads) > 1
+    assert [name for head in heads for name in head if name[0].isdigit()] == [
+        f"{length:,}" for length in lengths
+    ]
+    for run in runs:
+        assert sum(line.startswith(run) for line in text.splitlines()) == len(heads)
+
+
 def test_each_format_of_a_table_of_ours():
     """Columns are 0.1 nats apart, and the same parts of the text are hard for all: the best is sure."""
     (panel,) = panels([row if row.error else with_parts(row) for row in ROWS])
