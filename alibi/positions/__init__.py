@@ -8,6 +8,7 @@ import importlib.metadata
 import inspect
 import numbers
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -186,8 +187,14 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
     if not isinstance(name, str):
         return _checked(getattr(name, "__name__", repr(name)), name)
     place = METHODS.get(name, name)
+    if name in METHODS and (other := installed_methods().get(name)):
+        warnings.warn(
+            f"position={name} is this library's method; {other}, which an installed package gives the same name, is "
+            f"position={other}",
+            stacklevel=2,
+        )
     if ":" not in place:
-        known = {**METHODS, **installed_methods()}
+        known = {**installed_methods(), **METHODS}
         if name not in known:
             word = name.lower().replace("-", "_")
             meant = _suggestion(OTHER_NAMES.get(word, word), known)
@@ -209,8 +216,7 @@ def installed_methods() -> dict[str, str]:
     """Returns the classes, as `package.module:Class`, that installed packages name in the group of
     entry points `alibi.positions`, by their names there; a name in `METHODS` stays the library's.
     """
-    found = importlib.metadata.entry_points(group=GROUP)
-    return {point.name: point.value for point in found if point.name not in METHODS}
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)}
 
 
 def method_names(position: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import pathlib
 import re
 from typing import Any
 
@@ -17,10 +18,12 @@ from alibi.positions import (
     METHODS,
     DistanceBias,
     PositionMethod,
+    installed_methods,
     make_position,
     method_class,
     per_head,
 )
+from alibi.positions.rotary import Rotary
 from alibi.positions.t5 import causal_buckets
 
 
@@ -418,3 +421,20 @@ def test_a_function_of_ones_own_that_fails_is_named_with_its_line(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=re.escape(message.format(name=name, file=file))):
         make(f"{name}:Method")
+
+
+def test_a_name_of_the_library_stays_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a warning says how the installed package's method of that name is reached."""
+    about = tmp_path / "theirs-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[alibi.positions]\nrotary = theirs.own:Rotary\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed_methods.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"rotary is this library's.*=theirs\.own:Rotary"):
+            assert method_class("rotary") is Rotary
+    finally:
+        installed_methods.cache_clear()
