@@ -4,7 +4,6 @@ optional real corpora.
 
 import atexit
 import gc
-import importlib.metadata
 import os
 import pathlib
 import random
@@ -16,23 +15,23 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.programs import HAS_OLDER
+
 # Before JAX is imported, and for the commands that tests start: the CPU, unless scripts/device_check.sh
 # names another platform for its own tests, and no trace in the user's own cache.
 os.environ["JAX_PLATFORMS"] = os.environ.get("ALIBI_TEST_PLATFORM", "cpu")
-# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only, and its
-# older code generator, which takes half the time. That one orders sums otherwise than the one users
-# get, as another processor does: a bound of a test must hold for both.
-QUICK = [
-    "backend_optimization_level=0",
-    "llvm_disable_expensive_passes=true",
-    "cpu_parallel_codegen_split_count=1",
-]
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends at flags it doesn't know
-    QUICK.append("cpu_use_fusion_emitters=false")
-if os.environ["JAX_PLATFORMS"] == "cpu":
-    os.environ["XLA_FLAGS"] = " ".join(
-        [os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)]
-    )
+# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only, and in
+# the tests' own processes its older code generator. That one orders sums otherwise than the one that
+# users get, as another processor does: a bound of a test must hold for both. The commands that tests
+# start, and programs whose text or memory is tested (`programs.AS_USERS`), have the users' one.
+QUICK = (
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
+OLDER = " --xla_cpu_use_fusion_emitters=false" if HAS_OLDER else ""
+ON_CPU = os.environ["JAX_PLATFORMS"] == "cpu"
+OF_COMMANDS = os.environ.get("XLA_FLAGS", "") + QUICK * ON_CPU
+os.environ["XLA_FLAGS"] = OF_COMMANDS + OLDER * ON_CPU
 # Else each process compiles the project's modules again, and PyTorch's and transformers'.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -65,6 +64,9 @@ from alibi.config import Config, make_config
 # garbage again and again takes a twentieth of the tests' time.
 gc.set_threshold(100_000, 50, 100)
 jax.config.update("jax_num_cpu_devices", 8)
+if ON_CPU:
+    jax.devices()  # XLA reads its flags now, and the rest is for commands
+    os.environ["XLA_FLAGS"] = OF_COMMANDS
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 

@@ -20,6 +20,7 @@ from alibi.attention.tiles import make_tiling
 from alibi.positions import AlibiBias
 from alibi.positions.fire import LogDistance
 from tests.attention.calls import inputs, on, reach, value_and_gradients
+from tests.programs import AS_USERS
 
 
 @pytest.fixture
@@ -255,7 +256,12 @@ def test_memory_grows_with_the_length_alone():
                 lambda q, k, v: attend(q, k, v, slopes=alibi_slopes(2)).sum(), argnums=(0, 1, 2)
             )
         )
-        return step.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+        return (
+            step.lower(x, x, x)
+            .compile(compiler_options=AS_USERS)
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
 
     assert temporary(32768) < 2.1 * temporary(16384) < 100 * 2**20  # one [q, k] would be 1 GiB
 
@@ -273,7 +279,7 @@ def test_groups_are_copied_one_at_a_time():
         return (attend(q, k, v, slopes=alibi_slopes(8), sharding=one_device) * w).sum()
 
     step = jax.jit(jax.grad(product, argnums=(0, 1, 2)))
-    memory = step.lower(x, x, x, x).compile().memory_analysis()
+    memory = step.lower(x, x, x, x).compile(compiler_options=AS_USERS).memory_analysis()
     assert memory.temp_size_in_bytes < 4 * x.size * x.dtype.itemsize
 
 
@@ -292,7 +298,7 @@ def test_split_over_batch_and_heads_without_gathering():
         lambda q, k, v, incoming: (attention(q, k, v) * incoming).sum(), argnums=(0, 1, 2)
     )
     for step, count in ((attention, 3), (gradient, 4)):
-        compiled = jax.jit(step).lower(*placed[:count]).compile()
+        compiled = jax.jit(step).lower(*placed[:count]).compile(compiler_options=AS_USERS)
         assert "all-gather" not in compiled.as_text()
         for result in jax.tree.leaves(compiled(*placed[:count])):
             assert result.sharding.is_equivalent_to(split, 4)

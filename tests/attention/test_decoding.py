@@ -20,6 +20,7 @@ from alibi.cpu import decoding
 from alibi.model.decoder import build_model
 from alibi.positions import AlibiBias
 from tests.attention.calls import on, reach
+from tests.programs import AS_USERS
 
 EPSILONS = (None, 0.0, 1e-6)
 
@@ -279,7 +280,9 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
         now = {"params": variables["params"], "cache": cache}
         return model.apply(now, token, positions=positions, decode=True, mutable=["cache"])
 
-    compiled = step.lower(cache, tokens[:, :1], np.zeros((2, 1), np.int32)).compile()
+    compiled = step.lower(cache, tokens[:, :1], np.zeros((2, 1), np.int32)).compile(
+        compiler_options=AS_USERS
+    )
     # The dense formula holds two transposed copies.
     assert compiled.memory_analysis().temp_size_in_bytes < cache["layers_0"]["held"].value.nbytes
     for i in range(12):
@@ -304,7 +307,7 @@ def test_decoding_from_a_short_cache_copies_it_at_no_token(tiny_config, monkeypa
     keys, logits = jax.random.split(jax.random.key(0), 4), np.zeros((4, 1, 40), np.float32)
     compiled = generation.decode.lower(
         model, params, cache, logits, keys, 0, sample=generation.GREEDY, count=4
-    ).compile()
+    ).compile(compiler_options=AS_USERS)
     held = cache["layers_0"]["held"].value
     assert compiled.memory_analysis().temp_size_in_bytes < held.size * held.dtype.itemsize
 

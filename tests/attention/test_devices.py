@@ -22,6 +22,7 @@ from alibi.parallel.sharding import heads_sharding
 from alibi.positions import AlibiBias, make_position
 from alibi.positions.scaled import ScaledBias
 from tests.attention.calls import abstract_device, inputs, on, value_and_gradients
+from tests.programs import AS_USERS
 
 SPLIT = P(("data", "fsdp"), None, "tensor")
 
@@ -159,7 +160,7 @@ def test_each_device_skips_by_its_own_heads():
     np.testing.assert_allclose(attended, expected, atol=2e-5)
     program = jax.jit(lambda *x: attend(*x, bias=bias, backend="blocked", sharding=sharding))
     placed = [jax.device_put(x, sharding) for x in arrays]
-    text = program.lower(*placed).compile().as_text()
+    text = program.lower(*placed).compile(compiler_options=AS_USERS).as_text()
     assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", text)
 
 

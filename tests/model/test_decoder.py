@@ -14,6 +14,7 @@ from alibi.model.block import ACTIVATIONS
 from alibi.model.decoder import DecoderLM, build_model, count_parameters
 from alibi.positions import METHODS
 from tests.model.made import VOCABULARY, changed, make, tokens
+from tests.programs import AS_USERS
 
 
 @pytest.mark.parametrize("position", ["alibi", "sinusoidal", "rotary", "fox", "shaw"])
@@ -143,7 +144,7 @@ def test_bf16_logits_stay_near_float32_at_16k_tokens(tiny_config) -> None:
         model = build_model(tiny_config(position="alibi", model__dtype=dtype, **small), 64)
         variables = jax.jit(model.init)(jax.random.key(0), inputs[:, :4])
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
-        compiled = jax.jit(model.apply).lower(variables, inputs).compile()
+        compiled = jax.jit(model.apply).lower(variables, inputs).compile(compiler_options=AS_USERS)
         # One float32 [T, T] alone is 1 GiB.
         assert compiled.memory_analysis().temp_size_in_bytes < 128 * 2**20
         logits[dtype] = compiled(variables, inputs)
@@ -185,7 +186,11 @@ def test_memory_of_a_training_step_grows_linearly_with_the_length(tiny_config) -
         def loss(params: dict, inputs: jax.Array, model: DecoderLM = model) -> jax.Array:
             return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
 
-        compiled = jax.jit(jax.value_and_grad(loss)).lower(params, inputs).compile()
+        compiled = (
+            jax.jit(jax.value_and_grad(loss))
+            .lower(params, inputs)
+            .compile(compiler_options=AS_USERS)
+        )
         used[length] = compiled.memory_analysis().temp_size_in_bytes
     assert used[16_384] <= 2.2 * used[8_192]
     assert used[16_384] < 256 * 2**20

@@ -10,6 +10,7 @@ import pytest
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import stacked, unstacked
 from tests.model.made import changed, make, tokens
+from tests.programs import AS_USERS
 
 
 def test_remat_changes_nothing(tiny_config) -> None:
@@ -72,7 +73,10 @@ def test_the_last_tokens_copy_no_part_of_the_stack(tiny_config) -> None:
         lambda params, scored: model.apply({"params": params}, inputs, scored, method="token_nll")
     )
     held = [
-        score.lower(params, inputs[:, -n:]).compile().memory_analysis().temp_size_in_bytes
+        score.lower(params, inputs[:, -n:])
+        .compile(compiler_options=AS_USERS)
+        .memory_analysis()
+        .temp_size_in_bytes
         for n in (12, 5)
     ]
     of_layer = sum(4 * leaf.size for leaf in jax.tree.leaves(params["layers"])) // 8

@@ -16,6 +16,7 @@ from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.planning.plan import TrainingPlan, Vocabulary, describe, make_plan
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, make_train_step
+from tests.programs import AS_USERS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 512
@@ -53,7 +54,7 @@ def test_against_the_compiled_step(mesh: dict[str, int], tolerance: float) -> No
     step = (
         make_train_step(model, optimizer, 0, state_shardings=shardings)
         .lower(state, tokens, tokens)
-        .compile()
+        .compile(compiler_options=AS_USERS)
     )
     memory, analysis = planned(config).memory, step.memory_analysis()
     # inputs and targets, int32

@@ -15,6 +15,7 @@ from alibi.config import make_config, replaced
 from alibi.model.decoder import build_model
 from alibi.model.positions import init_layer, scaled_queries
 from alibi.positions import PositionMethod, make_position, rotary
+from tests.programs import AS_USERS
 
 HEADS, HEAD_DIM, TRAIN_LENGTH, LENGTH = 2, 16, 16, 24
 HALF = HEAD_DIM // 2
@@ -195,7 +196,9 @@ def test_sines_of_known_positions_are_constants_of_the_program(
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), known, traced)
 
     def computes_sines(length: int, known: bool) -> bool:
-        program = logits_and_gradients.lower(make(name, length=length), *arguments, known).compile()
+        program = logits_and_gradients.lower(make(name, length=length), *arguments, known).compile(
+            compiler_options=AS_USERS
+        )
         return any(
             operation in program.as_text() for operation in ("cosine(", "sine(", "exponential(")
         )

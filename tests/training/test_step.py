@@ -17,6 +17,7 @@ from alibi.positions import METHODS, make_position
 from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, initial_state, make_train_step
+from tests.programs import AS_USERS
 
 VOCABULARY = 48
 
@@ -268,7 +269,10 @@ def test_no_device_has_the_logits_of_others(
     state = abstract_state(model, optax.sgd(0.5), mesh)
     batch = jax.ShapeDtypeStruct((1, 40, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
     program = (
-        make_train_step(model, optax.sgd(0.5), 0).lower(state, batch, batch).compile().as_text()
+        make_train_step(model, optax.sgd(0.5), 0)
+        .lower(state, batch, batch)
+        .compile(compiler_options=AS_USERS)
+        .as_text()
     )
     assert f"f32[{own}]" in program
     assert not [shape for shape in others if f"f32[{shape}]" in program]
@@ -295,6 +299,11 @@ def test_no_parameter_is_copied_before_a_step(tiny_config) -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     state = initial_state(model, optimizer, mesh, seed=0)
     batch = jnp.zeros((1, 8, 16), jnp.int32)
-    program = make_train_step(model, optimizer, 0).lower(state, batch, batch).compile().as_text()
+    program = (
+        make_train_step(model, optimizer, 0)
+        .lower(state, batch, batch)
+        .compile(compiler_options=AS_USERS)
+        .as_text()
+    )
     assert "state_params" in program
     assert not re.search(r"copy\(%state_params", program)
