@@ -200,10 +200,9 @@ def pages() -> list[pathlib.Path]:
 
 def prose() -> list[pathlib.Path]:
     """Returns the pages whose sentences are short."""
-    contributing = (clone.ROOT / "CONTRIBUTING.md",)
     return [
         clone.ROOT / "README.md",
-        *filter(pathlib.Path.exists, contributing),
+        clone.ROOT / "CONTRIBUTING.md",
         *sorted((clone.ROOT / "docs").glob("**/*.md")),
     ]
 

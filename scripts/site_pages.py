@@ -27,8 +27,7 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the README, and whatever it and the pages link, to the files of the site."""
     docs = pathlib.Path(config.docs_dir)
-    waiting = [path for path in FIRST if path.exists()]
-    waiting += [*docs.glob("**/*.md"), *docs.glob("**/*.ipynb")]
+    waiting = [*FIRST, *docs.glob("**/*.md"), *docs.glob("**/*.ipynb")]
     seen = set(waiting)
     for path in waiting:  # grows
         uri = site_uri(path)

@@ -30,7 +30,7 @@ def attention_fn(
     num_heads: int | None = None,
     params: Params | None = None,
     causal: bool = True,
-    train_length: int = TRAIN_LENGTH,
+    train_length: int | None = None,
     options: Mapping[str, Any] | None = None,
     query_offset: int | Int[Array, "*#batch"] | None = None,
     window: int | None = None,
@@ -53,7 +53,8 @@ def attention_fn(
         that has none.
       causal: hide later keys.
       train_length: tokens of a training sequence, which defaults of some options follow, such as
-        `max_distance` of t5. Methods that stretch compare the number of keys with it.
+        `max_distance` of t5. Methods that stretch compare the number of keys with it. None: 512, or
+        that of a method that is made already.
       options: of the method, by name.
       query_offset, window, skip_epsilon, sharding, backend: see `alibi.alibi_attention_fn`.
 
@@ -73,16 +74,16 @@ def attention_fn(
       >>> rotary(query, key, value).shape  # batch, length, heads, size
       (2, 16, 8, 32)
     """
-    given = position if isinstance(position, PositionMethod) else None
-    kind = type(position) if isinstance(position, PositionMethod) else method_class(position)
-    name = position if isinstance(position, str) else kind.__name__
-    num_heads = given.num_heads if given and num_heads is None else num_heads
-    if num_heads is None:
+    if isinstance(position, PositionMethod):
+        _check_agrees(position, num_heads, causal, train_length, options)
+        kind, heads = type(position), position.num_heads
+    elif num_heads is None:
         raise ValueError(
-            f"attention_fn({name!r}) needs num_heads, the heads of the layer, such as 8"
+            f"attention_fn({position!r}) needs num_heads, the heads of the layer, such as 8"
         )
-    if given:
-        _check_agrees(given, num_heads, causal, train_length, options)
+    else:
+        kind, heads = method_class(position), num_heads
+    name = position if isinstance(position, str) else kind.__name__
     check_in_attention(name, kind)
     if kind.keep is not PositionMethod.keep:
         raise ValueError(
@@ -92,19 +93,26 @@ def attention_fn(
 
     @functools.cache
     def made(head_dim: int, causal: bool) -> PositionMethod:
-        if given:
-            return dataclasses.replace(given, causal=causal)
-        return make_position(
-            position,  # type: ignore[arg-type]
-            num_heads=num_heads,
-            head_dim=head_dim,
-            width=num_heads * head_dim,
-            train_length=train_length,
-            causal=causal,
-            options=options,
-        )
+        if not isinstance(position, PositionMethod):
+            return make_position(
+                position,
+                num_heads=heads,
+                head_dim=head_dim,
+                width=heads * head_dim,
+                train_length=train_length or TRAIN_LENGTH,
+                causal=causal,
+                options=options,
+            )
+        if head_dim != position.head_dim:
+            raise ValueError(
+                f"{name} was made for heads of {position.head_dim} features, and the layer's have {head_dim}; make it "
+                f"with head_dim={head_dim}"
+            )
+        return dataclasses.replace(position, causal=causal)
 
-    if params is None and (own := _shapes(given or made(64, causal))):  # a size that all take
+    # Any size has the same parameters' names; 64 is one that all methods take.
+    example = position if isinstance(position, PositionMethod) else made(64, causal)
+    if params is None and (own := _shapes(example)):
         raise ValueError(
             f"position method {name!r} has parameters ({', '.join(own)}); give params=, as alibi.position_params makes "
             "them, or use alibi.linen.SelfAttention or alibi.nnx.SelfAttention, which own them"
@@ -113,11 +121,6 @@ def attention_fn(
 
     @with_flax_signature
     def attention(query: Array, key: Array, value: Array, **keywords: Any) -> Array:
-        if given and query.shape[-1] != given.head_dim:
-            raise ValueError(
-                f"{name} was made for heads of {given.head_dim} features, and the layer's have {query.shape[-1]}; "
-                f"make it with head_dim={query.shape[-1]}"
-            )
         method = made(query.shape[-1], keywords.pop("is_causal", False) or causal)
         arrays = _checked(name, method, params or {})
         attend = layer_attention_fn(method, arrays, None, attention_options, query_offset)
@@ -130,20 +133,16 @@ def _check_agrees(
     method: PositionMethod,
     num_heads: int | None,
     causal: bool,
-    train_length: int,
+    train_length: int | None,
     options: Mapping[str, Any] | None,
 ) -> None:
     """Raises ValueError for arguments that contradict a method that is made already."""
     name = type(method).__name__
     if options:
         raise ValueError(f"options={options} are for a method by name; {name} is made already")
-    is_default = train_length == TRAIN_LENGTH
-    for key, got in (
-        ("num_heads", num_heads),
-        ("causal", causal),
-        ("train_length", method.train_length if is_default else train_length),
-    ):
-        if got != (made := getattr(method, key)):
+    given = {"num_heads": num_heads, "causal": causal, "train_length": train_length}
+    for key, got in given.items():
+        if got not in (None, made := getattr(method, key)):
             raise ValueError(
                 f"{name} was made with {key}={made}, and attention_fn got {key}={got}; give both the same"
             )
@@ -238,6 +237,7 @@ def check_no_cache(name: str, kind: type[PositionMethod]) -> None:
         )
 
 
+@functools.cache
 def _shapes(method: PositionMethod) -> dict[str, Any]:
     """Returns the shapes of a method's parameters by name."""
     return _tree_shapes(jax.eval_shape(lambda: position_params(method, jax.random.key(0))))

@@ -189,8 +189,8 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
     place = METHODS.get(name, name)
     if name in METHODS and (other := installed_methods().get(name)):
         warnings.warn(
-            f"position={name} is this library's method; {other}, which an installed package gives the same name, is "
-            f"position={other}",
+            f"position={name} is this library's method. An installed package gives the same name to {other}; write "
+            f"position={other} for that method",
             stacklevel=2,
         )
     if ":" not in place:

@@ -46,8 +46,10 @@ def to_text(table: Table) -> str:
 
 
 def _narrow(lines: list[list[str]], labels: int) -> list[list[list[str]]]:
-    """Returns lines in parts of at most `WIDTH` characters, where one column and the `labels`, the
-    first columns, leave room for that.
+    """Splits the columns of a table into parts of at most `WIDTH` characters.
+
+    Each part begins with the first `labels` columns and has at least one other column, however wide
+    it is.
     """
     columns = list(zip(*lines, strict=True))
     first, parts = columns[:labels], [columns[: labels + 1]]

@@ -434,7 +434,7 @@ def test_a_name_of_the_library_stays_its_own(
     monkeypatch.syspath_prepend(tmp_path)
     installed_methods.cache_clear()
     try:
-        with pytest.warns(UserWarning, match=r"rotary is this library's.*=theirs\.own:Rotary"):
+        with pytest.warns(UserWarning, match=r"rotary is this library's.*=theirs\.own:Rotary for"):
             assert method_class("rotary") is Rotary
     finally:
         installed_methods.cache_clear()

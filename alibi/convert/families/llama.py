@@ -130,6 +130,7 @@ def rotary(hub: HubConfig) -> dict[str, Any]:
 
 
 def rotary_to_theirs(config: Config) -> dict[str, Any]:
+    """Returns `rope_theta`, and `rope_scaling` of a method that stretches rotary."""
     options = {**known_options(config.position), **config.position_options}
     content = {"rope_theta": options.get("base", 10_000.0)}
     for kind in ROPE.keys() - {"default"}:
