@@ -162,7 +162,7 @@ def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
     held = jax.eval_shape(
         lambda: model.model.init(jax.random.key(0), model.tokens, decode=True)["cache"]
     )["layers_0"]["held"]
-    assert (held.key.shape, held.kept.shape) == ((2, model.length, 4, 8), (2, 1, 4))
+    assert (held.key.shape, held.kept.shape) == ((2, 4, 8, model.length), (2, 1, 4))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,11 @@ BACKENDS = {
         one_query=True,
     ),
     "single": Backend(
-        single_attention, frozenset(REASONS) - {"weights"}, cannot_single, one_query=True
+        single_attention,
+        frozenset(REASONS) - {"weights"},
+        cannot_single,
+        shares_heads=True,
+        one_query=True,
     ),
 }
 OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.one_query)
@@ -95,8 +99,8 @@ SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 WORTH_SAVING = 1024  # keys, at most
 WORTH_A_KERNEL = 1024  # keys
-WORTH_A_LOOP = 16384  # keys, if their largest norm is known
-WORTH_A_PASS = 32768  # keys, if that norm must be found first
+WORTH_A_LOOP = 32768  # keys, if their largest norm is known
+WORTH_A_PASS = 65536  # keys, if that norm must be found first
 WORTH_TILES = 512  # keys
 FUSED_FEATURES = 128  # of a head, up to which `fused` was measured on a GPU
 

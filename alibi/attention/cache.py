@@ -92,17 +92,18 @@ class Slots(flax.struct.PyTreeNode):
             read=self.read + positions.shape[1],
         )
 
-    def put(self, slots: Array, new: Array) -> Array:
-        """Returns the array `slots` `[batch, slots, ...]` with `new` `[batch, tokens, ...]` in the
+    def put(self, slots: Array, new: Array, axis: int = 1) -> Array:
+        """Returns the array `slots`, whose `axis` is that of its slots, with the tokens `new` in the
         next slots.
 
         An array of one slot takes one token, the newest.
         """
-        new = new.astype(slots.dtype)
-        first = self.read % slots.shape[1] if self.ring else self.read
-        if not self.ring or new.shape[1] == 1:  # the last slot if there are fewer: XLA clamps
-            return lax.dynamic_update_slice_in_dim(slots, new, first, axis=1)
-        return slots.at[:, (first + jnp.arange(new.shape[1])) % slots.shape[1]].set(new)
+        new, (size, tokens) = new.astype(slots.dtype), (slots.shape[axis], new.shape[axis])
+        first = self.read % size if self.ring else self.read
+        if not self.ring or tokens == 1:  # the last slot if there are fewer: XLA clamps
+            return lax.dynamic_update_slice_in_dim(slots, new, first, axis)
+        indices = (first + jnp.arange(tokens)) % size
+        return slots.at[(slice(None),) * axis + (indices,)].set(new)
 
     def newest(self, slots: Array) -> Array:
         """Returns the newest token's row of the array `slots` `[batch, slots, ...]`, which may have
@@ -131,9 +132,10 @@ class KeyValues(flax.struct.PyTreeNode):
     """The cache of a layer.
 
     Attributes:
-      key: `[batch, slots, heads, head_dim]`, after `PositionMethod.keys`: rotary's keys are rotated
-        already.
-      value: `[batch, slots, heads, value_dim]`.
+      key: `[batch, kv_heads, head_dim, slots]`, after `PositionMethod.keys`: rotary's keys are
+        rotated already. Slots come last because a query is then multiplied with the keys as they
+        lie: with slots first, XLA copies all keys and values at each token.
+      value: `[batch, kv_heads, value_dim, slots]`.
       kept: a tree of `[batch, slots, heads, ...]`, the result of `PositionMethod.keep` for each
         token; with a single slot, for the newest token alone, if no query needs that of others.
       key_norm: `[batch, heads]`, the largest norm of all keys ever written, NaN if a key or value
@@ -154,7 +156,8 @@ class KeyValues(flax.struct.PyTreeNode):
         key, value, kept = jax.tree.map(
             lambda x: jnp.zeros((x.shape[0], min(slots, x.shape[1]), *x.shape[2:]), x.dtype), arrays
         )
-        return cls(key, value, kept, jnp.zeros(key.shape[::2], jnp.float32))
+        norm = jnp.zeros(key.shape[::2], jnp.float32)
+        return cls(jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 3), kept, norm)
 
     def append(
         self,
@@ -170,8 +173,8 @@ class KeyValues(flax.struct.PyTreeNode):
         # Not jnp.maximum, since XLA's may pass over NaN.
         larger = jnp.where(self.key_norm >= norm, self.key_norm, norm + 0.0 * self.key_norm)
         return self.replace(
-            key=slots.put(self.key, key),
-            value=slots.put(self.value, value),
+            key=slots.put(self.key, jnp.moveaxis(key, 1, 3), axis=3),
+            value=slots.put(self.value, jnp.moveaxis(value, 1, 3), axis=3),
             kept=jax.tree.map(slots.put, self.kept, kept),
             key_norm=larger,
         )

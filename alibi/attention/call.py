@@ -76,6 +76,8 @@ class AttentionCall:
     Attributes:
       ascending: positions known only at run time rise from token to token in each sequence, and the
         queries stand at the last keys.
+      slots_last: keys and values are views of arrays `[batch, kv_heads, features, k]`, as
+        `alibi.attention.cache.KeyValues` holds them.
       devices: the number of devices the compiler may split the arrays over; 1 inside
         `jax.shard_map`.
     """
@@ -100,6 +102,7 @@ class AttentionCall:
     key_norm: Float[Array, "*batch kv_heads"] | None = None
     sink: PerHead | None = None
     ascending: bool = False
+    slots_last: bool = False
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
     devices: int = dataclasses.field(default_factory=lambda: current_target()[1])
 

@@ -170,7 +170,8 @@ def method_attention_fn(
                 held = held.append(slots, key, value, newest)
             cache.variable.value = held
             if not cache.reading.fresh:
-                key, value, kept, key_norm = held.key, held.value, held.kept, held.key_norm
+                key, value = (jnp.moveaxis(x, 3, 1) for x in (held.key, held.value))
+                kept, key_norm = held.kept, held.key_norm
                 places = cache.reading.after.positions
             elif padding is not None:
                 places = jnp.where(padding, EMPTY, places)
@@ -194,6 +195,7 @@ def method_attention_fn(
             key_norm=key_norm,
             sink=sink,
             ascending=ascending,
+            slots_last=key_norm is not None,
             options=options,
             **arguments,
         )

@@ -17,8 +17,8 @@ MASKED = -1e30
 
 def reference_attention(
     query: Float[Array, "*batch q heads head_dim"],
-    key: Float[Array, "*batch k heads head_dim"],
-    value: Float[Array, "*batch k heads value_dim"],
+    key: Float[Array, "*batch k kv_heads head_dim"],
+    value: Float[Array, "*batch k kv_heads value_dim"],
     *,
     bias: Bias | None,
     visible: Bool[Array, "*#batch #heads #q k"] | None,
@@ -43,7 +43,7 @@ def reference_attention(
       visible: True if a query sees a key; None: each query sees all keys.
       keep: the factors by which dropout multiplies the weights, each 0 or 1 / (1 - rate).
       weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized
-        ones.
+        ones. Without them each query head needs its own key head.
       sow: a function called with the weights, before dropout.
       sink, logit_cap: see `alibi.attention.attend`.
     """

@@ -107,8 +107,11 @@ def attended_and_blocks(
     left = jnp.broadcast_to(left, (batch, heads, blocks))
     last = jnp.where(counts > 0, jnp.arange(blocks)[None, None, :], -1).max(axis=-1)
     last = jnp.broadcast_to(last, (batch, heads))
+    cache: tuple[Array, ...] = key, value
+    if call.slots_last:
+        cache = tuple(jnp.moveaxis(x, -3, -1) for x in cache)  # as it lies
     attend = functools.partial(
-        _attend_head, call, (key, value), bias, query_positions, key_positions, block
+        _attend_head, call, cache, bias, query_positions, key_positions, block
     )
     b, h = (x.reshape(-1) for x in np.indices((batch, heads), np.int32))
     indices = b, h, h // (heads // kv_heads), h % key_positions.shape[1]
@@ -167,9 +170,7 @@ State = tuple[Array, Array, Array, Array]
 
 def _attend_head(
     call: AttentionCall,
-    cache: tuple[
-        Float[Array, "batch k kv_heads head_dim"], Float[Array, "batch k kv_heads value_dim"]
-    ],
+    cache: tuple[Float[Array, "batch ..."], ...],
     bias: Bias,
     query_positions: Int[Array, "batch one"],
     key_positions: Int[Array, "batch heads_or_1 k"],
@@ -183,16 +184,24 @@ def _attend_head(
     from `last` downwards.
 
     Args:
-      cache: keys and values, read `block_size` at a time.
+      cache: keys and values, read `block_size` at a time: `[batch, k, kv_heads, features]`, or
+        `[batch, kv_heads, features, k]` by `call.slots_last`.
       index: of the sequence, of the head, of its key head, and of its heads in `key_positions`.
       left: `weight_left` of each block.
       last: the last block with a visible key.
     """
-    (key, value), epsilon = cache, call.options.skip_epsilon
+    epsilon = call.options.skip_epsilon
     batch, head, kv_head, mask_head = index
     bias = bias.cut(Part((batch, 1), (head, 1), (0, 1)))
     # The logarithm of the ratio, weight left to weight gathered, at which the head stops.
     stop = -math.inf if epsilon is None else -UNDERFLOW if epsilon == 0 else math.log(epsilon)
+
+    def piece(x: Array, start: Array) -> Float[Array, "features block"]:
+        if call.slots_last:
+            sizes = 1, 1, x.shape[2], block_size
+            return lax.dynamic_slice(x, (batch, kv_head, 0, start), sizes)[0, 0]
+        sizes = 1, block_size, 1, x.shape[3]
+        return lax.dynamic_slice(x, (batch, start, kv_head, 0), sizes)[0, :, 0].T
 
     def read(block: Array) -> tuple[Array, Array, Array]:
         """Returns the biased logits of a block of keys, True for each visible key, and the values,
@@ -201,13 +210,8 @@ def _attend_head(
         first = block * block_size
         # The last block begins earlier if it would end after the last key; `visible` hides the keys
         # read before.
-        start = jnp.minimum(first, key.shape[1] - block_size)
-        keys, values = (
-            lax.dynamic_slice(x, (batch, start, kv_head, 0), (1, block_size, 1, x.shape[-1]))
-            .reshape(block_size, -1)
-            .astype(jnp.float32)
-            for x in cache
-        )
+        start = jnp.minimum(first, call.key.shape[-3] - block_size)
+        keys, values = (piece(x, start).astype(jnp.float32) for x in cache)
         places = lax.dynamic_slice(key_positions, (batch, mask_head, start), (1, 1, block_size))[
             0, 0
         ]
@@ -215,7 +219,7 @@ def _attend_head(
         added = bias.cut(Part(keys=(start, block_size)))(query_positions[batch], places).reshape(
             block_size
         )
-        logits = jnp.matmul(keys, query, precision=call.precision) * query.size**-0.5
+        logits = jnp.matmul(query, keys, precision=call.precision) * query.size**-0.5
         logits = capped(logits, call.options.logit_cap)
         return jnp.where(visible, logits + added, MASKED), visible, values
 
@@ -231,7 +235,7 @@ def _attend_head(
         larger = jnp.maximum(largest, logits.max())
         exponentials = jnp.where(visible, jnp.exp(logits - larger), 0.0)
         rescale = jnp.exp(largest - larger)
-        weighted = jnp.matmul(exponentials, values, precision=call.precision)
+        weighted = jnp.matmul(values, exponentials, precision=call.precision)
         return (
             block - 1,
             larger,
@@ -242,6 +246,6 @@ def _attend_head(
     largest, total = jnp.asarray(MASKED, jnp.float32), jnp.zeros((), jnp.float32)
     if call.sink is not None:  # one more key, whose value is zero
         largest, total = call.sink[head].astype(jnp.float32), jnp.ones((), jnp.float32)
-    start = (last, largest, total, jnp.zeros(value.shape[-1], jnp.float32))
+    start = (last, largest, total, jnp.zeros(call.value.shape[-1], jnp.float32))
     block, _, total, attended = lax.while_loop(matters, add, start)
     return attended / jnp.where(total == 0.0, 1.0, total), last - block

@@ -4,6 +4,7 @@ cache.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,22 +21,67 @@ def cannot_single(call: AttentionCall) -> str:
 
 
 def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads value_dim"]:
-    """Computes the dense formula by two matrix products over the features of all heads.
+    """Computes the dense formula by products that copy no keys or values.
 
-    XLA's CPU backend multiplies head by head, for which it copies all keys and values into another
-    order at each token. Here each product takes them as matrices `[k, heads * head_dim]`. It does
-    `heads` times the arithmetic, which costs less than the copies: memory is the limit. A key or
-    value that is not finite reaches the results of all heads.
+    With slots last, as in `KeyValues`, each head's product takes the cache as it lies. With slots
+    first, as in Flax's cache, XLA's CPU backend would copy all keys and values into another order
+    at each token. There each product takes them as matrices `[k, heads * features]`. It does
+    `heads` times the arithmetic, which costs less than the copies; and a key or value that is not
+    finite reaches the results of all heads.
     """
+    if not call.slots_last:
+        call = call.with_own_heads()
     einsum = functools.partial(
         jnp.einsum, precision=call.precision, preferred_element_type=jnp.float32
     )
-    heads = call.query.shape[-2]
+    weights_einsum, values_einsum = (_by_head if call.slots_last else _by_features)(einsum)
+
+    def attended(*arrays: Array) -> Array:
+        key, value = (jnp.moveaxis(x, -1, -3) if call.slots_last else x for x in arrays)
+        own = dataclasses.replace(
+            call, key=key, value=value, weights_einsum=weights_einsum, values_einsum=values_einsum
+        )
+        return dense(own)
+
+    def zeros(*arrays: Array) -> Array:
+        return jnp.zeros((*call.query.shape[:-1], call.value.shape[-1]), call.value.dtype)
+
+    # A condition that always holds. Without it XLA fuses the products' reshapes with the write of
+    # the new token into the cache, and copies the cache at each token.
+    positions = jnp.asarray(call.query_positions, jnp.int32)
+    always = positions.max(initial=0) > np.iinfo(np.int32).min
+    arrays = (jnp.moveaxis(x, -3, -1) if call.slots_last else x for x in (call.key, call.value))
+    return lax.cond(always, attended, zeros, *arrays)
+
+
+def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
+    """Returns the two products of `reference_attention` for heads of queries that may share keys."""
+
+    def logits(
+        _: str, query: Float[Array, "*batch one heads head_dim"], key: Array
+    ) -> Float[Array, "*batch heads one k"]:
+        grouped = query.reshape(*key.shape[:-3], key.shape[-2], -1, key.shape[-1])
+        found = einsum("...hgd,...hdk->...hgk", grouped, jnp.moveaxis(key, -3, -1))
+        return found.reshape(*query.shape[:-3], query.shape[-2], 1, -1)
+
+    def values(
+        _: str, weights: Float[Array, "*batch heads one k"], value: Array
+    ) -> Float[Array, "*batch one heads value_dim"]:
+        grouped = weights.reshape(*value.shape[:-3], value.shape[-2], -1, value.shape[-3])
+        found = einsum("...hgk,...hdk->...hgd", grouped, jnp.moveaxis(value, -3, -1))
+        return found.reshape(*value.shape[:-3], 1, -1, value.shape[-1])
+
+    return logits, values
+
+
+def _by_features(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
+    """Returns the two products of `reference_attention` over the features of all heads."""
 
     def logits(
         _: str, query: Float[Array, "*batch one heads head_dim"], key: Array
     ) -> Float[Array, "*batch heads one k"]:
         # A column for each head, which is zero but for the features of this head.
+        heads = query.shape[-2]
         own = jnp.eye(heads, dtype=query.dtype)[:, None, :]
         columns = query[..., 0, :, :, None] * jnp.expand_dims(own, range(query.ndim - 3))
         columns = columns.reshape(*key.shape[:-3], -1, heads)
@@ -48,20 +94,7 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
     ) -> Float[Array, "*batch one heads value_dim"]:
         joined = value.reshape(*value.shape[:-2], -1)
         found = einsum("...kh,...kf->...hf", weights[..., 0, :].swapaxes(-1, -2), joined)
-        found = found.reshape(*found.shape[:-1], heads, -1)
+        found = found.reshape(*found.shape[:-1], value.shape[-2], -1)
         return jnp.diagonal(found, axis1=-3, axis2=-2).swapaxes(-1, -2)[..., None, :, :]
 
-    def attended(key: Array, value: Array) -> Array:
-        own = dataclasses.replace(
-            call, key=key, value=value, weights_einsum=logits, values_einsum=values
-        )
-        return dense(own)
-
-    def zeros(key: Array, value: Array) -> Array:
-        return jnp.zeros((*call.query.shape[:-1], value.shape[-1]), value.dtype)
-
-    # A condition that always holds. Without it XLA fuses the reshapes above with the write of the
-    # new token into the cache, and copies the cache at each token.
-    positions = jnp.asarray(call.query_positions, jnp.int32)
-    always = positions.max(initial=0) > np.iinfo(np.int32).min
-    return lax.cond(always, attended, zeros, call.key, call.value)
+    return logits, values

@@ -12,7 +12,7 @@ import pytest
 
 from alibi import alibi_slopes, attend, generation
 from alibi.attention import backends
-from alibi.attention.backends import choose
+from alibi.attention.backends import choose, compute
 from alibi.attention.cache import KeyValues, Slots, norm_of_all
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
 from alibi.attention.skipping import LOGIT_ROUNDING
@@ -85,6 +85,23 @@ def test_skipping_loses_no_bit_or_no_more_than_it_may(blocks):
         np.testing.assert_array_equal(skipped, every)
         # Leaving out a share e of the mass moves the mean of values by at most 2 e of the largest.
         np.testing.assert_allclose(rough, every, rtol=0, atol=2e-6 * np.abs(arrays[2]).max() + 1e-6)
+
+
+def test_slots_may_come_first_or_last(blocks):
+    """As Flax's cache and this project's hold them, with keys for each head or shared by two."""
+
+    @jax.jit
+    def attended(*arrays):
+        call = as_call(*arrays, alibi_slopes(4))
+        calls = [dataclasses.replace(call, slots_last=last) for last in (False, True)]
+        return dense(call.with_own_heads()), [
+            compute(call, name) for call in calls for name in ("single", "decoding")
+        ]
+
+    for kv_heads in (4, 2):
+        expected, found = attended(*inputs(300, 4, 16, kv_heads=kv_heads))
+        for got in found:
+            np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
 
 
 def test_half_precision_is_no_worse_than_dense(blocks):
@@ -234,7 +251,7 @@ def test_fewer_key_heads_no_batch_and_vmap(blocks):
 
 
 def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
-    shared = as_call(*map(jnp.asarray, inputs(16384, 2, 16)), alibi_slopes(2))
+    shared = as_call(*map(jnp.asarray, inputs(32768, 2, 16)), alibi_slopes(2))
     assert choose(dataclasses.replace(shared, key_norm=jnp.ones((2, 2)))) == "reference"
     unknown = dataclasses.replace(shared, devices=1)
     call = dataclasses.replace(unknown, key_norm=jnp.ones((2, 2)))
@@ -263,7 +280,7 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
     whole = np.asarray(jax.jit(model.apply)(variables, tokens))
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     started = jax.jit(functools.partial(model.init, decode=True))(
-        jax.random.key(0), np.zeros((2, 16384), np.int32)
+        jax.random.key(0), np.zeros((2, 32768), np.int32)
     )
     cache = started["cache"]
     assert not np.any(cache["layers_0"]["held"].key_norm)
@@ -294,17 +311,22 @@ def test_the_model_decodes_by_it_and_remembers_norms(tiny_config, monkeypatch):
         np.testing.assert_allclose(np.asarray(logits)[:, 0], whole[:, i], atol=2e-5)
     assert len(known) == 1
     assert known[0] is not None
-    norms = np.linalg.norm(cache["layers_0"]["held"].key, axis=-1)
-    np.testing.assert_allclose(cache["layers_0"]["held"].key_norm, norms.max(axis=1), rtol=1e-6)
+    norms = np.linalg.norm(cache["layers_0"]["held"].key, axis=2)
+    np.testing.assert_allclose(cache["layers_0"]["held"].key_norm, norms.max(axis=-1), rtol=1e-6)
 
 
-def test_decoding_from_a_short_cache_copies_it_at_no_token(tiny_config, monkeypatch):
+@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 4), (4, 4), (4, 2)])
+def test_decoding_from_a_short_cache_copies_it_at_no_token(
+    batch, kv_heads, tiny_config, monkeypatch
+):
     """XLA would hold the cache twice more, and copy it to write each token."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    model = build_model(tiny_config(position="alibi", model__num_layers=1), 40)
+    sizes = {"width": 64, "num_heads": 4, "num_kv_heads": kv_heads, "num_layers": 1}
+    config = tiny_config(position="alibi", **{f"model__{key}": size for key, size in sizes.items()})
+    model = build_model(config, 40)
     params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))["params"]
-    cache = jax.eval_shape(lambda: generation.new_cache(model, 4, 2048))
-    keys, logits = jax.random.split(jax.random.key(0), 4), np.zeros((4, 1, 40), np.float32)
+    cache = jax.eval_shape(lambda: generation.new_cache(model, batch, 2048))
+    keys, logits = jax.random.split(jax.random.key(0), batch), np.zeros((batch, 1, 40), np.float32)
     compiled = generation.decode.lower(
         model, params, cache, logits, keys, 0, sample=generation.GREEDY, count=4
     ).compile(compiler_options=AS_USERS)
@@ -323,4 +345,4 @@ def test_the_remembered_norm_is_of_all_keys_and_a_key_that_is_no_number_stays_kn
         slots = slots.append(position, position)
         found.append(np.asarray(held.key_norm)[0])
     np.testing.assert_array_equal(found, [[1, 0], [np.nan, 1], [np.nan, 2], [np.nan, 3]])
-    np.testing.assert_array_equal(held.key, keys)
+    np.testing.assert_array_equal(held.key, np.moveaxis(keys, 1, 3))

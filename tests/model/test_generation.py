@@ -184,7 +184,7 @@ def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch
     new = np.asarray(generate(model, params, prompt, 10, chunk=3))
     slots = made[0]["slots"]["slots"][4]
     assert (slots.positions.shape, slots.total) == ((1, 4 + 3 - 1), 21)
-    assert made[0]["layers_0"]["held"].key.shape[1] == 4 + 3 - 1
+    assert made[0]["layers_0"]["held"].key.shape[-1] == 4 + 3 - 1
     logits = jax.jit(model.apply)({"params": params}, np.concatenate([prompt, new], axis=1))
     np.testing.assert_array_equal(np.asarray(logits)[:, 10:-1].argmax(axis=-1), new)
 

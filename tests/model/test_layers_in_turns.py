@@ -131,7 +131,7 @@ def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch) -> N
         found.append(np.asarray(piece))
     found = np.concatenate(found, axis=1)
     np.testing.assert_allclose(found, whole[:, :210], atol=5e-5)
-    held = [cache[f"layers_{number}"]["held"].key.shape[1] for number in range(len(TENANTS[name]))]
+    held = [cache[f"layers_{number}"]["held"].key.shape[-1] for number in range(len(TENANTS[name]))]
     assert held == [
         WINDOW + 99 if layer.window == WINDOW else 16 * LENGTH for layer in TENANTS[name]
     ]

@@ -179,7 +179,7 @@ def test_each_window_has_slots_of_its_own(tiny_config) -> None:
     sizes = {"total": 24, "chunk": 3}
     got, cache = read_in_pieces(model, variables["params"], inputs, pieces, **sizes)
     np.testing.assert_allclose(got, whole, atol=2e-5)
-    held = [cache[f"layers_{layer}"]["held"].key.shape[1] for layer in range(4)]
+    held = [cache[f"layers_{layer}"]["held"].key.shape[-1] for layer in range(4)]
     assert held == [4 + 3 - 1, 6 + 3 - 1, 24, 4 + 3 - 1]
     with pytest.raises(ValueError, match="4 tokens at one time would overwrite keys"):
         read_in_pieces(model, variables["params"], inputs, [4, 20], **sizes)
