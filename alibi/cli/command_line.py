@@ -109,7 +109,7 @@ def execute(
         # a process finds the programs of earlier processes
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             jax.config.update("jax_compilation_cache_dir", str(cache_root() / "compilations"))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         with signals_raised() if resumes else contextlib.nullcontext():
             code = main(*words) or 0
         sys.stdout.flush()  # here, where its error is explained
