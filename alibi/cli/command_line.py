@@ -19,7 +19,6 @@ from alibi.config import load_config
 from alibi.config.fields import nearest
 from alibi.config.tree import KEYS, OTHER_NAMES, SHORT_NAMES
 from alibi.cpu.host_memory import keep_freed_memory
-from alibi.data.cache import cache_root, check_paths
 from alibi.errors import (
     FAILED,
     REQUEUE,
@@ -30,6 +29,7 @@ from alibi.errors import (
     signals_raised,
 )
 from alibi.parallel import hosts
+from alibi.storage.cache import cache_root, check_paths
 from alibi.storage.files import local_path
 
 EXIT_SECONDS = 10.0  # in which a process ends after a failure

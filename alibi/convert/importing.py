@@ -16,7 +16,6 @@ from alibi.config import Config, replaced
 from alibi.convert.families import Entry, Family, HubConfig, family_of
 from alibi.convert.folder import CONFIG, FLOATS, HubFolder, find_folder
 from alibi.convert.work_directory import empty_run, write_run
-from alibi.data.cache import file_sha256
 from alibi.data.tokenizers import Tokenizer, given_tokenizer
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
@@ -25,6 +24,7 @@ from alibi.parallel.sharding import laid_out
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import TrainState
 from alibi.runs.trained import fitting_mesh
+from alibi.storage.cache import file_sha256
 
 HUB = "hub"  # the folder in the work directory with the small files of the hub's folder
 # Code is copied as text, for those who load an export by it; nothing here runs it.

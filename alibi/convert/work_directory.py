@@ -13,13 +13,13 @@ from jaxtyping import PyTree
 
 from alibi.config import Config, replaced
 from alibi.convert import fairseq
-from alibi.data.cache import file_sha256
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, read_dictionary
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.former import saved
+from alibi.storage.cache import file_sha256
 from alibi.storage.files import is_address, listed, made_whole, write_whole
 from alibi.training.optimizer import make_optimizer
 

@@ -6,7 +6,7 @@ import os
 import pathlib
 import shutil
 
-from alibi.data.cache import file_sha256
+from alibi.storage.cache import file_sha256
 from alibi.storage.files import made_whole
 
 JOINED = "data/long-books"  # the folder in which configs look for the texts

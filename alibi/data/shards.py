@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from alibi.data.cache import cache_root, claimed, content_key, find_or_make
 from alibi.data.corpus import Corpus, Piece, Shard, make_bar, watched
 from alibi.data.tokenfile import (
     FORMAT_VERSION,
@@ -31,6 +30,7 @@ from alibi.data.tokenfile import (
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.errors import UserError
 from alibi.progress import Progress
+from alibi.storage.cache import cache_root, claimed, content_key, find_or_make
 from alibi.storage.files import made_whole, write_whole
 
 _POLL_SECONDS = 0.3

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from alibi.data.booklist import JOINED
-from alibi.data.cache import file_sha256
 from alibi.data.corpus import (
     BORDER,
     PIECE_BYTES,
@@ -35,6 +34,7 @@ from alibi.data.corpus import (
 )
 from alibi.data.datafiles import DATA_FILES, read_column, row_documents
 from alibi.extras import needs
+from alibi.storage.cache import file_sha256
 
 # A larger file is identified by its size, its time of change and the hash of its two ends.
 WHOLE_HASH_BYTES = 256 << 20

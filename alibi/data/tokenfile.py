@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from alibi.data.cache import content_key
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
+from alibi.storage.cache import content_key
 
 FORMAT_VERSION = 4
 # A token file up to this size is hashed when a process first opens it; of a larger one only the

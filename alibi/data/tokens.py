@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from alibi.config import DataConfig
 from alibi.data.books import Books, PassKeys
-from alibi.data.cache import cache_root, check_paths, content_key, find_or_make
 from alibi.data.corpus import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.hosted import Hub, Tfds
 from alibi.data.shards import ALONE, Makers, Making
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenFile
 from alibi.data.tokenizers import Tokenizer, bpe, given_tokenizer, load_tokenizer, make_tokenizer
+from alibi.storage.cache import cache_root, check_paths, content_key, find_or_make
 
 _CORPORA: dict[str, type[Corpus]] = {
     kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Integer
 
 from alibi.config import Config
-from alibi.data.cache import content_key
 from alibi.data.corpus import SPLITS
 from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokenizers import ByteTokenizer
@@ -27,6 +26,7 @@ from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Documents, Row
 from alibi.reporting.writers import aligned
 from alibi.runs import RunDirectory
+from alibi.storage.cache import content_key
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ from jaxtyping import PyTree
 
 from alibi import progress
 from alibi.config import flatten
-from alibi.data.cache import content_key
 from alibi.errors import UserError, cause
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.evaluation.windows import Windows
@@ -24,6 +23,7 @@ from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import SEPARATELY, Device, Documents, Row, Scoring, latest
 from alibi.runs import RunDirectory, evaluation_hash, git_commit, processor
 from alibi.runs.trained import TrainedRun
+from alibi.storage.cache import content_key
 from alibi.storage.files import check_writable, resolve, write_whole
 
 Found = TypeVar("Found")

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from alibi.data.cache import content_key
 from alibi.data.hosted import offline, reachable
 from alibi.evaluation.extrapolation import RunOptions
 from alibi.evaluation.harness import harness_model
@@ -30,6 +29,7 @@ from alibi.progress import is_terminal
 from alibi.reporting.rows import Row
 from alibi.reporting.writers import aligned
 from alibi.runs.trained import TrainedRun
+from alibi.storage.cache import content_key
 from alibi.storage.files import check_writable, resolve, write_whole
 
 BOOTSTRAP = 1000  # resamples for the standard error of metrics that are no means

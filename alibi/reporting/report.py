@@ -6,8 +6,8 @@ JavaScript stands in the page; its policy forbids the browser every request.
 """
 
 import dataclasses
-import functools
 import html
+import importlib.metadata
 import json
 import math
 import os
@@ -44,6 +44,7 @@ from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import PSEUDO_PERPLEXITY, Table, spread_note
 from alibi.reporting.writers import to_html, to_markdown, to_text
+from alibi.storage.cache import cache_root, content_key, find_or_make
 from alibi.storage.files import read_rows, resolve, write_whole
 
 REPORT_FILE = "report.md"
@@ -238,15 +239,22 @@ def _page(
     )
 
 
-@functools.cache
 def _javascript() -> str:
-    """Returns Vega-Lite, its dependencies and page.js as a single script."""
+    """Returns Vega-Lite, its dependencies and page.js as a single script, from the cache: to make it
+    takes two seconds.
+    """
     needs("report.html", "vl_convert")
-    import vl_convert  # half a second to import
+    own, maker = (HERE / "page.js").read_text(), importlib.metadata.version("vl-convert-python")
+    folder = cache_root() / "scripts" / content_key({"page.js": own, "vl-convert-python": maker})
 
-    return vl_convert.javascript_bundle((HERE / "page.js").read_text(), vl_version="6.1").replace(
-        "</script", "<\\/script"
-    )
+    def make(folder: pathlib.Path) -> None:
+        import vl_convert  # half a second to import
+
+        script = vl_convert.javascript_bundle(own, vl_version="6.1")
+        (folder / "report.js").write_text(script.replace("</script", "<\\/script"))
+
+    find_or_make(folder, make)
+    return (folder / "report.js").read_text()
 
 
 def _section(heading: str, *parts: str) -> str:

@@ -14,9 +14,10 @@ import pytest
 
 from alibi import progress
 from alibi.config import DataConfig
-from alibi.data import cache, shards, tokens
+from alibi.data import shards, tokens
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import ByteTokenizer
+from alibi.storage import cache
 
 TRAIN, VALID = "one two\nthree\n\n", "one zwei two\n"
 
@@ -198,7 +199,8 @@ def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
 _PREPARE = """
 import json, sys, time
 from alibi.config import DataConfig
-from alibi.data import cache, shards, tokens
+from alibi.data import shards, tokens
+from alibi.storage import cache
 train, cache_dir = sys.argv[1:3]
 data = DataConfig(corpus="text", tokenizer="bpe", bpe_vocab_size=260, train=train, cache_dir=cache_dir)
 write = shards.write_shard

@@ -11,8 +11,8 @@ import pytest
 
 from alibi.data.booklist import BookList
 from alibi.data.books import Books, make_prompts
-from alibi.data.cache import content_key
 from alibi.data.tokens import prepare
+from alibi.storage.cache import content_key
 from alibi.sweeps.definition import load_config
 from tests.hosts import ROOT
 

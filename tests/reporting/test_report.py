@@ -1,7 +1,10 @@
 """The report's files."""
 
+import importlib.metadata
 import re
 import struct
+
+import vl_convert
 
 from alibi.reporting.report import RunSource, write_report
 from tests.reporting.rowmaker import append_rows, make_row
@@ -29,6 +32,28 @@ def test_report_with_tables_figures_and_failures(tmp_path):
         assert width > 1400, "for a projector"
         assert height > 800
     assert not list(tmp_path.glob(".*"))
+
+
+def test_the_script_is_made_once_for_all_processes(tmp_path, monkeypatch):
+    """Making it takes two seconds; another version of vl_convert or of page.js makes another."""
+    monkeypatch.setenv("ALIBI_CACHE", str(tmp_path / "cache"))
+    calls, bundle = [], vl_convert.javascript_bundle
+    monkeypatch.setattr(
+        vl_convert,
+        "javascript_bundle",
+        lambda *args, **keys: calls.append(1) or bundle(*args, **keys),
+    )
+    append_rows(tmp_path / "results.jsonl", [make_row()])
+    pages = []
+    for _ in range(2):
+        write_report(tmp_path)
+        pages.append((tmp_path / "report.html").read_text())
+    assert calls == [1]
+    assert pages[0] == pages[1]
+    assert "vega" in pages[0]
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0")
+    write_report(tmp_path)
+    assert calls == [1, 1]
 
 
 def test_without_rows_a_report_has_reasons_alone(tmp_path):

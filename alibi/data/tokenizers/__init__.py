@@ -6,7 +6,6 @@ import os
 from etils import epath
 
 from alibi.config import DataConfig
-from alibi.data.cache import file_sha256
 from alibi.data.corpus import Corpus, limit_bytes, make_bar, watched
 from alibi.data.tokenizers.base import SAVED, ByteTokenizer, Tokenizer
 from alibi.data.tokenizers.bpe import (
@@ -19,6 +18,7 @@ from alibi.data.tokenizers.bpe import (
     train_bpe,
 )
 from alibi.data.tokenizers.words import WordTokenizer, make_dictionary, read_dictionary
+from alibi.storage.cache import file_sha256
 
 __all__ = [
     "BpeTokenizer",

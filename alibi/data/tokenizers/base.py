@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from alibi.data.cache import file_sha256
 from alibi.data.corpus import Piece, split_long
+from alibi.storage.cache import file_sha256
 
 SAVED = "tokenizer_config.json"
 
