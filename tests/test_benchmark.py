@@ -360,7 +360,13 @@ def test_the_work_of_a_sliding_window_is_counted(load):
 def test_a_token_against_a_cache_is_a_row_for_each_way(load, run, monkeypatch, capsys):
     attention = load("attention")
     # compile as much as the others
-    for name in ("dense, head by head", "skip none", "skip 1e-6", "skip 0, norms unknown"):
+    for name in (
+        "dense, slots first",
+        "dense, copied",
+        "skip none",
+        "skip 1e-6",
+        "skip 0, norms unknown",
+    ):
         monkeypatch.delitem(attention.TOKEN_WAYS, name)
     seconds = {"dense": [3e-3], "skip 0": [1e-3]}
     words = ["decode", "--lengths=64", "--heads=2", "--head_dim=8"]

@@ -62,6 +62,7 @@ def test_compilations_are_kept_beside_the_token_files(
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     execute()
     assert set_to["jax_compilation_cache_dir"] == str(tmp_path / "compilations")
+    assert set_to["jax_persistent_cache_min_compile_time_secs"] == 0.0, "small ones too"
 
 
 def test_a_flag_file_holds_keys_of_the_config_too(execute, tmp_path: pathlib.Path) -> None:

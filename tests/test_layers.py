@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"extras"},
     "progress": {"extras"},
     "config": {"errors", "extras"},
-    "storage": {"config", "errors", "extras"},
+    "storage": {"errors", "extras"},
     "positions": {"slopes", "config"},
     # What exists for one platform is chosen by the table of attention, and computes what attention
     # asks for.

@@ -98,7 +98,7 @@ class Slots(flax.struct.PyTreeNode):
 
         An array of one slot takes one token, the newest.
         """
-        new, (size, tokens) = new.astype(slots.dtype), (slots.shape[axis], new.shape[axis])
+        new, size, tokens = new.astype(slots.dtype), slots.shape[axis], new.shape[axis]
         first = self.read % size if self.ring else self.read
         if not self.ring or tokens == 1:  # the last slot if there are fewer: XLA clamps
             return lax.dynamic_update_slice_in_dim(slots, new, first, axis)

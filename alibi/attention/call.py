@@ -114,7 +114,7 @@ class AttentionCall:
         if heads == kv_heads:
             return self
         key, value = (jnp.repeat(x, heads // kv_heads, axis=-2) for x in (self.key, self.value))
-        return dataclasses.replace(self, key=key, value=value, key_norm=None)
+        return dataclasses.replace(self, key=key, value=value, key_norm=None, slots_last=False)
 
     @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:

@@ -214,6 +214,10 @@ def on_each_device(
         if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):
             split[name] = jnp.asarray(x)
             specs[name] = P(over_batch if x.ndim > 1 and x.shape[0] > 1 else None)
+    if call.slots_last:  # as they lie: XLA would copy a view for each device
+        for name in ("key", "value"):
+            split[name] = jnp.moveaxis(split[name], -3, -1)
+            specs[name] = P(over_batch, over_heads)
     if call.key_norm is not None:
         split["key_norm"], specs["key_norm"] = call.key_norm, P(over_batch, over_heads)
     if call.sink is not None:
@@ -228,6 +232,8 @@ def on_each_device(
         if call.key_segments is call.query_segments and call.query_segments is not None:
             # skipping must see that they are the same
             split = split | {"key_segments": split["query_segments"]}
+        if call.slots_last:
+            split = split | {name: jnp.moveaxis(split[name], -1, -3) for name in ("key", "value")}
         return compute(
             dataclasses.replace(call, **split, bias=jax.tree.unflatten(bias_tree, bias), devices=1)
         )

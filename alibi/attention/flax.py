@@ -152,6 +152,7 @@ def method_attention_fn(
     ) -> Array:
         del is_causal
         held = before = padding = key_norm = None
+        cached = cache is not None and not cache.reading.fresh
         if cache is not None:
             held, padding = cache.variable.value, cache.reading.padding
             before = None if held is None else jax.tree.map(cache.reading.before.newest, held.kept)
@@ -195,7 +196,7 @@ def method_attention_fn(
             key_norm=key_norm,
             sink=sink,
             ascending=ascending,
-            slots_last=key_norm is not None,
+            slots_last=cached,
             options=options,
             **arguments,
         )

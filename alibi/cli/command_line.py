@@ -29,7 +29,7 @@ from alibi.errors import (
     signals_raised,
 )
 from alibi.parallel import hosts
-from alibi.storage.cache import cache_root, check_paths
+from alibi.storage.cache import cache_root
 from alibi.storage.files import local_path
 
 EXIT_SECONDS = 10.0  # in which a process ends after a failure
@@ -221,6 +221,8 @@ def _check_values(addresses: Collection[str]) -> None:
             if isinstance(value, str) and flag.name not in addresses:
                 local_path(value, f"--{flag.name}")
     if "config" in flags.FLAGS and (config := flags.FLAGS["config"].value) is not None:
+        from alibi.data.tokens import check_paths  # a quarter of a second to import
+
         check_paths(config.data)
 
 

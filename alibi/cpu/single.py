@@ -21,7 +21,7 @@ def cannot_single(call: AttentionCall) -> str:
 
 
 def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads value_dim"]:
-    """Computes the dense formula by products that copy no keys or values.
+    """Computes the dense formula by products that copy no keys or values in float32.
 
     With slots last, as in `KeyValues`, each head's product takes the cache as it lies. With slots
     first, as in Flax's cache, XLA's CPU backend would copy all keys and values into another order
@@ -57,9 +57,11 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
 def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
     """Returns the two products of `reference_attention` for heads of queries that may share keys."""
 
+    # XLA's CPU backend is slow at products of half precision that give float32.
     def logits(
         _: str, query: Float[Array, "*batch one heads head_dim"], key: Array
     ) -> Float[Array, "*batch heads one k"]:
+        query, key = query.astype(jnp.float32), key.astype(jnp.float32)
         grouped = query.reshape(*key.shape[:-3], key.shape[-2], -1, key.shape[-1])
         found = einsum("...hgd,...hdk->...hgk", grouped, jnp.moveaxis(key, -3, -1))
         return found.reshape(*query.shape[:-3], query.shape[-2], 1, -1)
@@ -67,6 +69,7 @@ def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callab
     def values(
         _: str, weights: Float[Array, "*batch heads one k"], value: Array
     ) -> Float[Array, "*batch one heads value_dim"]:
+        weights, value = weights.astype(jnp.float32), value.astype(jnp.float32)
         grouped = weights.reshape(*value.shape[:-3], value.shape[-2], -1, value.shape[-3])
         found = einsum("...hgk,...hdk->...hgd", grouped, jnp.moveaxis(value, -3, -1))
         return found.reshape(*value.shape[:-3], 1, -1, value.shape[-1])

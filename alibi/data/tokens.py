@@ -12,11 +12,19 @@ from alibi.data.shards import ALONE, Makers, Making
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenFile
 from alibi.data.tokenizers import Tokenizer, bpe, given_tokenizer, load_tokenizer, make_tokenizer
-from alibi.storage.cache import cache_root, check_paths, content_key, find_or_make
+from alibi.storage.cache import cache_root, content_key, find_or_make
+from alibi.storage.files import local_path
 
 _CORPORA: dict[str, type[Corpus]] = {
     kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)
 }
+
+
+def check_paths(data: DataConfig) -> None:
+    """Raises ValueError if a key of the config's section `data` names an address."""
+    for key, value in vars(data).items():
+        if isinstance(value, str):
+            local_path(value, f"data.{key}")
 
 
 def make_corpus(data: DataConfig) -> Corpus:

@@ -44,6 +44,7 @@ LINEAR = 0.01  # nats: up to here a scale of very different gains is linear, and
 LARGE_GAIN, MOST_RATIO = 0.05, 20
 
 Spec = dict[str, Any]
+VEGA_LITE = "6.1"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name: nothing is loaded from there
 # The page's parameter `off` lists the runs switched off by the reader.
 OFF = [{"name": "off", "value": []}]
@@ -68,7 +69,9 @@ def png(spec: Spec) -> bytes:
     import vl_convert  # half a second to import
 
     whole = {"$schema": SCHEMA, "background": "white", "params": OFF, "config": PNG_CONFIG} | spec
-    return vl_convert.vegalite_to_png(whole, vl_version="6.1", scale=2 if "layer" in spec else 1.5)
+    return vl_convert.vegalite_to_png(
+        whole, vl_version=VEGA_LITE, scale=2 if "layer" in spec else 1.5
+    )
 
 
 def length_figure(panel: Panel) -> Spec:

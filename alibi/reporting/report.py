@@ -24,6 +24,7 @@ from alibi.reporting.charts import (
     OFF,
     SCHEMA,
     SIGNS,
+    VEGA_LITE,
     Spec,
     length_chart,
     length_figure,
@@ -244,17 +245,25 @@ def _javascript() -> str:
     takes two seconds.
     """
     needs("report.html", "vl_convert")
-    own, maker = (HERE / "page.js").read_text(), importlib.metadata.version("vl-convert-python")
-    folder = cache_root() / "scripts" / content_key({"page.js": own, "vl-convert-python": maker})
+    own = (HERE / "page.js").read_text(encoding="utf-8")
 
-    def make(folder: pathlib.Path) -> None:
+    def script() -> str:
         import vl_convert  # half a second to import
 
-        script = vl_convert.javascript_bundle(own, vl_version="6.1")
-        (folder / "report.js").write_text(script.replace("</script", "<\\/script"))
+        bundle = vl_convert.javascript_bundle(own, vl_version=VEGA_LITE)
+        return bundle.replace("</script", "<\\/script")
 
-    find_or_make(folder, make)
-    return (folder / "report.js").read_text()
+    made_of = {
+        "page.js": own,
+        "Vega-Lite": VEGA_LITE,
+        "vl-convert-python": importlib.metadata.version("vl-convert-python"),
+    }
+    try:
+        folder = cache_root() / "scripts" / content_key(made_of)
+        find_or_make(folder, lambda new: (new / "report.js").write_text(script(), encoding="utf-8"))
+        return (folder / "report.js").read_text(encoding="utf-8")
+    except ValueError:  # no cache can be written here
+        return script()
 
 
 def _section(heading: str, *parts: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from etils import epath
 
-from alibi.config import DataConfig
 from alibi.errors import NO_SPACE, cause
 from alibi.storage.files import local_path, made_whole
 
@@ -35,13 +34,6 @@ def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
     if cache_dir:
         return local_path(cache_dir, "data.cache_dir")
     return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
-
-
-def check_paths(data: DataConfig) -> None:
-    """Raises ValueError if a key of the config's section `data` names an address."""
-    for key, value in vars(data).items():
-        if isinstance(value, str):
-            local_path(value, f"data.{key}")
 
 
 def content_key(content: dict[str, Any]) -> str:

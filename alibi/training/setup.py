@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from alibi.config import Config, DataConfig
 from alibi.data.batches import TrainBatches
-from alibi.data.tokens import TokenFile, check_sources, prepare
+from alibi.data.tokens import TokenFile, check_paths, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
 from alibi.generation import Sampling, generate
 from alibi.generation.decoding import decode_answer
@@ -24,7 +24,6 @@ from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory, method_files
 from alibi.runs.provenance import own_files
-from alibi.storage.cache import check_paths
 from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent

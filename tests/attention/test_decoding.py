@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from alibi import alibi_slopes, attend, generation
 from alibi.attention import backends
 from alibi.attention.backends import choose, compute
 from alibi.attention.cache import KeyValues, Slots, norm_of_all
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
+from alibi.attention.dispatch import compute_call
 from alibi.attention.skipping import LOGIT_ROUNDING
 from alibi.cpu import decoding
 from alibi.model.decoder import build_model
@@ -346,3 +349,27 @@ def test_the_remembered_norm_is_of_all_keys_and_a_key_that_is_no_number_stays_kn
         found.append(np.asarray(held.key_norm)[0])
     np.testing.assert_array_equal(found, [[1, 0], [np.nan, 1], [np.nan, 2], [np.nan, 3]])
     np.testing.assert_array_equal(held.key, np.moveaxis(keys, 1, 3))
+
+
+def test_several_devices_read_their_parts_of_a_cache_as_they_lie():
+    """XLA would copy a view of keys and values before it is split over devices, and once more after."""
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    held = NamedSharding(mesh, P("data", "tensor"))
+    split = NamedSharding(mesh, P("data", None, "tensor"))
+    query, *cache = map(jnp.asarray, inputs(2048, 8, 16, kv_heads=4))
+    call = as_call(query, *cache, alibi_slopes(8))
+
+    @functools.partial(jax.jit, in_shardings=(split, held, held))
+    def attended(query, key, value):
+        key, value = (jnp.moveaxis(x, 3, 1) for x in (key, value))
+        options = AttentionOptions(sharding=split, backend="single")
+        return compute_call(
+            dataclasses.replace(
+                call, query=query, key=key, value=value, slots_last=True, options=options
+            )
+        )
+
+    arrays = jax.device_put((query, *(jnp.moveaxis(x, 1, 3) for x in cache)), (split, held, held))
+    compiled = attended.lower(*arrays).compile(compiler_options=AS_USERS)
+    np.testing.assert_allclose(compiled(*arrays), dense(call.with_own_heads()), atol=1e-5)
+    assert compiled.memory_analysis().temp_size_in_bytes < cache[0].nbytes // 4
