@@ -17,7 +17,6 @@ from alibi.attention import backends
 from alibi.attention.backends import choose, compute
 from alibi.attention.cache import KeyValues, Slots, norm_of_all
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
-from alibi.attention.dispatch import compute_call
 from alibi.attention.skipping import LOGIT_ROUNDING
 from alibi.cpu import decoding
 from alibi.model.decoder import build_model
@@ -351,25 +350,22 @@ def test_the_remembered_norm_is_of_all_keys_and_a_key_that_is_no_number_stays_kn
     np.testing.assert_array_equal(held.key, np.moveaxis(keys, 1, 3))
 
 
-def test_several_devices_read_their_parts_of_a_cache_as_they_lie():
-    """XLA would copy a view of keys and values before it is split over devices, and once more after."""
+def test_several_devices_copy_their_parts_of_the_cache_at_no_token(tiny_config):
+    """Split as a view, XLA would copy all keys and values before and after, for each layer."""
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    held = NamedSharding(mesh, P("data", "tensor"))
-    split = NamedSharding(mesh, P("data", None, "tensor"))
-    query, *cache = map(jnp.asarray, inputs(2048, 8, 16, kv_heads=4))
-    call = as_call(query, *cache, alibi_slopes(8))
+    sizes = {"width": 64, "num_heads": 4, "num_layers": 1}
+    config = tiny_config(position="alibi", **{f"model__{key}": size for key, size in sizes.items()})
+    model = build_model(config, 40, sharding=NamedSharding(mesh, P("data")))
 
-    @functools.partial(jax.jit, in_shardings=(split, held, held))
-    def attended(query, key, value):
-        key, value = (jnp.moveaxis(x, 3, 1) for x in (key, value))
-        options = AttentionOptions(sharding=split, backend="single")
-        return compute_call(
-            dataclasses.replace(
-                call, query=query, key=key, value=value, slots_last=True, options=options
-            )
-        )
+    def placed(leaf):
+        of_heads = P("data", "tensor") if leaf.ndim == 4 else P("data") if leaf.ndim == 2 else P()
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, of_heads))
 
-    arrays = jax.device_put((query, *(jnp.moveaxis(x, 1, 3) for x in cache)), (split, held, held))
-    compiled = attended.lower(*arrays).compile(compiler_options=AS_USERS)
-    np.testing.assert_allclose(compiled(*arrays), dense(call.with_own_heads()), atol=1e-5)
-    assert compiled.memory_analysis().temp_size_in_bytes < cache[0].nbytes // 4
+    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))["params"]
+    cache = jax.tree.map(placed, jax.eval_shape(lambda: generation.new_cache(model, 4, 2048)))
+    keys, logits = jax.random.split(jax.random.key(0), 4), np.zeros((4, 1, 40), np.float32)
+    compiled = generation.decode.lower(
+        model, params, cache, logits, keys, 0, sample=generation.GREEDY, count=4
+    ).compile(compiler_options=AS_USERS)
+    held = cache["layers_0"]["held"].value
+    assert compiled.memory_analysis().temp_size_in_bytes < held.size * held.dtype.itemsize // 4
