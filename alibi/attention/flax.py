@@ -170,7 +170,7 @@ def method_attention_fn(
             else:
                 held = held.append(slots, key, value, newest)
             cache.variable.value = held
-            if not cache.reading.fresh:
+            if cached:
                 key, value = (jnp.moveaxis(x, 3, 1) for x in (held.key, held.value))
                 kept, key_norm = held.kept, held.key_norm
                 places = cache.reading.after.positions
