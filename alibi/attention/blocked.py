@@ -36,6 +36,7 @@ from alibi.attention.tiles import (
     put_group,
     take_group,
 )
+from alibi.cpu.products import transposed, written_out
 from alibi.cpu.sums import dot_rows, sum_first
 from alibi.positions.bias import Part
 
@@ -142,6 +143,9 @@ class _Group(NamedTuple):
         """Returns the group `index` of the queries, keys, values and sinks of the whole call."""
         q = take_group(q, tiling, index, tiling.q_blocks * tiling.q_block)
         k, v = (take_group(x, tiling, index, tiling.k_blocks * tiling.k_block) for x in (k, v))
+        if tiling.platform == "cpu":
+            # XLA's CPU backend can't run a bfloat16 product into which it folded a transpose.
+            q, k, v = (written_out(x) for x in (q, k, v))
         if sink is not None:
             first, heads = tiling.first_of_group(index)[1], tiling.head_group
             sink = lax.dynamic_slice_in_dim(sink.astype(jnp.float32), first, heads)
@@ -317,7 +321,12 @@ def _backward_rows(
     q, block_dout, delta, lse = (_queries(x, q_block, tiling) for x in rows)
     # With the small operand first and transposed, products that contract the queries of
     # [q, k] take a third of the time on a CPU.
-    transposed_q, transposed_dout = q.swapaxes(2, 3), block_dout.swapaxes(2, 3)
+    swap = (
+        transposed
+        if tiling.platform == "cpu"
+        else functools.partial(jnp.swapaxes, axis1=2, axis2=3)
+    )
+    transposed_q, transposed_dout = swap(q), swap(block_dout)
 
     def add(
         k_block: Array, state: tuple[Array, Any, Array, Array]
@@ -377,10 +386,6 @@ def _joined(
 def _product(
     a: Array, b: Array, axis_a: int, axis_b: int, tiling: Tiling
 ) -> Float[Array, "batch heads rows columns"]:
-    if tiling.platform == "cpu" and a.dtype == jnp.bfloat16:
-        # XLA's CPU backend converts them itself, but can't run a bfloat16 product into which it
-        # folded a transpose.
-        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     contracted, batch = ((axis_a,), (axis_b,)), ((0, 1), (0, 1))
     return lax.dot_general(
         a, b, (contracted, batch), precision=tiling.precision, preferred_element_type=jnp.float32

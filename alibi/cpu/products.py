@@ -51,11 +51,11 @@ class Products:
         return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape) if self.flat_norms else norm(x)
 
     def matmul(
-        self, x: Float[Array, "batch length inputs"], kernel: Float[Array, "inputs outputs"]
+        self, x: Float[Array, "batch length inputs"], kernel: Float[Array, "_ _"], axis: int = 0
     ) -> Float[Array, "batch length outputs"]:
-        """Returns x kernel, float32."""
+        """Returns x kernel, float32; `axis` is the dimension of the kernel that has the inputs."""
         return self.dot_general(
-            x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32
+            x, kernel, (((2,), (axis,)), ((), ())), preferred_element_type=jnp.float32
         )
 
 
@@ -70,7 +70,8 @@ def flat_dot_general(
     """Computes `lax.dot_general` as a product of two matrices, if the dimensions allow it.
 
     They do if the last dimensions of `lhs` meet the first dimensions of `rhs`, in order and without
-    batch dimensions, as in every dense layer; all other products go to `lax.dot_general` unchanged.
+    batch dimensions, as in every dense layer, or if `rhs` is a matrix, as embeddings are. All other
+    products go to `lax.dot_general` unchanged.
     Value and gradient are the same; forward-mode differentiation is not defined.
 
     For activations `[batch, length, width]` the weight gradient contracts two dimensions, and XLA's
@@ -85,7 +86,7 @@ def flat_dot_general(
         and not rhs_batch
         and 0 < contracted < min(lhs.ndim, rhs.ndim)
         and tuple(lhs_contracted) == tuple(range(rows, lhs.ndim))
-        and tuple(rhs_contracted) == tuple(range(contracted))
+        and (tuple(rhs_contracted) == tuple(range(contracted)) or rhs.ndim == 2)
     )
     if not is_matrix_product or out_sharding is not None or 0 in lhs.shape or 0 in rhs.shape:
         return lax.dot_general(
@@ -96,56 +97,82 @@ def flat_dot_general(
             preferred_element_type=preferred_element_type,
             out_sharding=out_sharding,
         )
-    width = math.prod(rhs.shape[:contracted])
-    product = _matmul(
-        lhs.reshape(-1, width), rhs.reshape(width, -1), precision, preferred_element_type
+    width, axis = math.prod(lhs.shape[rows:]), rhs_contracted[0]
+    kernel, outputs = (
+        (rhs, rhs.shape[:1]) if axis else (rhs.reshape(width, -1), rhs.shape[contracted:])
     )
-    return product.reshape(*lhs.shape[:rows], *rhs.shape[contracted:])
+    product = _matmul(lhs.reshape(-1, width), kernel, axis, precision, preferred_element_type)
+    return product.reshape(*lhs.shape[:rows], *outputs)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _matmul(
     x: Float[Array, "rows features"],
-    kernel: Float[Array, "features out"],
+    kernel: Float[Array, "_ _"],
+    axis: int,
     precision: Any,
     element_type: Any,
 ) -> Float[Array, "rows out"]:
-    return _contract(x, kernel, 1, 0, precision, element_type)
+    """Returns the product over the features, which are dimension `axis` of the kernel."""
+    return _contract(x, kernel, 1, axis, precision, element_type)
 
 
 def _matmul_forward(
-    x: Array, kernel: Array, precision: Any, element_type: Any
+    x: Array, kernel: Array, axis: int, precision: Any, element_type: Any
 ) -> tuple[Array, tuple[Array, Array]]:
-    return _matmul(x, kernel, precision, element_type), (x, kernel)
+    return _matmul(x, kernel, axis, precision, element_type), (x, kernel)
 
 
 def _matmul_backward(
+    axis: int,
     precision: Any,
     element_type: Any,
     saved: tuple[Array, Array],
     gradient: Float[Array, "rows out"],
 ) -> tuple[Array, Array]:
+    # The gradient of float32 logits of half precision is rounded to that, as on accelerators.
     # Behind a barrier these stay matrices. Without it XLA folds the reshapes of the
     # neighbouring layers into the products, and makes transposed copies after all.
-    x, kernel, gradient = lax.optimization_barrier((*saved, gradient))
-    dx = _contract(gradient, kernel, 1, 1, precision, element_type)
+    x, kernel, gradient = lax.optimization_barrier((*saved, gradient.astype(saved[0].dtype)))
+    dx = _contract(gradient, kernel, 1, 1 - axis, precision, x.dtype)
     # Both operands have their rows to contract in front. Transposing the narrower one
-    # first costs less than it gains; the barriers keep XLA from undoing that.
-    if x.shape[1] <= gradient.shape[1]:
-        dkernel = _contract(lax.optimization_barrier(x.T), gradient, 1, 0, precision, element_type)
-    else:
-        dkernel = _contract(lax.optimization_barrier(gradient.T), x, 1, 0, precision, element_type)
-        dkernel = lax.optimization_barrier(dkernel).T
-    return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
+    # first costs less than it gains.
+    x_first = x.shape[1] <= gradient.shape[1]
+    narrow, wide = (x, gradient) if x_first else (gradient, x)
+    dkernel = _contract(transposed(narrow), wide, 1, 0, precision, kernel.dtype)
+    return dx, dkernel if x_first == (axis == 0) else lax.optimization_barrier(dkernel).T
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-def _contract(
-    a: Array, b: Array, axis_a: int, axis_b: int, precision: Any, element_type: Any
-) -> Array:
-    dimensions = (((axis_a,), (axis_b,)), ((), ()))
-    return lax.dot_general(
-        a, b, dimensions, precision=precision, preferred_element_type=element_type
+def _contract(a: Array, b: Array, axis_a: int, axis_b: int, precision: Any, dtype: Any) -> Array:
+    """Returns the product in `dtype`, or in that of `a` if it is None.
+
+    XLA's CPU backend has fast products of bfloat16 with a float32 result alone; with another result
+    it converts the operands to float32 first.
+    """
+    product = lax.dot_general(
+        a,
+        b,
+        (((axis_a,), (axis_b,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32 if a.dtype.itemsize < 4 else a.dtype,
     )
+    return product.astype(dtype or a.dtype)
+
+
+def transposed(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch columns rows"]:
+    """Returns x with its last two dimensions swapped, written out for a product."""
+    return written_out(x.swapaxes(-1, -2))
+
+
+def written_out(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch rows columns"]:
+    """Returns x, an operand of a product, as an array of its own.
+
+    The barrier keeps XLA from folding a transpose into the product. The reshapes give x the layout
+    of a new array. With the layout of a transposed one, XLA's CPU backend would convert bfloat16
+    operands to float32.
+    """
+    *batch, rows, columns = x.shape
+    return lax.optimization_barrier(x.reshape(*batch, rows, 1, columns)).reshape(x.shape)

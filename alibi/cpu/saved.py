@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
+from alibi.cpu.products import transposed, written_out
 from alibi.cpu.sums import dot_rows, sum_first
 from alibi.positions.bias import Part, consecutive
 from alibi.positions.kernels import in_own_kernel
@@ -57,14 +58,12 @@ class _Settings(NamedTuple):
 
     Attributes:
       precision: of products.
-      kept: the dtype of the saved exponentials.
       shifts: a constant may be subtracted from the logits of a query: there is no sink.
     """
 
     causal: bool
     window: int | None
     precision: lax.PrecisionLike
-    kept: Any
     shifts: bool
 
 
@@ -89,15 +88,13 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
     Each block of queries is multiplied with the keys up to the block's end, so that half or more of
     the logits above the diagonal are never computed, nor is their bias. The exponentials of the
     logits are kept for the backward pass, in memory of the square of the length. Their product with
-    the values is divided by their sums, not they themselves, since it is smaller. All is computed
-    in float32, as CPUs do with half precision anyway; only the exponentials are kept in the dtype
-    of `value`. No dimension may have the size zero.
+    the values is divided by their sums, not they themselves, since it is smaller. Products take
+    operands of the inputs' dtype, which is that of the kept exponentials; all else is computed in
+    float32. No dimension may have the size zero.
 
     Query i stands at key i + k - q.
     """
-    *wide, sink = jax.tree.map(
-        lambda x: x.astype(jnp.float32), (call.query, call.key, call.value, call.sink)
-    )
+    sink = None if call.sink is None else call.sink.astype(jnp.float32)
     blocks = query_blocks(call.query.shape[1], call.key.shape[1], causal=call.causal)
     # By a barrier XLA writes each bias once; it would else compute it again for each sequence.
     biases = () if call.bias is None else lax.optimization_barrier(_biases(call, blocks))
@@ -105,10 +102,10 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
         call.causal,
         call.options.window,
         call.precision,
-        kept=call.value.dtype,
         shifts=sink is None,
     )
-    return _attention(*wide, biases, sink, settings).astype(call.value.dtype)
+    out = _attention(call.query, call.key, call.value, biases, sink, settings)
+    return out.astype(call.value.dtype)
 
 
 def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
@@ -170,34 +167,31 @@ def _forward(
     sink: PerHead | None,
     settings: _Settings,
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Returns `out` of float32 queries, keys, values and sinks, and the values saved for the
-    backward pass.
+    """Returns `out`, float32, and the values saved for the backward pass.
 
     These include the exponentials of each block of queries, their sums (`totals`), and the
     exponentials of the sink (`drained`; empty without one).
     """
-    batch, q_length, _, head_dim = query.shape
+    batch = query.shape[0]
+    of_queries, of_logits = _factors(query, query.shape[-1] ** -0.5)
     # Here and below barriers keep XLA from folding these transposes into the products, which it
-    # would then compute, on strided operands, at a fraction of the speed. (The queries are
-    # scaled, since a factor of the logits would be written out as large as they are.)
-    q, k, v = lax.optimization_barrier((_fold(query * head_dim**-0.5), _fold(key), _fold(value)))
+    # would then compute, on strided operands, at a fraction of the speed.
+    q, k, v = (written_out(_fold(x)) for x in (query * of_queries, key, value))
     outputs, exponentials, totals, drained = [], [], [], []
     of_rows = None if sink is None else jnp.tile(sink, batch)[:, None, None]
-    blocks = query_blocks(q_length, k.shape[1], causal=settings.causal)
+    blocks = query_blocks(q.shape[1], k.shape[1], causal=settings.causal)
     for block, bias in zip(blocks, biases or (None,) * len(blocks), strict=True):
         logits = _product(q[:, block.start : block.stop], k[:, : block.seen], 2, 2, settings)
-        logits = _biased(logits, bias, batch, block, settings)
+        logits = _biased(logits * of_logits, bias, batch, block, settings)
         largest = logits.max(axis=-1, keepdims=True)
         if of_rows is not None:
             largest = jnp.maximum(largest, of_rows)
             drained.append(jnp.exp(of_rows - largest))
-        exponentials.append(
-            lax.optimization_barrier(jnp.exp(logits - largest).astype(settings.kept))
-        )
+        exponential = lax.optimization_barrier(jnp.exp(logits - largest).astype(v.dtype))
+        exponentials.append(exponential)
         # The sums are those of the rounded exponentials, so that the weights of a row sum to one in
         # the backward pass.
-        exponential = exponentials[-1].astype(jnp.float32)
-        totals.append(exponential.sum(axis=-1, keepdims=True))
+        totals.append(exponential.astype(jnp.float32).sum(axis=-1, keepdims=True))
         if of_rows is not None:
             totals[-1] = totals[-1] + drained[-1]
         outputs.append(_product(exponential, v[:, : block.seen], 2, 1, settings) / totals[-1])
@@ -230,43 +224,44 @@ def _backward(
         dout = jnp.zeros(dout.shape, dout.dtype)
     batch, q_length, k_length = dout.shape[0], q.shape[1], k.shape[1]
     delta = _fold(dot_rows(dout, out)[..., None])
-    folded_dout = lax.optimization_barrier(_fold(dout))
+    folded_dout = written_out(_fold(dout.astype(v.dtype)))
     dq, dbias, dsink = [], [], []
     dk = dv = jnp.zeros((), jnp.float32)
     blocks = query_blocks(q_length, k_length, causal=settings.causal)
-    for number, (block, narrow, total) in enumerate(zip(blocks, exponentials, totals, strict=True)):
-        rows, seen, exponential = (
-            slice(block.start, block.stop),
-            block.seen,
-            narrow.astype(jnp.float32),
+    for number, (block, exponential, total) in enumerate(
+        zip(blocks, exponentials, totals, strict=True)
+    ):
+        rows, seen = slice(block.start, block.stop), block.seen
+        of_dout, of_product = _factors(folded_dout, 1.0 / total)
+        block_dout, block_delta = lax.optimization_barrier(
+            (folded_dout[:, rows] * of_dout, delta[:, rows] * of_dout)
         )
-        scaled_dout, scaled_delta = lax.optimization_barrier(
-            (folded_dout[:, rows] / total, delta[:, rows] / total)
-        )
-        dlogits = exponential * (_product(scaled_dout, v[:, :seen], 2, 2, settings) - scaled_delta)
-        dlogits = lax.optimization_barrier(dlogits)
+        dweights = _product(block_dout, v[:, :seen], 2, 2, settings) - block_delta
+        dlogits = exponential.astype(jnp.float32) * (dweights * of_product)
         if learned is not None:
+            dlogits = lax.optimization_barrier(dlogits)
             dbias.append(_bias_gradient(dlogits, learned[number], batch, settings))
+        dlogits = lax.optimization_barrier(dlogits.astype(q.dtype))
         if drained:
-            dsink.append(-(drained[number] * scaled_delta).sum(axis=(1, 2)))
+            dsink.append(-(drained[number] * block_delta * of_product).sum(axis=(1, 2)))
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings))
         # These two products contract the queries of [queries, keys]. With the small operand first
         # and already transposed they take half the time; `_unfold_transposed` transposes the small
         # results back.
-        transposed = q[:, rows].swapaxes(1, 2), scaled_dout.swapaxes(1, 2)
-        transposed_q, transposed_dout = lax.optimization_barrier(transposed)
         unseen = [(0, 0), (0, 0), (0, k_length - seen)]
-        dk = dk + jnp.pad(_product(transposed_q, dlogits, 2, 1, settings), unseen)
-        dv = dv + jnp.pad(_product(transposed_dout, exponential, 2, 1, settings), unseen)
+        dk = dk + jnp.pad(_product(transposed(q[:, rows]), dlogits, 2, 1, settings), unseen)
+        scaled_dout = (block_dout.astype(jnp.float32) * of_product).astype(v.dtype)
+        dv = dv + jnp.pad(_product(transposed(scaled_dout), exponential, 2, 1, settings), unseen)
     of_query = _unfold(jnp.concatenate(dq, axis=1) * q.shape[-1] ** -0.5, batch)
+    dk = dk * _factors(q, q.shape[-1] ** -0.5)[1]
     # The dense layer and the keys may have a step between them that uses each feature twice, such
     # as rotary embeddings; XLA would then add up the gradients of all blocks twice. For values,
     # which come from the layer itself, that costs more than it saves.
     of_key = in_own_kernel(lambda dk: _unfold(dk.swapaxes(1, 2), batch), dk)
     return (
-        of_query,
-        of_key,
-        _unfold_transposed(dv, batch),
+        of_query.astype(q.dtype),
+        of_key.astype(k.dtype),
+        _unfold_transposed(dv, batch).astype(v.dtype),
         None if learned is None else tuple(dbias),
         jnp.stack(dsink).reshape(len(dsink) * batch, -1).sum(axis=0) if drained else None,
     )
@@ -320,9 +315,20 @@ def _bias_gradient(
     return sum_first(by_sequence).reshape(*like.shape[:-1], seen) if shared else by_sequence
 
 
+def _factors(operand: Array, factor: Any) -> tuple[Any, Any]:
+    """Returns the factors of an operand and of its product, for a product that is to be multiplied
+    by `factor`.
+
+    The operand is the smaller of the two, but in half precision it would be rounded once more.
+    """
+    return (factor, 1.0) if operand.dtype == jnp.float32 else (1.0, factor)
+
+
 def _product(a: Folded, b: Folded, axis_a: int, axis_b: int, settings: _Settings) -> Folded:
     dimensions = (((axis_a,), (axis_b,)), ((0,), (0,)))
-    return lax.dot_general(a, b, dimensions, precision=settings.precision)
+    return lax.dot_general(
+        a, b, dimensions, precision=settings.precision, preferred_element_type=jnp.float32
+    )
 
 
 def _fold(x: Float[Array, "batch length heads features"]) -> Folded:

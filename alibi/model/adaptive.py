@@ -161,7 +161,7 @@ class AdaptiveEmbedding(nn.Module):
     ) -> Float[Array, "batch length features"]:
         """Returns the projection of the features into a tail."""
         hidden = self.head.products.matmul(
-            features.astype(self.head.dtype), band.kernel.astype(self.head.dtype).T
+            features.astype(self.head.dtype), band.kernel.astype(self.head.dtype), axis=1
         )
         return self.tail_dropout(hidden, deterministic)
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
-from alibi.cpu.products import Products
+from alibi.cpu.products import Products, transposed
 from alibi.parallel.sharding import for_lookup, split_batch
 
 LSE = "lse"  # the name of the saved logarithm of a token's sum of exponentials
@@ -42,7 +42,7 @@ class Head:
     ) -> Float[Array, "batch length vocabulary"]:
         """Returns features embedding^T, multiplied in `dtype`, float32."""
         features = split_batch(features, self.sharding).astype(self.dtype)
-        logits = self.products.matmul(features, embedding.astype(self.dtype).T)
+        logits = self.products.matmul(features, embedding.astype(self.dtype), axis=1)
         return split_batch(logits, self.sharding, split_features=True)
 
 
@@ -233,7 +233,7 @@ def _selected_backward(
         of_logits = probabilities - is_target.astype(jnp.float32)
         of_logits = (of_logits * of_nll[:, None]).astype(embedding.dtype)
         # Transposed until the end: then the product transposes its small factor.
-        of_embedding += jnp.matmul(part.T, of_logits, preferred_element_type=jnp.float32)
+        of_embedding += jnp.matmul(transposed(part), of_logits, preferred_element_type=jnp.float32)
         of_part = jnp.matmul(of_logits, embedding, preferred_element_type=jnp.float32)
         return of_embedding, _put(of_features, of_part, number)
 
@@ -270,7 +270,7 @@ def _unsorted(x: Float[Array, "..."], targets: Int[Array, " rows"]) -> Float[Arr
 def _logits(
     features: Float[Array, "rows width"], embedding: Float[Array, "vocabulary width"]
 ) -> Array:
-    return jnp.matmul(features, embedding.T, preferred_element_type=jnp.float32)
+    return jnp.einsum("rw,vw->rv", features, embedding, preferred_element_type=jnp.float32)
 
 
 def _chunk(x: Array, number: Array, rows: int) -> Array:

@@ -1,6 +1,7 @@
 """The CPU's products and norms against JAX's and Flax's, in value and gradient."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -9,8 +10,14 @@ import numpy as np
 import pytest
 from jax import lax
 
+from alibi.config import make_config
 from alibi.cpu.products import Products, flat_dot_general
 from alibi.cpu.sums import dot_rows
+from alibi.model.decoder import build_model
+from alibi.parallel.sharding import make_mesh
+from alibi.training.optimizer import make_optimizer
+from alibi.training.step import abstract_state, make_train_step
+from tests.programs import AS_USERS
 
 # lhs, rhs, dimension numbers: the products of dense layers and of attention's projections ...
 DENSE = [
@@ -19,6 +26,8 @@ DENSE = [
     ((2, 3, 4), (4, 2, 5), (((2,), (0,)), ((), ()))),
     ((2, 3, 2, 5), (2, 5, 4), (((2, 3), (0, 1)), ((), ()))),
     ((4,), (4, 8), (((0,), (0,)), ((), ()))),
+    ((2, 3, 8), (4, 8), (((2,), (1,)), ((), ()))),  # embeddings: more inputs than outputs, fewer
+    ((2, 3, 4), (8, 4), (((2,), (1,)), ((), ()))),
 ]
 # ... and others: a batch dimension, contractions elsewhere, nothing contracted, an empty batch.
 OTHERS = [
@@ -92,6 +101,33 @@ def test_second_derivatives_in_reverse_mode():
 
     expected = of_penalty(lax.dot_general, kernel)
     np.testing.assert_allclose(of_penalty(flat_dot_general, kernel), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "position=t5,model.num_kv_heads=1",
+        "model.attention=blocked,model.normalizer=sink",
+        "model.embedding=adaptive,model.cutoffs=(100,),model.adaptive_factor=2",
+    ],
+)
+def test_all_products_of_a_step_in_bfloat16_take_bfloat16(words):
+    """XLA's CPU backend computes others by twice as many bytes, without the CPU's instructions for
+    bfloat16.
+    """
+    keys = "model.num_layers=1,model.width=32,model.num_heads=2,model.feed_forward=64,length=64"
+    config = make_config(f"{keys},train.batch_tokens=128,model.dtype=bfloat16,{words}".rstrip(","))
+    model = build_model(config, 256)
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
+    state = abstract_state(model, optimizer, make_mesh(config.mesh, jax.devices()[:1]))
+    batch = jax.ShapeDtypeStruct((1, 2, 64), jnp.int32)
+    lowered = make_train_step(model, optimizer, seed=0).lower(state, batch, batch)
+    program = lowered.compile(compiler_options=AS_USERS).as_text()
+    dtypes = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", program))
+    operands = re.findall(r" dot\(%([\w.\-]+), %([\w.\-]+)\)", program)
+    assert len(operands) >= 27  # of six layers with three products each, attention and the logits
+    assert {dtypes[name] for pair in operands for name in pair} == {"bf16"}
 
 
 def test_only_the_cpu_gets_it(monkeypatch):
