@@ -71,12 +71,12 @@ def make_attention(
     own = config.kv_heads != config.num_heads or config.qkv_bias != config.out_bias
     if own:
         return GroupedAttention(config, attention_fn, name="attention")
-    products = Products.of(config.products)
+    products = Products.of(config.products, DTYPES[config.dtype])
     return nn.MultiHeadDotProductAttention(
         num_heads=config.num_heads,
         qkv_features=config.num_heads * config.head_dim,
         use_bias=config.qkv_bias,
-        dtype=DTYPES[config.dtype],
+        dtype=products.layer_dtype,
         dropout_rate=config.attention_dropout,
         broadcast_dropout=False,
         attention_fn=attention_fn,
@@ -113,9 +113,10 @@ class GroupedAttention(nn.Module):
     ) -> Float[Array, "batch q width"]:
         """Returns attention of the queries of `inputs_q` to the keys of `inputs_k`."""
         config = self.config
-        initialization, dtype = INITIALIZATIONS[config.initialization], DTYPES[config.dtype]
+        initialization = INITIALIZATIONS[config.initialization]
+        products = Products.of(config.products, DTYPES[config.dtype])
         dense = functools.partial(
-            nn.DenseGeneral, dtype=dtype, dot_general=Products.of(config.products).dot_general
+            nn.DenseGeneral, dtype=products.layer_dtype, dot_general=products.dot_general
         )
         projected = [
             dense(
@@ -138,7 +139,7 @@ class GroupedAttention(nn.Module):
             dropout_rate=config.attention_dropout,
             broadcast_dropout=False,
             deterministic=deterministic,
-            dtype=dtype,
+            dtype=products.layer_dtype,
         )
         return dense(
             config.width,
@@ -164,9 +165,11 @@ def _with_options(
     2505.06708).
     """
     factor = config.attention_scale * math.sqrt(config.head_dim) or 1.0
-    if not (config.clip_qkv or config.qk_norm or config.attention_gate or factor != 1):
+    products, dtype = Products.of(config.products, DTYPES[config.dtype]), DTYPES[config.dtype]
+    rounds = dtype != products.layer_dtype
+    if not (config.clip_qkv or config.qk_norm or config.attention_gate or factor != 1 or rounds):
         return attention
-    products, norms, gate = Products.of(config.products), [], None
+    norms, gate = [], None
     if config.qk_norm:
         make = make_norm if config.qk_norm_joint else _head_norm
         norms = [make(config, name) for name in ("query_norm", "key_norm")]
@@ -174,7 +177,7 @@ def _with_options(
         gate = nn.DenseGeneral(
             (config.num_heads, config.head_dim),
             use_bias=False,
-            dtype=DTYPES[config.dtype],
+            dtype=products.layer_dtype,
             kernel_init=INITIALIZATIONS[config.initialization].attention_in,
             dot_general=products.dot_general,
             name="attention_gate",
@@ -196,7 +199,7 @@ def _with_options(
             )
         if factor != 1:
             query = (factor * query.astype(jnp.float32)).astype(query.dtype)
-        attended = attention(query, key, value, **keywords)
+        attended = attention(query, key, value, **{**keywords, "dtype": dtype})
         return attended if gate is None else attended * jax.nn.sigmoid(gate)
 
     return changed

@@ -79,7 +79,8 @@ class Block(nn.Module):
         Args:
           shared: the parameters that the position method shares between layers.
         """
-        config, products = self.config, Products.of(self.config.products)
+        config = self.config
+        products = Products.of(config.products, DTYPES[config.dtype])
         # Norms run in float32 whatever the compute dtype; the products cast their results.
         normed = products.norm(make_norm(config, "attention_norm"), x)
         own = position_params(self, functools.partial(init_layer, kind.position, kind.logit_scale))
@@ -102,7 +103,7 @@ class Block(nn.Module):
         dense = functools.partial(
             nn.Dense,
             use_bias=config.feed_forward_bias,
-            dtype=DTYPES[config.dtype],
+            dtype=products.layer_dtype,
             kernel_init=initialization.feed_forward,
             dot_general=products.dot_general,
         )

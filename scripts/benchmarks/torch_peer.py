@@ -197,7 +197,7 @@ def make_train_step(
     """Returns a function that makes an update on the batch and returns its loss.
 
     Adaptive embeddings stand for the layout and the optimizer of the paper, others for the fused
-    ones.
+    ones. In bfloat16, products and attention are cast by autocast, as parameters stay float32 in both.
     """
     settings = config.optimizer
     torch.manual_seed(config.seed)
@@ -224,7 +224,8 @@ def make_train_step(
 
     def train_step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = model(inputs, targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.model.dtype == "bfloat16"):
+            loss = model(inputs, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(decoder.parameters(), settings.clip_norm)
         optimizer.step()

@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths"
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="model.dtype; PyTorch's by autocast",
+    )
     parser.set_defaults(command=compare_training)
 
 
@@ -52,17 +58,15 @@ def compare_training(arguments: argparse.Namespace) -> list[Row]:
         if lengths == "none"
         else whole_numbers(lengths, "lengths", divisor_of=arguments.batch_tokens)
     )
-    rows = [
-        row for shape in shapes for row in _compare_shape(shape, arguments.peer, arguments.rounds)
-    ]
+    rows = [row for shape in shapes for row in _compare_shape(shape, arguments)]
     return rows + [row for length in numbers for row in _compare_length(length, arguments)]
 
 
-def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
+def _compare_shape(shape: str, arguments: argparse.Namespace) -> list[Row]:
     """Measures this project's step, and PyTorch's, eager and compiled."""
-    config = SHAPES[shape]("")
+    config = SHAPES[shape](f"model.dtype={arguments.dtype}")
     contenders = {"alibi (JAX)": Contender(training_step, (config, VOCABULARY))}
-    if peer == "torch":
+    if arguments.peer == "torch":
         require_torch()
         contenders["PyTorch eager"] = Contender(torch_step, (config, VOCABULARY, False))
         contenders["PyTorch compiled"] = Contender(torch_step, (config, VOCABULARY, True))
@@ -70,6 +74,7 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         return {
             "shape": shape,
+            "dtype": model.dtype,
             "of_best_peer": runners[name].times_as_fast(fastest_peer(runners)),
             **_rates(name, runners, peak, config),
         }
@@ -78,17 +83,19 @@ def _compare_shape(shape: str, peer: str, rounds: int) -> list[Row]:
     headline = (
         f"{shape}: {model.num_layers} layers, width {model.width}, {model.num_heads} heads, feed-forward "
         f"{model.feed_forward}, {VOCABULARY} tokens of vocabulary, L={config.train_length}, "
-        f"{config.train.batch_tokens} tokens a step, float32, {config.position}"
+        f"{config.train.batch_tokens} tokens a step, {model.dtype}, {config.position}"
     )
     columns = _columns(Column("x best peer", "of_best_peer"))
-    return compare(headline, columns, "train", contenders, rounds, row_of, **HOW)
+    return compare(headline, columns, "train", contenders, arguments.rounds, row_of, **HOW)
 
 
 def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
     """Measures the quickstart's model at a length, ALiBi beside sinusoidal, both also without
     attention.
     """
-    keys = f"length={length},train.batch_tokens={arguments.batch_tokens}"
+    keys = (
+        f"length={length},train.batch_tokens={arguments.batch_tokens},model.dtype={arguments.dtype}"
+    )
     configs = {method: SHAPES["quickstart"](f"position={method},{keys}") for method in METHODS}
     contenders = {
         method: Contender(training_step, (config, VOCABULARY)) for method, config in configs.items()
@@ -100,6 +107,7 @@ def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
         row = {
             "shape": f"quickstart, L={length}",
             "length": length,
+            "dtype": arguments.dtype,
             **_rates(name, runners, peak, configs["alibi"]),
         }
         row["of_sinusoidal"] = runners[name].times_as_fast(runners["sinusoidal"])
@@ -108,9 +116,7 @@ def _compare_length(length: int, arguments: argparse.Namespace) -> list[Row]:
             return row | {"share_in_attention": None if kept is None else 1.0 - kept}
         return row | {"share_of_matmul_peak": None}  # its operations are not the counted ones
 
-    headline = (
-        f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, float32"
-    )
+    headline = f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, {arguments.dtype}"
     columns = _columns(
         Column("x sinusoidal", "of_sinusoidal"), Column("in attention", "share_in_attention")
     )

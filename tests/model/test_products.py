@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from alibi.config import make_config
-from alibi.cpu.products import Products, flat_dot_general
+from alibi.cpu.products import HalfProduct, Products, flat_dot_general
 from alibi.cpu.sums import dot_rows
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
@@ -130,12 +130,25 @@ def test_all_products_of_a_step_in_bfloat16_take_bfloat16(words):
     assert {dtypes[name] for pair in operands for name in pair} == {"bf16"}
 
 
+def test_the_gradient_of_a_bias_is_summed_in_float32():
+    """Summed in bfloat16, it would be off by up to 2 here, of 49."""
+    products = Products.of("auto", jnp.bfloat16)
+    layer = nn.Dense(4, dtype=products.layer_dtype, dot_general=products.dot_general)
+    x, incoming = jnp.ones((2, 2048, 8)), jax.random.normal(jax.random.key(1), (2, 2048, 4))
+    params = layer.init(jax.random.key(0), x)
+    gradients = jax.jit(jax.grad(lambda params: jnp.vdot(layer.apply(params, x), incoming)))(params)
+    expected = np.asarray(incoming, np.float64).sum(axis=(0, 1))
+    np.testing.assert_allclose(gradients["params"]["bias"], expected, atol=1e-3)
+
+
 def test_only_the_cpu_gets_it(monkeypatch):
-    assert Products.of("auto") == Products(False, flat_dot_general, True)
-    assert Products.of("plain") == Products(True, lax.dot_general, False)
+    half, full = jnp.bfloat16, jnp.float32
+    assert Products.of("auto") == Products(False, flat_dot_general, full, True)
+    assert Products.of("auto", half) == Products(False, HalfProduct(half), full, True)
+    assert Products.of("plain", half) == Products(True, lax.dot_general, half, False)
     for platform in ("gpu", "tpu"):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
-        assert Products.of("auto") == Products(False, lax.dot_general, False)
+        assert Products.of("auto", half) == Products(False, lax.dot_general, half, False)
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (2, 3, 8), (2, 0, 8)])
