@@ -43,8 +43,7 @@ class Products:
         """
         if choice == "plain" or current_target()[0] != "cpu":
             return cls(choice == "plain", lax.dot_general, dtype, False)
-        dot_general = flat_dot_general if dtype == jnp.float32 else HalfProduct(dtype)
-        return cls(False, dot_general, jnp.float32, True)
+        return cls(False, FlatProduct(dtype), jnp.float32, True)
 
     def norm(
         self, norm: Callable[[Array], Array], x: Float[Array, "*batch features"]
@@ -67,11 +66,20 @@ class Products:
 
 
 @dataclasses.dataclass(frozen=True)
-class HalfProduct:
-    """`flat_dot_general` of operands rounded to half precision, with a float32 result.
+class FlatProduct:
+    """`lax.dot_general` with a float32 result, as a product of two matrices if the dimensions allow.
+
+    They do if the last dimensions of `lhs` meet the first dimensions of `rhs`, in order and without
+    batch dimensions, as in every dense layer, or if `rhs` is a matrix, as embeddings are. Value and
+    gradient are those of `lax.dot_general`; forward-mode differentiation is not defined.
+
+    For activations `[batch, length, width]` the weight gradient contracts two dimensions, and XLA's
+    CPU backend then writes transposed copies of the activations and multiplies slowly. As a product
+    of matrices `[batch * length, width]` it does neither.
 
     Attributes:
-      dtype: of the operands.
+      dtype: the operands are rounded to it, those of the gradients too; XLA's CPU backend has fast
+        products of bfloat16 with a float32 result alone.
     """
 
     dtype: Any
@@ -85,55 +93,34 @@ class HalfProduct:
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> Float[Array, "..."]:
-        """Returns the product, float32."""
-        lhs, rhs = lhs.astype(self.dtype), rhs.astype(self.dtype)
-        return flat_dot_general(lhs, rhs, dimension_numbers, precision, jnp.float32, out_sharding)
-
-
-def flat_dot_general(
-    lhs: Float[Array, "..."],
-    rhs: Float[Array, "..."],
-    dimension_numbers: Dimensions,
-    precision: lax.PrecisionLike = None,
-    preferred_element_type: Any = None,
-    out_sharding: Any = None,
-) -> Float[Array, "..."]:
-    """Computes `lax.dot_general` as a product of two matrices, if the dimensions allow it.
-
-    They do if the last dimensions of `lhs` meet the first dimensions of `rhs`, in order and without
-    batch dimensions, as in every dense layer, or if `rhs` is a matrix, as embeddings are. All other
-    products go to `lax.dot_general` unchanged.
-    Value and gradient are the same; forward-mode differentiation is not defined.
-
-    For activations `[batch, length, width]` the weight gradient contracts two dimensions, and XLA's
-    CPU backend then writes transposed copies of the activations and multiplies slowly. As a product
-    of matrices `[batch * length, width]` it does neither.
-    """
-    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
-    contracted = len(lhs_contracted)
-    rows = lhs.ndim - contracted
-    is_matrix_product = (
-        not lhs_batch
-        and not rhs_batch
-        and 0 < contracted < min(lhs.ndim, rhs.ndim)
-        and tuple(lhs_contracted) == tuple(range(rows, lhs.ndim))
-        and (tuple(rhs_contracted) == tuple(range(contracted)) or rhs.ndim == 2)
-    )
-    if not is_matrix_product or out_sharding is not None or 0 in lhs.shape or 0 in rhs.shape:
-        return lax.dot_general(
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            out_sharding=out_sharding,
+        """Returns the product, float32 or `preferred_element_type`."""
+        (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = dimension_numbers
+        contracted = len(lhs_contracted)
+        rows = lhs.ndim - contracted
+        is_matrix_product = (
+            not lhs_batch
+            and not rhs_batch
+            and 0 < contracted < min(lhs.ndim, rhs.ndim)
+            and tuple(lhs_contracted) == tuple(range(rows, lhs.ndim))
+            and (tuple(rhs_contracted) == tuple(range(contracted)) or rhs.ndim == 2)
         )
-    width, axis = math.prod(lhs.shape[rows:]), rhs_contracted[0]
-    kernel, outputs = (
-        (rhs, rhs.shape[:1]) if axis else (rhs.reshape(width, -1), rhs.shape[contracted:])
-    )
-    product = _matmul(lhs.reshape(-1, width), kernel, axis, precision, preferred_element_type)
-    return product.reshape(*lhs.shape[:rows], *outputs)
+        result_dtype = preferred_element_type or jnp.float32
+        if not is_matrix_product or out_sharding is not None or 0 in lhs.shape or 0 in rhs.shape:
+            return lax.dot_general(
+                lhs.astype(self.dtype),
+                rhs.astype(self.dtype),
+                dimension_numbers,
+                precision=precision,
+                preferred_element_type=jnp.float32,
+                out_sharding=out_sharding,
+            ).astype(result_dtype)
+        width, axis = math.prod(lhs.shape[rows:]), rhs_contracted[0]
+        kernel, outputs = (
+            (rhs, rhs.shape[:1]) if axis else (rhs.reshape(width, -1), rhs.shape[contracted:])
+        )
+        x, kernel = lhs.reshape(-1, width).astype(jnp.float32), kernel.astype(jnp.float32)
+        product = _matmul(x, kernel, axis, precision, self.dtype)
+        return product.reshape(*lhs.shape[:rows], *outputs).astype(result_dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -142,55 +129,48 @@ def _matmul(
     kernel: Float[Array, "_ _"],
     axis: int,
     precision: Any,
-    element_type: Any,
+    dtype: Any,
 ) -> Float[Array, "rows out"]:
-    """Returns the product over the features, which are dimension `axis` of the kernel."""
-    return _contract(x, kernel, 1, axis, precision, element_type)
+    """Returns the product over the features, which are dimension `axis` of the kernel; all are
+    float32, but the operands are rounded to `dtype`.
+    """
+    return _matmul_forward(x, kernel, axis, precision, dtype)[0]
 
 
 def _matmul_forward(
-    x: Array, kernel: Array, axis: int, precision: Any, element_type: Any
+    x: Array, kernel: Array, axis: int, precision: Any, dtype: Any
 ) -> tuple[Array, tuple[Array, Array]]:
-    return _matmul(x, kernel, axis, precision, element_type), (x, kernel)
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    return _contract(x, kernel, 1, axis, precision), (x, kernel)
 
 
 def _matmul_backward(
     axis: int,
     precision: Any,
-    element_type: Any,
+    dtype: Any,
     saved: tuple[Array, Array],
     gradient: Float[Array, "rows out"],
 ) -> tuple[Array, Array]:
-    # The gradient of float32 logits of half precision is rounded to that, as on accelerators.
     # Behind a barrier these stay matrices. Without it XLA folds the reshapes of the
     # neighbouring layers into the products, and makes transposed copies after all.
-    x, kernel, gradient = lax.optimization_barrier((*saved, gradient.astype(saved[0].dtype)))
-    dx = _contract(gradient, kernel, 1, 1 - axis, precision, x.dtype)
+    x, kernel, gradient = lax.optimization_barrier((*saved, gradient.astype(dtype)))
+    dx = _contract(gradient, kernel, 1, 1 - axis, precision)
     # Both operands have their rows to contract in front. Transposing the narrower one
     # first costs less than it gains.
     x_first = x.shape[1] <= gradient.shape[1]
     narrow, wide = (x, gradient) if x_first else (gradient, x)
-    dkernel = _contract(transposed(narrow), wide, 1, 0, precision, kernel.dtype)
+    dkernel = _contract(transposed(narrow), wide, 1, 0, precision)
     return dx, dkernel if x_first == (axis == 0) else lax.optimization_barrier(dkernel).T
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-def _contract(a: Array, b: Array, axis_a: int, axis_b: int, precision: Any, dtype: Any) -> Array:
-    """Returns the product in `dtype`, or in that of `a` if it is None.
-
-    XLA's CPU backend has fast products of bfloat16 with a float32 result alone; with another result
-    it converts the operands to float32 first.
-    """
-    product = lax.dot_general(
-        a,
-        b,
-        (((axis_a,), (axis_b,)), ((), ())),
-        precision=precision,
-        preferred_element_type=jnp.float32 if a.dtype.itemsize < 4 else a.dtype,
+def _contract(a: Array, b: Array, axis_a: int, axis_b: int, precision: Any) -> Array:
+    dimensions = (((axis_a,), (axis_b,)), ((), ()))
+    return lax.dot_general(
+        a, b, dimensions, precision=precision, preferred_element_type=jnp.float32
     )
-    return product.astype(dtype or a.dtype)
 
 
 def transposed(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch columns rows"]:

@@ -74,7 +74,8 @@ class DecoderLM(nn.Module):
         self.slots = SlotsCache()
 
     def _make_vocabulary(self) -> Embedding | AdaptiveEmbedding:
-        config, products = self.config, Products.of(self.config.products)
+        config = self.config
+        products = Products.of(config.products, DTYPES[config.dtype])
         chunk = config.logits_chunk * batch_parts(self.sharding)
         head = Head(DTYPES[config.dtype], products, chunk, self.sharding)
         if config.embedding == "adaptive":
