@@ -143,9 +143,7 @@ class _Group(NamedTuple):
         """Returns the group `index` of the queries, keys, values and sinks of the whole call."""
         q = take_group(q, tiling, index, tiling.q_blocks * tiling.q_block)
         k, v = (take_group(x, tiling, index, tiling.k_blocks * tiling.k_block) for x in (k, v))
-        if tiling.platform == "cpu":
-            # XLA's CPU backend can't run a bfloat16 product into which it folded a transpose.
-            q, k, v = (written_out(x) for x in (q, k, v))
+        q, k, v = (written_out(x) for x in (q, k, v))
         if sink is not None:
             first, heads = tiling.first_of_group(index)[1], tiling.head_group
             sink = lax.dynamic_slice_in_dim(sink.astype(jnp.float32), first, heads)
@@ -321,12 +319,7 @@ def _backward_rows(
     q, block_dout, delta, lse = (_queries(x, q_block, tiling) for x in rows)
     # With the small operand first and transposed, products that contract the queries of
     # [q, k] take a third of the time on a CPU.
-    swap = (
-        transposed
-        if tiling.platform == "cpu"
-        else functools.partial(jnp.swapaxes, axis1=2, axis2=3)
-    )
-    transposed_q, transposed_dout = swap(q), swap(block_dout)
+    transposed_q, transposed_dout = transposed(q), transposed(block_dout)
 
     def add(
         k_block: Array, state: tuple[Array, Any, Array, Array]

@@ -34,7 +34,7 @@ class Products:
     flat_norms: bool
 
     @classmethod
-    def of(cls, choice: str, dtype: Any = jnp.float32) -> "Products":
+    def of(cls, choice: str, dtype: Any) -> "Products":
         """Returns the products in `dtype` for `config.model.products`: "plain", or "auto" for the
         fastest on the platform.
 
@@ -70,16 +70,17 @@ class FlatProduct:
     """`lax.dot_general` with a float32 result, as a product of two matrices if the dimensions allow.
 
     They do if the last dimensions of `lhs` meet the first dimensions of `rhs`, in order and without
-    batch dimensions, as in every dense layer, or if `rhs` is a matrix, as embeddings are. Value and
-    gradient are those of `lax.dot_general`; forward-mode differentiation is not defined.
+    batch dimensions, as in every dense layer, or the last dimension of a matrix `rhs`, such as an
+    embedding. Forward-mode differentiation is not defined.
 
     For activations `[batch, length, width]` the weight gradient contracts two dimensions, and XLA's
     CPU backend then writes transposed copies of the activations and multiplies slowly. As a product
     of matrices `[batch * length, width]` it does neither.
 
     Attributes:
-      dtype: the operands are rounded to it, those of the gradients too; XLA's CPU backend has fast
-        products of bfloat16 with a float32 result alone.
+      dtype: the operands are rounded to it, the gradient of the result too, as it is an operand of
+        the backward pass. XLA's CPU backend has fast products of bfloat16 with a float32 result
+        alone.
     """
 
     dtype: Any
@@ -115,11 +116,11 @@ class FlatProduct:
                 out_sharding=out_sharding,
             ).astype(result_dtype)
         width, axis = math.prod(lhs.shape[rows:]), rhs_contracted[0]
-        kernel, outputs = (
-            (rhs, rhs.shape[:1]) if axis else (rhs.reshape(width, -1), rhs.shape[contracted:])
+        outputs = rhs.shape[:1] if axis else rhs.shape[contracted:]
+        x, kernel = lhs.reshape(-1, width), rhs if axis else rhs.reshape(width, -1)
+        product = _matmul(
+            x.astype(jnp.float32), kernel.astype(jnp.float32), axis, precision, self.dtype
         )
-        x, kernel = lhs.reshape(-1, width).astype(jnp.float32), kernel.astype(jnp.float32)
-        product = _matmul(x, kernel, axis, precision, self.dtype)
         return product.reshape(*lhs.shape[:rows], *outputs).astype(result_dtype)
 
 
@@ -174,16 +175,20 @@ def _contract(a: Array, b: Array, axis_a: int, axis_b: int, precision: Any) -> A
 
 
 def transposed(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch columns rows"]:
-    """Returns x with its last two dimensions swapped, written out for a product."""
+    """Returns x with its last two dimensions swapped, as an operand of a product; see
+    `written_out`.
+    """
     return written_out(x.swapaxes(-1, -2))
 
 
 def written_out(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch rows columns"]:
-    """Returns x, an operand of a product, as an array of its own.
+    """Returns x, an operand of a product, whose values are computed before the product on CPUs.
 
-    The barrier keeps XLA from folding a transpose into the product. The reshapes give x the layout
-    of a new array. With the layout of a transposed one, XLA's CPU backend would convert bfloat16
-    operands to float32.
+    XLA's CPU backend can't run a bfloat16 product into which it folded a transpose: the barrier
+    prevents that. It computes products of bfloat16 in float32 if an operand has the layout of a
+    transposed array: the reshapes give x the layout of a new one.
     """
+    if current_target()[0] != "cpu":
+        return x
     *batch, rows, columns = x.shape
     return lax.optimization_barrier(x.reshape(*batch, rows, 1, columns)).reshape(x.shape)

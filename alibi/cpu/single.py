@@ -57,7 +57,7 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
 def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
     """Returns the two products of `reference_attention` for heads of queries that may share keys."""
 
-    # XLA's CPU backend is slow at products of half precision that give float32.
+    # XLA's CPU backend is slow at such products of a single row in half precision.
     def logits(
         _: str, query: Float[Array, "*batch one heads head_dim"], key: Array
     ) -> Float[Array, "*batch heads one k"]:

@@ -154,7 +154,7 @@ def _with_options(
     config: ModelConfig, attention: AttentionFn, x: Float[Array, "batch q width"]
 ) -> AttentionFn:
     """Returns `attention` of clipped, normed and scaled queries and keys, with its result gated, by
-    the config; `attention` itself without such options.
+    the config. It gets all in `model.dtype`, in which a cache then holds keys and values.
 
     `model.clip_qkv` bounds queries, keys and values. With `model.qk_norm` each head's queries and
     keys are divided by their root mean square and multiplied by learned numbers of each feature,
@@ -165,11 +165,8 @@ def _with_options(
     2505.06708).
     """
     factor = config.attention_scale * math.sqrt(config.head_dim) or 1.0
-    products, dtype = Products.of(config.products, DTYPES[config.dtype]), DTYPES[config.dtype]
-    rounds = dtype != products.layer_dtype
-    if not (config.clip_qkv or config.qk_norm or config.attention_gate or factor != 1 or rounds):
-        return attention
-    norms, gate = [], None
+    dtype = DTYPES[config.dtype]
+    products, norms, gate = Products.of(config.products, dtype), [], None
     if config.qk_norm:
         make = make_norm if config.qk_norm_joint else _head_norm
         norms = [make(config, name) for name in ("query_norm", "key_norm")]
@@ -200,7 +197,7 @@ def _with_options(
         if factor != 1:
             query = (factor * query.astype(jnp.float32)).astype(query.dtype)
         attended = attention(query, key, value, **{**keywords, "dtype": dtype})
-        return attended if gate is None else attended * jax.nn.sigmoid(gate)
+        return attended if gate is None else attended * jax.nn.sigmoid(gate).astype(attended.dtype)
 
     return changed
 

@@ -273,7 +273,7 @@ class DecoderLM(nn.Module):
         x = self.vocabulary.embed(tokens).astype(jnp.float32) * scale
         x = pattern[0].position.embed(self.shared[0], x, jnp.asarray(placed))
         if self.first_norm is not None:
-            x = Products.of(config.products).norm(self.first_norm, x)
+            x = Products.of(config.products, DTYPES[config.dtype]).norm(self.first_norm, x)
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         reading = None
         if caches is not None:
@@ -300,7 +300,8 @@ class DecoderLM(nn.Module):
                 ],
             )
             x = jnp.where(holds, x, jnp.nan)
-        return x if self.last_norm is None else Products.of(config.products).norm(self.last_norm, x)
+        products = Products.of(config.products, DTYPES[config.dtype])
+        return x if self.last_norm is None else products.norm(self.last_norm, x)
 
     def _caches(
         self,

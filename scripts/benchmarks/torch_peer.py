@@ -197,7 +197,7 @@ def make_train_step(
     """Returns a function that makes an update on the batch and returns its loss.
 
     Adaptive embeddings stand for the layout and the optimizer of the paper, others for the fused
-    ones. In bfloat16, products and attention are cast by autocast, as parameters stay float32 in both.
+    ones. With `model.dtype=bfloat16` the model runs under autocast; its parameters stay float32.
     """
     settings = config.optimizer
     torch.manual_seed(config.seed)

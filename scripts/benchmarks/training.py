@@ -134,7 +134,10 @@ def _rates(name: str, runners: Runners, peak: float, config: Config) -> Row:
     return {
         "tokens_per_second": rate,
         "step_seconds": runner.seconds.get("run"),
-        "share_of_matmul_peak": rate and rate * model_flops(config, VOCABULARY) / peak,
+        # The measured peak of CPUs is float32's.
+        "share_of_matmul_peak": rate * model_flops(config, VOCABULARY) / peak
+        if rate and config.model.dtype == "float32"
+        else None,
         "first_step_seconds": runner.facts.get("first_seconds"),
         "peak_memory_bytes": runner.facts.get("peak_memory_bytes"),
         "step_memory_bytes": runner.facts.get("step_memory_bytes"),

@@ -243,8 +243,8 @@ def test_drawn_cases_equal_the_reference(lengths, sizes, hiding, causal, **drawn
 
 
 # Errors at most, as shares of those of `reference` in the same dtype: of the value (queries that were rounded once more
-# after their scaling would show there); of the gradients, where `blocked` rounds to the dtype before each product and
-# `saved` does not; and of the gradients with the rounding of the inputs.
+# after their scaling would show there); of the gradients, where `saved` and `blocked` round to the dtype before each
+# product; and of the gradients with the rounding of the inputs.
 SHARES = {
     "saved": (1.0, 1.2, 1.15),
     "blocked": (1.0, 1.2, 1.15),
