@@ -78,9 +78,8 @@ class FlatProduct:
     of matrices `[batch * length, width]` it does neither.
 
     Attributes:
-      dtype: the operands are rounded to it, the gradient of the result too, as it is an operand of
-        the backward pass. XLA's CPU backend has fast products of bfloat16 with a float32 result
-        alone.
+      dtype: the dtype to which operands are rounded, in the backward pass too. XLA's CPU backend
+        multiplies bfloat16 fast only if the result is float32.
     """
 
     dtype: Any
@@ -132,8 +131,8 @@ def _matmul(
     precision: Any,
     dtype: Any,
 ) -> Float[Array, "rows out"]:
-    """Returns the product over the features, which are dimension `axis` of the kernel; all are
-    float32, but the operands are rounded to `dtype`.
+    """Returns the product of operands rounded to `dtype`, over the features: dimension `axis` of the
+    kernel. Arguments, result and gradients are float32.
     """
     return _matmul_forward(x, kernel, axis, precision, dtype)[0]
 
@@ -182,7 +181,7 @@ def transposed(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch c
 
 
 def written_out(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch rows columns"]:
-    """Returns x, an operand of a product, whose values are computed before the product on CPUs.
+    """Returns x, an operand of a product, as an array of its own on CPUs.
 
     XLA's CPU backend can't run a bfloat16 product into which it folded a transpose: the barrier
     prevents that. It computes products of bfloat16 in float32 if an operand has the layout of a

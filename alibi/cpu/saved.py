@@ -6,8 +6,7 @@ the weights are exponentials / totals, and as in FlashAttention
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
-Here dout and delta are divided by the totals in place of the exponentials, which are larger. A sink
-adds its exponential to the totals, and its logit has the gradient -exponential * delta / total.
+A sink adds its exponential to the totals, and its logit has the gradient -exponential * delta / total.
 """
 
 import functools
@@ -173,16 +172,15 @@ def _forward(
     exponentials of the sink (`drained`; empty without one).
     """
     batch = query.shape[0]
-    query_scale, logit_scale = _factors(query, query.shape[-1] ** -0.5)
     # Here and below barriers keep XLA from folding these transposes into the products, which it
     # would then compute, on strided operands, at a fraction of the speed.
-    q, k, v = (written_out(_fold(x)) for x in (query * query_scale, key, value))
+    q, k, v = (written_out(_fold(x)) for x in (query, key, value))
     outputs, exponentials, totals, drained = [], [], [], []
     of_rows = None if sink is None else jnp.tile(sink, batch)[:, None, None]
     blocks = query_blocks(q.shape[1], k.shape[1], causal=settings.causal)
     for block, bias in zip(blocks, biases or (None,) * len(blocks), strict=True):
         logits = _product(q[:, block.start : block.stop], k[:, : block.seen], 2, 2, settings)
-        logits = _biased(logits * logit_scale, bias, batch, block, settings)
+        logits = _biased(logits * query.shape[-1] ** -0.5, bias, batch, block, settings)
         largest = logits.max(axis=-1, keepdims=True)
         if of_rows is not None:
             largest = jnp.maximum(largest, of_rows)
@@ -232,33 +230,30 @@ def _backward(
         zip(blocks, exponentials, totals, strict=True)
     ):
         rows, seen = slice(block.start, block.stop), block.seen
-        dout_scale, product_scale = _factors(folded_dout, 1.0 / total)
-        block_dout, block_delta = lax.optimization_barrier(
-            (folded_dout[:, rows] * dout_scale, delta[:, rows] * dout_scale)
-        )
-        dweights = _product(block_dout, v[:, :seen], 2, 2, settings) - block_delta
-        dlogits = exponential.astype(jnp.float32) * (dweights * product_scale)
+        block_dout, inverse = folded_dout[:, rows], 1.0 / total
+        dweights = _product(block_dout, v[:, :seen], 2, 2, settings)
+        dlogits = exponential.astype(jnp.float32) * ((dweights - delta[:, rows]) * inverse)
         if learned is not None:
             dlogits = lax.optimization_barrier(dlogits)
             dbias.append(_bias_gradient(dlogits, learned[number], batch, settings))
         # The operand of two products.
         dlogits = lax.optimization_barrier(dlogits.astype(q.dtype))
         if drained:
-            dsink.append(-(drained[number] * block_delta * product_scale).sum(axis=(1, 2)))
+            dsink.append(-(drained[number] * inverse * delta[:, rows]).sum(axis=(1, 2)))
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings))
         # These two products contract the queries of [queries, keys]. With the small operand first
         # and already transposed they take half the time; `_unfold_transposed` transposes the small
         # results back.
         unseen = [(0, 0), (0, 0), (0, k_length - seen)]
         dk = dk + jnp.pad(_product(transposed(q[:, rows]), dlogits, 2, 1, settings), unseen)
-        scaled_dout = (block_dout.astype(jnp.float32) * product_scale).astype(v.dtype)
+        scaled_dout = (block_dout.astype(jnp.float32) * inverse).astype(v.dtype)
         dv = dv + jnp.pad(_product(transposed(scaled_dout), exponential, 2, 1, settings), unseen)
-    of_query = _unfold(jnp.concatenate(dq, axis=1) * q.shape[-1] ** -0.5, batch)
-    dk = dk * _factors(q, q.shape[-1] ** -0.5)[1]
+    scale = q.shape[-1] ** -0.5
+    of_query = _unfold(jnp.concatenate(dq, axis=1) * scale, batch)
     # The dense layer and the keys may have a step between them that uses each feature twice, such
     # as rotary embeddings; XLA would then add up the gradients of all blocks twice. For values,
     # which come from the layer itself, that costs more than it saves.
-    of_key = in_own_kernel(lambda dk: _unfold(dk.swapaxes(1, 2), batch), dk)
+    of_key = in_own_kernel(lambda dk: _unfold(dk.swapaxes(1, 2) * scale, batch), dk)
     return (
         of_query.astype(q.dtype),
         of_key.astype(k.dtype),
@@ -314,15 +309,6 @@ def _bias_gradient(
     by_sequence = dlogits.reshape(batch, -1, *dlogits.shape[1:])
     shared = like.ndim == 3 or like.shape[0] == 1
     return sum_first(by_sequence).reshape(*like.shape[:-1], seen) if shared else by_sequence
-
-
-def _factors(operand: Array, factor: Any) -> tuple[Any, Any]:
-    """Returns the factors of an operand and of its product, so that the product is multiplied by
-    `factor`; one of the two is 1.
-
-    To multiply the operand costs less, but in half precision rounds it once more.
-    """
-    return (factor, 1.0) if operand.dtype == jnp.float32 else (1.0, factor)
 
 
 def _product(a: Folded, b: Folded, axis_a: int, axis_b: int, settings: _Settings) -> Folded:

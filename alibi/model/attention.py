@@ -139,7 +139,6 @@ class GroupedAttention(nn.Module):
             dropout_rate=config.attention_dropout,
             broadcast_dropout=False,
             deterministic=deterministic,
-            dtype=products.layer_dtype,
         )
         return dense(
             config.width,
@@ -154,7 +153,7 @@ def _with_options(
     config: ModelConfig, attention: AttentionFn, x: Float[Array, "batch q width"]
 ) -> AttentionFn:
     """Returns `attention` of clipped, normed and scaled queries and keys, with its result gated, by
-    the config. It gets all in `model.dtype`, in which a cache then holds keys and values.
+    the config. Attention and its cache get queries, keys and values in `model.dtype`.
 
     `model.clip_qkv` bounds queries, keys and values. With `model.qk_norm` each head's queries and
     keys are divided by their root mean square and multiplied by learned numbers of each feature,
@@ -196,7 +195,7 @@ def _with_options(
             )
         if factor != 1:
             query = (factor * query.astype(jnp.float32)).astype(query.dtype)
-        attended = attention(query, key, value, **{**keywords, "dtype": dtype})
+        attended = attention(query, key, value, **keywords | {"dtype": dtype})
         return attended if gate is None else attended * jax.nn.sigmoid(gate).astype(attended.dtype)
 
     return changed

@@ -104,8 +104,8 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
     (arXiv 2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here
     the residual stream is float32, and blocked attention keeps its result and lse in place of the
-    weights (Dao et al. 2022). Arrays of position methods are not counted, nor that layers in
-    bfloat16 keep float32 results on CPUs.
+    weights (Dao et al. 2022). Arrays of position methods are not counted, nor the float32
+    results of bfloat16 layers on CPUs.
     """
     model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize
     weights = model.num_heads * config.train_length if dense else 0

@@ -127,7 +127,9 @@ def test_products_of_a_step_in_bfloat16_take_bfloat16(words):
     program = lowered.compile(compiler_options=AS_USERS).as_text()
     dtypes = dict(re.findall(r"%([\w.\-]+) = (\w+)\[", program))
     operands = re.findall(r" dot\(%([\w.\-]+), %([\w.\-]+)\)", program)
-    assert len(operands) >= 27  # of six layers with three products each, attention and the logits
+    assert (
+        len(operands) >= 27
+    )  # three of each of six dense layers, six of attention, three of the logits
     assert {dtypes[name] for pair in operands for name in pair} == {"bf16"}
 
 
