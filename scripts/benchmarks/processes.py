@@ -68,12 +68,14 @@ class Contender:
       needed_bytes: a lower bound of the memory it needs, if it is known to be much.
       warm: warms the step up in its process, and returns the seconds of each part and more facts;
         None: all parts in turn.
+      keeps_memory: its process keeps freed memory, as the entry points do.
     """
 
     build: Callable[..., Step]
     arguments: tuple[Any, ...] = ()
     needed_bytes: float = 0.0
     warm: Callable[[Step], tuple[dict[str, float], dict[str, Any]]] | None = None
+    keeps_memory: bool = True
 
 
 def prepare(contender: Contender) -> tuple[dict[str, float], dict[str, Any]]:
@@ -112,10 +114,10 @@ def require_torch() -> None:
 class Process:
     """A process that calls functions on request, and sleeps between the requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_memory: bool = True) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would inherit threads
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,))
+        self._process = context.Process(target=_serve, args=(theirs, keeps_memory))
         self._process.start()
         theirs.close()
 
@@ -141,12 +143,12 @@ class Process:
         self._process.join()
 
 
-def _serve(connection: multiprocessing.connection.Connection) -> None:
+def _serve(connection: multiprocessing.connection.Connection, keeps_memory: bool) -> None:
     """Answers the parent until it ends: with a result, and with the first line of an error."""
     import jax
 
-    # As the entry points do, and for the peers too.
-    keep_freed_memory()
+    if keeps_memory:
+        keep_freed_memory()
     # The time of compiling is measured. (JAX, which alibi imports, has read its environment
     # already.)
     jax.config.update("jax_enable_compilation_cache", False)

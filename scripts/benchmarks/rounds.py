@@ -60,7 +60,7 @@ class Runner:
             raise RuntimeError(
                 f"needs about {needed / 2**30:.0f} GiB, and {available / 2**30:.0f} GiB are available"
             )
-        self.process = Process()
+        self.process = Process(keeps_memory=self.contender.keeps_memory)
         seconds, self.facts = self.process.ask(prepare, self.contender)
         self.calls = {
             part: max(1, round(turn_seconds / of_call)) for part, of_call in seconds.items()
