@@ -21,6 +21,7 @@ _DUMPS = flags.DEFINE_list("dumps", None, "files or globs, of addresses too, sep
 _OUTPUT_DIR = flags.DEFINE_string(
     "output_dir", None, "where rows and figure go; may be gs://BUCKET/PATH or s3://BUCKET/PATH"
 )
+command_line.own_flags(__name__)
 
 
 def main() -> None:

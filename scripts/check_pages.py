@@ -37,6 +37,7 @@ from page_sentences import WORDS, long_sentences
 from alibi.cli import command_line
 
 _WRITE = flags.DEFINE_bool("write", False, "Replaces the figures by those of the rows.")
+command_line.own_flags(__name__)
 
 COMMENT = re.compile(r"<!--\s*(.*?)\s*-->")
 # What is no figure, though it has digits.

@@ -18,6 +18,7 @@ _CONFIG = command_line.define_config_flag()
 _TOPOLOGY = flags.DEFINE_string(
     "topology", "v5e:2x4", "generation and shape of the slice, such as v5e:2x4 or v4:2x2x1"
 )
+command_line.own_flags(__name__)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ _DTYPE = flags.DEFINE_enum(
     ["keep", "float32", "bfloat16", "float16"],
     "of the files; keep: as the run's parameters are saved",
 )
+command_line.own_flags(__name__)
 
 
 def main() -> None:

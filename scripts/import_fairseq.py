@@ -25,6 +25,7 @@ _CONFIG = command_line.define_config_flag(
     str(clone.ROOT / "configs" / "wikitext103.py"),
     help="a config file with the text and settings of further training",
 )
+command_line.own_flags(__name__)
 
 
 def main() -> None:

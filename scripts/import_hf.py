@@ -35,6 +35,7 @@ _CONFIG = command_line.define_config_flag(
     str(clone.ROOT / "configs" / "base.py"),
     help="mesh, text and settings of further training; model, position and length are the folder's",
 )
+command_line.own_flags(__name__)
 
 
 def main() -> None:

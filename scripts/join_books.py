@@ -17,6 +17,7 @@ from alibi.cli import command_line
 
 _BOOKS = flags.DEFINE_string("books", None, "folder with the books")
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "folder of the texts")
+command_line.own_flags(__name__)
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
     "output_dir", None, "directory of the results; default: the work directory"
 )
 evaluation_flags.define_model()
+command_line.own_flags(__name__)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ _UNIT = flags.DEFINE_enum(
 _TRAIN_BYTES = flags.DEFINE_integer(
     "train_bytes", None, "count only the beginning of the train text", lower_bound=1
 )
+command_line.own_flags(__name__)
 
 
 def main() -> int:

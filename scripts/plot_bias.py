@@ -34,6 +34,7 @@ _CAUSAL = flags.DEFINE_boolean(
     "causal", True, "a token sees only those before it; --nocausal: both sides"
 )
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "workdirs/bias", "where the figures go")
+command_line.own_flags(__name__)
 
 
 def added_to_logits(kind):

@@ -29,6 +29,7 @@ _HOSTS = flags.DEFINE_string(
     "hosts", "0/1", "I/N: this is host I, from 0, of N hosts that make the shards together"
 )
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
+command_line.own_flags(__name__)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from alibi.cli import command_line
 
 _ONCE = flags.DEFINE_bool("once", False, "show the table one time")
 _EVERY = flags.DEFINE_float("every", 5.0, "seconds between two looks", lower_bound=0.1)
+command_line.own_flags(__name__)
 
 CLEAR = "\x1b[H\x1b[J"  # of a terminal
 

@@ -47,6 +47,7 @@ _DEVICES = flags.DEFINE_integer(
     "devices of each task, to check that the mesh and the batch fit them",
     lower_bound=1,
 )
+command_line.own_flags(__name__)
 
 
 def main() -> int:

@@ -49,7 +49,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import jaxtyping
 import pytest
-from absl import flags
 
 # Array annotations of the layers that compute are checked at each call, from their first
 # import on. Not those of `alibi.training`, whose states are also trees of shapes and
@@ -176,10 +175,7 @@ def run_script(
     """
 
     def run(script: pathlib.Path, *words: object) -> subprocess.CompletedProcess[str]:
-        codes, known = [], set(flags.FLAGS)
-        for name in [name for name in sys.modules if name.startswith("alibi.cli.")]:
-            if hasattr(sys.modules[name], "main"):  # it defines its flags when it is imported
-                del sys.modules[name]
+        codes = []
         arguments = [str(script), *map(str, words)]
         monkeypatch.setattr(sys, "argv", arguments)
         monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
@@ -189,11 +185,7 @@ def run_script(
 
         monkeypatch.setattr(command_line, "run", execute)
         capfd.readouterr()
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        finally:
-            for name in set(flags.FLAGS) - known:
-                delattr(flags.FLAGS, name)
+        runpy.run_path(str(script), run_name="__main__")
         return subprocess.CompletedProcess(arguments, codes[0], *capfd.readouterr())
 
     return run

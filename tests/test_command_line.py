@@ -1,6 +1,7 @@
 """The shared flags, exit codes and messages of all entry points."""
 
 import functools
+import importlib.util
 import os
 import pathlib
 import signal
@@ -172,6 +173,35 @@ def test_a_cache_at_an_address_is_refused(execute, monkeypatch, capsys) -> None:
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     assert execute() == 1
     assert "$ALIBI_CACHE is the address gs://bucket/cache" in capsys.readouterr().err
+
+
+def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib.Path) -> None:
+    """Flags of one name differ in type and default: --prompts counts keys, or names a file."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    commands, before = {}, {*flags.FLAGS}
+    for file in sorted([*ROOT.glob("alibi/cli/*.py"), *ROOT.glob("scripts/*.py")]):
+        if "command_line.run(" in file.read_text():
+            spec = importlib.util.spec_from_file_location(f"command_{file.stem}", file)
+            commands[file.stem] = importlib.util.module_from_spec(spec)
+            monkeypatch.setitem(sys.modules, spec.name, commands[file.stem])
+            spec.loader.exec_module(commands[file.stem])
+    assert len(commands) > 15
+    assert {*flags.FLAGS} == before, "a command's flags are its own"
+
+    def run(name: str, *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+        main = commands[name].main
+        return command_line.execute(main, sys.argv), *capsys.readouterr()
+
+    seed = [f"{QUICKSTART}:seed=3", "--print_config"]
+    code, printed, _ = run("train", *seed)
+    assert (code, "config.seed = 3" in printed) == (0, True)
+    _, _, told = run("passkey", "--prompts=some.jsonl")
+    assert "flag --prompts=some.jsonl" in told
+    _, _, told = run("generate", f"--workdir={tmp_path}", f"--prompts={tmp_path}/some.jsonl")
+    assert f"{tmp_path} is no work directory of a run" in told
+    code, _, told = run("train", QUICKSTART)
+    assert (code, "give --workdir" in told) == (1, True), "no value is left of the former start"
 
 
 def test_flags_that_entry_points_share_belong_to_the_entry_point() -> None:

@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 
 from alibi import alibi_slopes
+from alibi.cli import command_line
 from alibi.config import load_config
 from alibi.model.positions import LayerKind
 from alibi.positions import make_position
@@ -59,6 +60,7 @@ def script(monkeypatch):
     spec = importlib.util.spec_from_file_location("plot_bias", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     before = set(flags.FLAGS)
+    monkeypatch.setattr(command_line, "own_flags", lambda module: None)  # they are there now
     spec.loader.exec_module(module)
     flags.FLAGS(["plot_bias", "--length=6"])
     yield module

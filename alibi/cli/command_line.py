@@ -36,6 +36,7 @@ EXIT_SECONDS = 10.0  # in which a process ends after a failure
 NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
 RESUMES = "all work is saved, and the same command goes on from there"
 _stops: list[Interrupted] = []  # kept: MLIR may crash when the frames of a trace are freed
+_own_flags: dict[str, list[flags.Flag]] = {}  # of each command, by its module
 
 # Settings of JAX under which the library works, but not the commands.
 UNUSED = {
@@ -97,8 +98,11 @@ def execute(
       resumes: of a resumable command: the message after a signal. SIGNALS raise Interrupted in
         `main`.
     """
-    for flag in flags.FLAGS.get_key_flags_for_module(main.__module__):
-        flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # as if the program defined them
+    own = _own_flags.get(main.__module__, [])
+    for flag in own:
+        flag.unparse()
+        flags.FLAGS[flag.name] = flag
+        flags.FLAGS.register_flag_by_module(argv[0], flag)  # as if the program defined it
     try:
         words = _parse(argv, takes, required)
         _check_values(addresses)
@@ -139,6 +143,16 @@ def execute(
         else:
             raise
         return FAILED
+    finally:
+        flags.FLAGS.remove_flag_values([flag.name for flag in own])
+
+
+def own_flags(module: str) -> None:
+    """Keeps the flags that a command's module has defined until `execute` runs the command: a process
+    can import several commands, whose flags have equal names.
+    """
+    _own_flags[module] = flags.FLAGS.get_flags_for_module(module)
+    flags.FLAGS.remove_flag_values([flag.name for flag in _own_flags[module]])
 
 
 def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:

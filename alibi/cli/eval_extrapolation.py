@@ -50,6 +50,7 @@ _CONTEXT_WINDOWS = flags.DEFINE_integer(
     f"for --context_use: windows whose last tokens are scored; default: {CONTEXT_WINDOWS}",
 )
 command_line.define_host_flags()
+command_line.own_flags(__name__)
 
 
 def _check_flags() -> None:

@@ -41,6 +41,7 @@ _STOP = flags.DEFINE_multi_string("stop", [], "a text at which an answer ends; m
 _LOGPROBS = flags.DEFINE_bool(
     "logprobs", False, "also print each token with the logarithm of its probability"
 )
+command_line.own_flags(__name__)
 
 
 def main() -> None:

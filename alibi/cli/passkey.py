@@ -16,6 +16,7 @@ from alibi.cli import command_line, evaluation_flags
 evaluation_flags.define("1,2,4,8")
 _PROMPTS = flags.DEFINE_integer("prompts", 200, "keys to be found at each length and distance")
 command_line.define_host_flags()
+command_line.own_flags(__name__)
 
 
 def main() -> int:

@@ -31,6 +31,7 @@ _TASK = flags.DEFINE_string(
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
+command_line.own_flags(__name__)
 
 
 def main() -> int:

@@ -50,6 +50,7 @@ _PRINT_CONFIG = flags.DEFINE_bool(
 )
 command_line.define_device_flags()
 command_line.define_host_flags()
+command_line.own_flags(__name__)
 
 
 def main() -> None:
