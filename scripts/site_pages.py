@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIRST = (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
 AS_IS = {".md", ".png", ".jsonl", ".json", ".csv", ".tex", ".html"}
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml"}
+SEARCHED = {"api.md": 4, "CHANGELOG.md": 0.001}  # weights of pages in the search
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
@@ -45,12 +46,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Returns a page without comments, and with links to places in the site."""
+    """Returns a page without comments, and with links to places in the site.
+
+    The search finds the public names first, then the pages, and no results: a table of numbers
+    would fill its panel.
+    """
     if page.file.src_uri.startswith(("results/", "notebooks/", "source/")):
         page.meta["hide"] = ["toc"]  # wide tables and code
     origin = of_uri(page.file.src_uri)
     if origin is None:
         return markdown
+    found = origin in FIRST or origin.is_relative_to(ROOT / "docs")
+    weight = SEARCHED.get(page.file.src_uri, 1)
+    page.meta["search"] = {"boost": weight} if found else {"exclude": True}
     here = pathlib.PurePosixPath(page.file.src_uri).parent
     parts = FENCE.split(COMMENT.sub(_without_line, markdown))
 
