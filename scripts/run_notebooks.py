@@ -1,20 +1,22 @@
 """Runs the notebooks of docs/ and writes what their cells print and draw, without Jupyter.
 
-python scripts/run_notebooks.py                  # all
-python scripts/run_notebooks.py figure.ipynb
+    python scripts/run_notebooks.py                 # all, into workdirs/notebooks
+    python scripts/run_notebooks.py figure.ipynb
+    python scripts/run_notebooks.py --write         # renews the outputs in docs/notebooks
+
+Without --write no tracked file changes: rows of a clone with changes would have a commit "-dirty".
 """
 
+import argparse
 import ast
 import base64
 import contextlib
 import io
 import json
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import clone
-from absl import app
 
 NOTEBOOKS = clone.ROOT / "docs" / "notebooks"
 
@@ -60,15 +62,26 @@ def _outputs(printed: str, value: Any) -> list[dict[str, Any]]:
     return found
 
 
-def main(arguments: list[str]) -> None:
-    for path in [NOTEBOOKS / name for name in arguments[1:]] or sorted(NOTEBOOKS.glob("*.ipynb")):
-        notebook = json.loads(path.read_text())
+def main() -> None:
+    known = {path.name: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--write", action="store_true", help="renew the outputs in docs/notebooks")
+    given = parser.parse_args()
+    if unknown := set(given.names) - set(known):
+        parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    folder = NOTEBOOKS if given.write else clone.ROOT / "workdirs" / "notebooks"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in given.names or known:
+        notebook = json.loads(known[name].read_text())
         cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
         for cell, outputs in zip(cells, run(notebook), strict=True):
             cell["outputs"] = outputs
-        path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-        print(f"written: {path.relative_to(pathlib.Path.cwd())}", flush=True)
+        (folder / name).write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+        print(f"written: {folder / name}", flush=True)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 
 import jax
 import pytest
@@ -29,7 +30,7 @@ def test_a_notebook_runs(path, monkeypatch):
     def kinds(cells):
         return [[(one["output_type"], *one.get("data", ())) for one in cell] for cell in cells]
 
-    assert kinds(outputs) == kinds(committed), "run: python scripts/run_notebooks.py"
+    assert kinds(outputs) == kinds(committed), "run: python scripts/run_notebooks.py --write"
     # what doesn't depend on the updates is printed as it is committed
     texts = [cell[0]["text"] for cell in outputs if cell and "text" in cell[0]]
     known = [cell[0]["text"] for cell in committed if cell and "text" in cell[0]]
@@ -44,3 +45,26 @@ def test_a_cell_that_fails_is_an_error(monkeypatch):
     assert (printed["text"], value["data"]) == (["4\n"], {"text/plain": ["8"]})
     with pytest.raises(ZeroDivisionError):
         run({"cells": [{"cell_type": "code", "source": ["N = 0\n", "1 / N"]}]})
+
+
+def test_tracked_notebooks_are_written_only_on_request(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    module = importlib.import_module("run_notebooks")
+    monkeypatch.setattr(module.clone, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "NOTEBOOKS", tmp_path)
+    cell = {"cell_type": "code", "source": ["1 + 1"], "outputs": []}
+    tracked = tmp_path / "sum.ipynb"
+    tracked.write_text(json.dumps({"cells": [cell]}))
+
+    def written(path, *words):
+        monkeypatch.setattr(sys, "argv", ["run_notebooks.py", *words])
+        module.main()
+        return [one["data"] for one in json.loads(path.read_text())["cells"][0]["outputs"]]
+
+    before = tracked.read_text()
+    assert written(tmp_path / "workdirs/notebooks/sum.ipynb") == [{"text/plain": ["2"]}]
+    assert tracked.read_text() == before
+    assert written(tracked, "sum.ipynb", "--write") == [{"text/plain": ["2"]}]
+    monkeypatch.setattr(sys, "argv", ["run_notebooks.py", "sun.ipynb"])
+    with pytest.raises(SystemExit, match="2"):
+        module.main()
