@@ -271,7 +271,7 @@ def define_jobs_flag() -> flags.FlagHolder[int]:
 def define_device_flags() -> None:
     """Defines --devices and --device_kind, the devices of a plan."""
     flags.DEFINE_integer("devices", 1, "devices of a plan, in all")
-    text = "kind of the devices of a plan, by JAX's name or a common one, such as 'TPU v5e' or H100"
+    text = "kind of the devices of a plan, by JAX's name or a common one, such as 'TPU v5e' or H100; cpu: this machine"
     flags.DEFINE_string("device_kind", None, text)
 
 

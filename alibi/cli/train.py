@@ -2,7 +2,8 @@
 
     python train.py --config=configs/quickstart.py:position=alibi,length=128 --workdir=workdirs/alibi-128
     python train.py --config=configs/quickstart.py --config.train.steps=1000 --print_config    # every key, no training
-    python train.py --config=configs/cc100_1b3.py --plan --devices=256 --device_kind="TPU v5e"  # memory and hours
+    python train.py --config=configs/quickstart.py --plan    # memory and hours on this machine's CPUs
+    python train.py --config=configs/cc100_1b3.py --plan --devices=256 --device_kind="TPU v5e"  # or elsewhere
 
 Behind the colon and by --config.KEY=VALUE stand keys of the config, which alibi/config/tree.py
 lists. The same command, given again, goes on from the latest checkpoint in --workdir; the last line
@@ -16,9 +17,9 @@ they leave at once; only a SIGTERM to one of several processes stops them after 
 loses another process leaves at once, with the same code. Code 1: an error to fix before the next
 start; its message names the cause.
 
---plan, with --devices and --device_kind, prints the memory and time of the run on those devices,
-and --print_config the whole config; both need no --workdir and no device, and train nothing. A plan
-looks at the run of --init_from too.
+--plan prints the memory and time of the run on --devices of --device_kind, by default on this
+machine's CPUs, and --print_config the whole config; both need no --workdir and no accelerator, and
+train nothing. A plan looks at the run of --init_from too.
 """
 
 import dataclasses
@@ -43,7 +44,8 @@ _INIT_FROM = flags.DEFINE_string(
 _PLAN = flags.DEFINE_bool(
     "plan",
     False,
-    "print memory and time of the run on --devices of --device_kind, and train nothing",
+    "print memory and time of the run on --devices of --device_kind, by default on this machine's CPUs, and train "
+    "nothing",
 )
 _PRINT_CONFIG = flags.DEFINE_bool(
     "print_config", False, "print the whole config, as a config file, and train nothing"
@@ -64,11 +66,7 @@ def main() -> None:
         print(as_file(config), end="")
         return
     if _PLAN.value:
-        if devices is None:
-            raise ValueError(
-                "--plan needs --device_kind, such as --device_kind='TPU v5e', and --devices=8 for 8 of it"
-            )
-        _plan(config, *devices)
+        _plan(config, *(devices or (1, "cpu")))
         return
     if _WORKDIR.value is None:
         raise ValueError("give --workdir, the directory of the run, or --plan or --print_config")

@@ -1,9 +1,16 @@
 """Peak speed, memory and bandwidth of devices, by the names of JAX and of their makers."""
 
 import dataclasses
+import functools
+import os
 import re
+import timeit
+
+import jax
+import jax.numpy as jnp
 
 GIB = 2**30
+MEASURED_SIZE = 1024  # rows and columns of the product that measures this machine
 
 _TPU = "https://docs.cloud.google.com/tpu/docs/"
 _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
@@ -20,7 +27,7 @@ class DeviceKind:
         JAX computes them by default: float32 on TPUs in a single pass of bfloat16, on GPUs with
         TF32 in TF32.
       memory: bytes; of GPUs with GDDR6 less a sixteenth for error correction.
-      bandwidth: bytes per second between the device and its memory.
+      bandwidth: bytes per second between the device and its memory; 0: unknown.
       source: a page with these figures, for TPUs per chip.
     """
 
@@ -34,13 +41,13 @@ class DeviceKind:
 
     @property
     def platform(self) -> str:
-        """tpu or gpu, as `jax.default_backend()` returns it."""
-        return "tpu" if self.name.startswith("TPU") else "gpu"
+        """tpu, gpu or cpu, as `jax.default_backend()` returns it."""
+        return {"TPU": "tpu", "CPUs": "cpu"}.get(self.name.split()[0], "gpu")
 
     @property
     def usable_memory(self) -> int:
-        """The bytes for a program: on GPUs 75%, the default of JAX, on TPUs all but the system's
-        part.
+        """The bytes for a program: on TPUs all but the system's part; on GPUs 75%, the default of
+        JAX, and as much of a machine's memory.
         """
         return int(self.memory * (0.95 if self.platform == "tpu" else 0.75))
 
@@ -109,14 +116,36 @@ def find_device_kind(name: str) -> DeviceKind | None:
 
 
 def known_device_kind(name: str) -> DeviceKind:
-    """Returns the device of a name as `find_device_kind` does; raises ValueError, with all known
-    names, if unknown.
+    """Returns the device of a name as `find_device_kind` does, for "cpu" `this_machine`; raises
+    ValueError, with all known names, if unknown.
     """
+    if _plain(name) == "cpu":
+        return this_machine()
     if kind := find_device_kind(name):
         return kind
     known = ", ".join(kind.name for kind in DEVICE_KINDS)
     raise ValueError(
-        f"device kind {name!r} is unknown; use one of {known} (alibi/parallel/device_kinds.py)"
+        f"device kind {name!r} is unknown; use one of {known}, or cpu for this machine (alibi/parallel/device_kinds.py)"
+    )
+
+
+@functools.cache
+def this_machine() -> DeviceKind:
+    """Returns the CPUs of this machine, with the speed measured at products of two matrices."""
+    speeds = {}
+    for dtype in ("bfloat16", "float32"):
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            matrix = jnp.ones((MEASURED_SIZE, MEASURED_SIZE), dtype)
+        times = timeit.repeat(
+            lambda: jnp.dot(matrix, matrix).block_until_ready(),  # noqa: B023
+            number=1,
+            repeat=20,
+        )
+        speeds[dtype] = 2 * MEASURED_SIZE**3 / min(times)  # the first compiles
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    source = f"speed measured just now, of products of {MEASURED_SIZE} x {MEASURED_SIZE} matrices"
+    return DeviceKind(
+        "CPUs of this machine", ("cpu",), **speeds, memory=memory, bandwidth=0, source=source
     )
 
 

@@ -206,9 +206,10 @@ def describe(plan: TrainingPlan) -> str:
     )
     repeated = "; remat computes a third more" if model.remat else ""
     assumed = f" ({plan.vocabulary.assumed})" if plan.vocabulary.assumed else ""
-    peak = f"{kind.bandwidth / 1e9:,.0f} GB/s, {kind.peak(model.dtype) / 1e12:,.4g} TFLOP/s in {model.dtype}"
+    bandwidth = f"{kind.bandwidth / 1e9:,.0f} GB/s, " if kind.bandwidth else ""
+    peak = f"{bandwidth}{kind.peak(model.dtype) / 1e12:,.4g} TFLOP/s in {model.dtype}"
     facts = {
-        "devices": f"{plan.devices:,} x {kind.name}: {kind.memory / GIB:g} GiB, {peak}",
+        "devices": f"{plan.devices:,} x {kind.name}: {kind.memory / GIB:.4g} GiB, {peak}",
         "": kind.source,
         "mesh": ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items()),
         "model": f"{plan.config.position}, {plan.parameters:,} parameters, a vocabulary of "
@@ -278,9 +279,10 @@ def _time_text(plan: TrainingPlan) -> str:
     kept = plan.config.checkpoint.keep + 1  # the latest, and the best or a spare
     # each better validation adds a checkpoint
     written = -(-plan.config.train.steps // every) if every else 1
+    counts = "counts" if plan.kind.platform == "cpu" else "is mfu in metrics.jsonl:"
     return (
         f"{aligned(rows, left=(0,))}"
-        "the share is mfu in metrics.jsonl: products of layers and softmax, and attention to the visible keys\n"
+        f"the share {counts} products of layers and softmax, and attention to the visible keys\n"
         f"not counted: compiling, input, validations, saving{remat}\n\n"
         f"checkpoints  {each / 1e9:,.3g} GB each; {kept} are kept, and one more while it is written: "
         f"{(kept + 1) * each / 1e9:,.3g} GB; {written:,} or more are written, {written * each / 1e9:,.4g} GB\n"

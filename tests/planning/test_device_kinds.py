@@ -2,12 +2,19 @@
 
 import json
 import pathlib
+import timeit
 
+import numpy as np
 import pytest
 
 from alibi.model.flops import model_flops
 from alibi.parallel import device_kinds
-from alibi.parallel.device_kinds import DEVICE_KINDS, DeviceKind, find_device_kind
+from alibi.parallel.device_kinds import (
+    DEVICE_KINDS,
+    DeviceKind,
+    find_device_kind,
+    known_device_kind,
+)
 from alibi.training import loop
 from tests.training.runs import on_one_device
 
@@ -49,6 +56,18 @@ def test_each_name_is_of_one_kind() -> None:
         assert kind.source.startswith("https://")
         assert 1e12 < kind.float32 <= kind.bfloat16 < 1e16
         assert kind.usable_memory < kind.memory
+
+
+def test_this_machine() -> None:
+    """Its speed is that of a product, measured here again, at another size; a busy machine is
+    slower by much.
+    """
+    kind = known_device_kind("CPU")
+    assert (kind.platform, known_device_kind("cpu")) == ("cpu", kind)
+    matrix = np.ones((512, 512), np.float32)
+    seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=20))
+    assert 0.05 < kind.float32 / (2 * 512**3 / seconds) < 20
+    assert kind.usable_memory < kind.memory
 
 
 def test_mfu_where_the_device_is_known(

@@ -1,6 +1,7 @@
 """A plan against the compiled step, and against arithmetic by hand."""
 
 import functools
+import os
 import pathlib
 from typing import Any
 
@@ -214,6 +215,10 @@ def test_the_command_lines(
     plan = run(*devices)
     assert plan.stdout.startswith("devices  2 x H100: 80 GiB, 3,350 GB/s, 494.7 TFLOP/s in float32")
     assert plan.stderr == ""
+    here = run("--plan").stdout
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    assert here.startswith(f"devices  1 x CPUs of this machine: {memory:.4g} GiB, 0.")
+    assert f"of {0.75 * memory:.2f} GiB for programs: fits" in here
     for ignored in (
         ["--device_kind=H100", "--workdir=x"],
         ["--plan", "--devices=2"],
