@@ -197,11 +197,11 @@ class RunEvaluation:
         self.text, self.title, self.documents = self._prepare_text()
         self.scorer = run_scorer(self.trained)
         lengths = options.lengths_of(self.trained.config.train_length)
-        self.scorer.check(len(self.text.tokens))
         all_windows = [
             windows_of(len(self.text.tokens), length, options.stride, causal=objective.causal)
             for length in lengths
         ]
+        self.scorer.check(all_windows[0])
         self.windows = [
             dataclasses.replace(windows, mode=SEPARATELY) if options.separately else windows
             for windows in all_windows

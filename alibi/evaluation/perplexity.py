@@ -75,14 +75,15 @@ class Scorer:
         self._jitted = jax.jit(nll_function, out_shardings=replicated)
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
-    def check(self, num_tokens: int) -> None:
-        """Raises ValueError if none of `num_tokens` tokens is predicted: a masked objective may
-        mask none of a few.
+    def check(self, windows: Windows) -> None:
+        """Raises ValueError if no token of `windows` is predicted: a masked objective may mask none
+        of a few.
         """
-        few = min(num_tokens, 1 << 16)  # more tokens without a masked one are no chance
-        if few and not np.empty(few)[self._objective.predicted(0, few)].size:
+        # more tokens without a masked one are no chance
+        few = [(start, min(stop, start + (1 << 16))) for start, stop in windows.spans]
+        if not any(np.empty(b - a)[self._objective.predicted(a, b)].size for a, b in few):
             raise ValueError(
-                f"none of the {num_tokens:,} tokens of the text is masked, so there is nothing to score; "
+                f"none of the {windows.num_tokens:,} tokens of the text is masked, so there is nothing to score; "
                 "use a longer text"
             )
 
@@ -137,7 +138,12 @@ class Scorer:
         while running:
             progress(_fetch(*running.popleft()))
         seconds = time.perf_counter() - start
-        return Score(windows, nll[self._objective.predicted(windows.start, windows.stop)], seconds)
+        pieces = np.split(nll, len(windows.spans))
+        scored = [
+            piece[self._objective.predicted(*span)]
+            for piece, span in zip(pieces, windows.spans, strict=True)
+        ]
+        return Score(windows, np.concatenate(scored), seconds)
 
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
         """Returns the function compiled for the shape of `windows`, and the rows of its batch.

@@ -57,6 +57,14 @@ class Windows:
         return len(self) * self.stride if self.spacing else self.stop - self.start
 
     @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The places of the scored tokens: the first, and the one after the last, of each piece."""
+        if not self.spacing:
+            return [(self.start, self.stop)]
+        firsts = range(self.start, self.stop, self.spacing)
+        return [(first, first + self.stride) for first in firsts]
+
+    @property
     def groups(self) -> list["Windows"]:
         """The same windows as rows to compute, in groups of equal shape: the windows at the start
         share a row, and a shorter last window is a group if the model sees both sides.
@@ -111,6 +119,23 @@ def windows_of(
         )
     mode = "nonoverlapping" if stride == length else "sliding"
     return Windows(0, num_tokens, length, stride, mode if causal else MASKED, causal=causal)
+
+
+def spread_windows(num_tokens: int, length: int, most: int, *, causal: bool = True) -> Windows:
+    """Returns windows without overlap that score at most `most` tokens, spread evenly over a stream.
+
+    Each stands in the middle of an equal part of the stream. With fewer tokens than `most`, or with
+    -1, the windows score all tokens, as `windows_of`, which raises the errors.
+    """
+    if not 0 <= most < num_tokens:
+        return windows_of(num_tokens, length, causal=causal)
+    length = min(length, most)
+    count = most // length
+    spacing = num_tokens // count
+    start = (spacing - length) // 2
+    stop = start + (count - 1) * spacing + length
+    whole = windows_of(num_tokens, length, causal=causal)
+    return dataclasses.replace(whole, start=start, stop=stop, spacing=spacing)
 
 
 def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:

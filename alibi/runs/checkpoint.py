@@ -33,6 +33,7 @@ Restored = TypeVar("Restored")
 
 PARAMS, OPTIMIZER = "params", "optimizer"  # items of a checkpoint, beside ABOUT
 CHECKSUMS, VALID_NLL = "checksums", "valid_nll"  # keys of `about`, beside SHA256
+VALID_TOKENS = "valid_tokens"  # scored by the last validation, of this checkpoint or before it
 # Words in errors of the machine or the network, after which a checkpoint may still be whole.
 _MACHINE = (
     *(
@@ -108,10 +109,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
                 lightweight_initialize=True,  # else a damaged checkpoint makes all unreadable
             ),
         )
-        self._valid_nll: dict[int, float | None] = {}
+        # of each step: the validation NLL, None without one, and the tokens that it scored
+        self._valid: dict[int, tuple[float | None, int | None]] = {}
         for step in self._manager.all_steps():
             with contextlib.suppress(DamagedError):
-                self._valid_nll[step] = self.about(step)[VALID_NLL]
+                about = self.about(step)
+                self._valid[step] = about[VALID_NLL], about.get(VALID_TOKENS)
 
     @property
     def latest(self) -> int | None:
@@ -128,14 +131,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     @property
     def ranked(self) -> list[tuple[int, float]]:
         """The validated steps among the saved, each with its validation NLL, in ascending order of
-        it.
+        it; those that scored as many tokens as the newest, since eval.max_tokens may change.
         """
         scored = [
-            (step, nll)
-            for step in self._manager.all_steps()
-            if (nll := self._valid_nll.get(step)) is not None
+            (step, nll, tokens)
+            for step in sorted(self._manager.all_steps())
+            for nll, tokens in [self._valid.get(step, (None, None))]
+            if nll is not None
         ]
-        return sorted(scored, key=lambda entry: entry[::-1])
+        alike = [(nll, step) for step, nll, tokens in scored if tokens == scored[-1][2]]
+        return [(step, nll) for nll, step in sorted(alike)]
 
     def save(
         self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None
@@ -145,7 +150,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             return
         sums = checksums({PARAMS: state.params, OPTIMIZER: state.opt_state})
         content = about | {CHECKSUMS: sums, VALID_NLL: valid_nll}
-        self._valid_nll[step] = valid_nll
+        self._valid[step] = valid_nll, about.get(VALID_TOKENS)
         items = {
             PARAMS: ocp.args.StandardSave(state.params),
             ABOUT: ocp.args.JsonSave(content | {SHA256: digest(content)}),

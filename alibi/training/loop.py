@@ -40,7 +40,7 @@ from alibi.runs.former import saved
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
-from alibi.training.setup import Job, make_job, make_validator, micro_batches
+from alibi.training.setup import Job, make_job, make_validator, micro_batches, validation_windows
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
 __all__ = ["Interrupted", "NonFiniteLossError", "train"]
@@ -191,14 +191,14 @@ class Updates:
         with self.record.speed.paused():
             if jax.process_count() > 1:  # before each decides by its own loss whether to save
                 check_replicas(self.state, f"after update {step}")
-            nll = self.validator(self.state.params) if validate and self.validator else None
-            improved = nll is not None and self.record.validated(step, nll)
+            made = self.validator(self.state.params) if validate and self.validator else None
+            improved = made is not None and self.record.validated(step, made)
             if validate and self.job.sampler:
                 self.record.sampled(step, self.job.sampler(self.state.params))
             if save or improved:
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(
-                    self.state, step, self.about | self.record.for_checkpoint(), nll
+                    self.state, step, self.about | self.record.for_checkpoint(), made and made.nll
                 )
         return save or improved
 
@@ -283,10 +283,14 @@ def _headline(job: Job, about: dict[str, Any]) -> str:
     hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
     axes = ", ".join(f"{axis}={size}" for axis, size in job.mesh.shape.items())
     steps, batch = config.train.steps, config.train.batch_tokens
-    texts = (
+    texts = [
         f"{split} {manifest['tokens']:,} tokens of {textwrap.shorten(manifest['source'], 60, placeholder=' ...')}"
         for split, manifest in job.corpus.items()
-    )
+    ]
+    if valid := job.corpus.get("valid"):
+        windows, most = validation_windows(config, valid["tokens"]), config.eval.max_tokens
+        part = f"a validation scores {windows.num_tokens:,} tokens, spread evenly (eval.max_tokens={most})"
+        texts += [part] if windows.spacing else []
     return (
         f"devices: {job.mesh.size} x {kinds}{hosted}, mesh {axes}\n"
         f"model: {config.position}, {about['parameters']:,} parameters; "

@@ -20,10 +20,10 @@ from alibi.model.flops import model_flops
 from alibi.parallel import hosts
 from alibi.parallel.device_kinds import find_device_kind
 from alibi.progress import Progress, print_line
-from alibi.runs.checkpoint import Checkpoints
+from alibi.runs.checkpoint import VALID_TOKENS, Checkpoints
 from alibi.storage.files import is_address
 from alibi.training.metric_writers import METRICS_FILE, Values, open_writers
-from alibi.training.setup import Job
+from alibi.training.setup import Job, Validation
 from alibi.training.step import Metrics
 
 # Keys of a checkpoint's `about`: NLL and tokens since the last row; lines and hash of the rows so
@@ -69,6 +69,7 @@ class Record:
         # counts from the last.
         about = checkpoints.about(step) if step else {}
         self._sums = np.array(about.get(UNLOGGED, [0.0, 0.0]))
+        self._valid_tokens = about.get(VALID_TOKENS)  # of the last validation
         saved, found = about.get(ROWS), self._rows()
         if saved and found and saved != found:
             print_line(
@@ -118,7 +119,8 @@ class Record:
         resume, and the hash of the rows.
         """
         self._finish_writes()
-        return {UNLOGGED: self._sums.tolist(), ROWS: self._rows()}
+        sums = self._sums.tolist()
+        return {UNLOGGED: sums, ROWS: self._rows(), VALID_TOKENS: self._valid_tokens}
 
     def _rows(self) -> list[Any]:
         """Returns the number of rows and their hash; nothing in a bucket, where each row is a file,
@@ -147,16 +149,22 @@ class Record:
         self.write_status("running", step)
         self._checkpoints.check()
 
-    def validated(self, step: int, nll: float) -> bool:
-        """Records a validation; returns whether it is the best so far. Raises NonFiniteLossError."""
+    def validated(self, step: int, validation: Validation) -> bool:
+        """Records a validation; returns whether it is the best so far of as many tokens. Raises
+        NonFiniteLossError.
+        """
+        nll, tokens = validation
         if not math.isfinite(nll):
             self._refuse(f"update {step}: validation loss {nll}")
         if hosts.is_primary():
             perplexity = math.exp(min(nll, 700))
             print_line(
-                f"{self._run.name}: update {step:,}: validation {nll:.4f} nats, perplexity {perplexity:.3f}"
+                f"{self._run.name}: update {step:,}: validation {nll:.4f} nats, perplexity {perplexity:.3f} "
+                f"of {tokens:,} tokens"
             )
-        self._write(step, {"valid_nll": nll})
+        self._write(step, {"valid_nll": nll, "valid_tokens": float(tokens)})
+        if tokens != self._valid_tokens:  # eval.max_tokens was another before
+            self.best, self._valid_tokens = None, tokens
         improved = self.best is None or nll < self.best[1]
         if improved:
             self.best = step, nll
@@ -201,7 +209,11 @@ class Record:
             ),
             "best": None
             if self.best is None
-            else {"step": self.best[0], "valid_nll": self.best[1]},
+            else {
+                "step": self.best[0],
+                "valid_nll": self.best[1],
+                "valid_tokens": self._valid_tokens,
+            },
         }
         self._queue(functools.partial(self._run.write_status, state, **figures))
         if state != "running":

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import optax
 from jax.experimental import multihost_utils
@@ -16,6 +16,7 @@ from alibi.config import Config, DataConfig
 from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile, check_paths, check_sources, prepare
 from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.evaluation.windows import Windows, spread_windows
 from alibi.generation import Sampling, generate
 from alibi.generation.decoding import decode_answer
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
@@ -247,26 +248,40 @@ def objective_of(config: Config, text: TokenFile) -> Objective:
     return make_objective(config, vocab_size=manifest.vocab_size, boundary_id=manifest.boundary_id)
 
 
-def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], float]:
-    """Returns a function from parameters to the mean validation NLL, in nats per token.
+class Validation(NamedTuple):
+    """The mean NLL of a validation, in nats per token, and the number of tokens that it scored."""
 
-    It scores `config.eval.max_tokens` tokens of `text` at the training length. Raises ValueError if
-    a masked objective masks none of them.
+    nll: float
+    tokens: int
+
+
+def validation_windows(config: Config, num_tokens: int) -> Windows:
+    """Returns the windows of a validation: they score eval.max_tokens tokens at the training length,
+    spread evenly over the text.
     """
-    limit = config.eval.max_tokens
+    limit, causal = config.eval.max_tokens, config.objective.causal
+    return spread_windows(num_tokens, config.train_length, limit, causal=causal)
+
+
+def make_validator(
+    config: Config, model: DecoderLM, text: TokenFile
+) -> Callable[[PyTree], Validation]:
+    """Returns a function from parameters to the validation by `validation_windows`.
+
+    Raises ValueError if a masked objective masks none of their tokens.
+    """
     scorer = Scorer(
         model_nll(evaluated(model, config)),
         objective=objective_of(config, text),
         batch_tokens=config.eval.batch_tokens,
         sharding=model.sharding,
     )
+    windows = validation_windows(config, len(text.tokens))
+    scorer.check(windows)
 
-    tokens = text.tokens if limit < 0 else text.tokens[:limit]
-    scorer.check(len(tokens))
-
-    def validate(params: PyTree) -> float:
-        score = scorer.score(params, tokens, config.train_length)
-        return score.total_nats / score.tokens
+    def validate(params: PyTree) -> Validation:
+        score = scorer.score_windows(params, text.tokens, windows)
+        return Validation(score.total_nats / score.tokens, score.tokens)
 
     return validate
 

@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi.evaluation.windows import read_sequences, same_token_windows, windows_of
+from alibi.evaluation.windows import (
+    read_sequences,
+    same_token_windows,
+    spread_windows,
+    windows_of,
+)
 from alibi.objectives import NextToken
 
 BOUNDARY = 7
@@ -99,6 +104,35 @@ def test_a_length_that_the_stride_does_not_divide():
         [14, 15, 16, 17, 7],
     ]
     assert batch.targets.tolist() == [[14, 15], [16, 17], [18, -1]]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "length", "most", "firsts"),
+    [
+        # 3 windows of 4 in parts of 33 tokens, each in the middle of its part
+        (100, 4, 12, [14, 47, 80]),
+        (100, 4, 15, [14, 47, 80]),  # 3 more are no window
+        (100, 4, 99, [*range(0, 96, 4)]),  # nearly all: 24 parts of 4
+        (100, 8, 5, [47]),  # fewer than a window
+    ],
+)
+def test_spread_windows_stand_in_the_middle_of_equal_parts(num_tokens, length, most, firsts):
+    windows, size = spread_windows(num_tokens, length, most), min(length, most)
+    assert (windows.mode, windows.num_tokens) == ("nonoverlapping", size * len(firsts))
+    assert windows.spans == [(first, first + size) for first in firsts]
+    batch = make_batch(np.arange(num_tokens) + 100, windows, np.arange(len(windows)))
+    assert batch.targets.tolist() == [[*range(first + 100, first + 100 + size)] for first in firsts]
+    inputs = [
+        [BOUNDARY if at == 0 else at + 99 for at in range(first, first + size)] for first in firsts
+    ]
+    assert batch.inputs.tolist() == inputs, "the true token before each"
+
+
+@pytest.mark.parametrize("most", [-1, 100, 200])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_text_that_fits_is_scored_whole(most, causal):
+    """Digits of runs whose validation text fits stay as they were."""
+    assert spread_windows(100, 16, most, causal=causal) == windows_of(100, 16, causal=causal)
 
 
 def test_mode():

@@ -11,7 +11,7 @@ from alibi.config import make_config
 from alibi.data.batches import TrainBatches
 from alibi.evaluation.extrapolation import Options, evaluate_runs
 from alibi.evaluation.perplexity import Scorer, model_nll
-from alibi.evaluation.windows import read_sequences, windows_of
+from alibi.evaluation.windows import read_sequences, spread_windows, windows_of
 from alibi.generation import generate
 from alibi.model.decoder import build_model
 from alibi.objectives import Masked, Sequences
@@ -93,8 +93,11 @@ def test_training_masks_anew_at_each_step_and_pads_nothing():
     assert (epochs[0] != epochs[1]).any()
 
 
-def test_a_score_is_that_of_each_window_alone():
-    """The NLL of the masked tokens alone, from the logits of a window and of the shorter last one."""
+@pytest.mark.parametrize(("most", "firsts"), [(-1, (0, 16, 32)), (32, (2, 23))])
+def test_a_score_is_that_of_each_window_alone(most, firsts):
+    """The NLL of the masked tokens alone, from the logits of a window and of the shorter last one;
+    or of windows spread over the text.
+    """
     config = make_config(
         "objective=masked,length=8,model.num_layers=1,model.width=16,model.num_heads=2"
     )
@@ -102,10 +105,12 @@ def test_a_score_is_that_of_each_window_alone():
     assert model.vocab_size == VOCAB + 1
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     tokens = np.random.default_rng(0).integers(0, VOCAB, 43)
-    score = Scorer(model_nll(model), objective=MASKED, batch_tokens=24).score(params, tokens, 16)
+    windows = spread_windows(43, 16, most, causal=False)
+    scorer = Scorer(model_nll(model), objective=MASKED, batch_tokens=24)
+    score = scorer.score_windows(params, tokens, windows)
     whole, expected = MASKED.batch(sequences(tokens)), []
     apply = jax.jit(model.apply)
-    for start in (0, 16, 32):
+    for start in firsts:
         window = slice(start, start + 16)
         logits = apply({"params": params}, jnp.asarray(whole.inputs[:, window]))[0]
         log_probabilities = np.asarray(jax.nn.log_softmax(logits))

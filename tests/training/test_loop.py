@@ -1,7 +1,10 @@
 """The loop on a tiny corpus: it learns, records each update, and saves finite parameters only."""
 
+import os
 import pathlib
+import re
 import shlex
+import signal
 
 import jax
 import numpy as np
@@ -12,8 +15,9 @@ from alibi.errors import OF_SWEEP
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, record
+from alibi.training.setup import Validation
 from alibi.training.step import Metrics
-from tests.training.runs import final_state, rows
+from tests.training.runs import final_state, rows, stop_at
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -105,7 +109,9 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 def test_a_validation_that_is_no_number_is_neither_saved_nor_best(
     tiny_config, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: float("nan"))
+    monkeypatch.setattr(
+        loop, "make_validator", lambda *_: lambda params: Validation(float("nan"), 9)
+    )
     with pytest.raises(
         loop.NonFiniteLossError,
         match=r"update 3: validation loss nan; .* update 2; .* longer warm-up or optimizer\.clip_norm=1$",
@@ -113,17 +119,28 @@ def test_a_validation_that_is_no_number_is_neither_saved_nor_best(
         loop.train(tiny_config(optimizer__clip_norm=0.0), str(tmp_path / "run"))
 
 
-def test_latest_and_best_checkpoints_stay(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    config = tiny_config()
-    losses = iter([1.0, 2.0])  # the first validation, at update 3, stays the best
-    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: next(losses))
-    loop.train(config, str(tmp_path / "run"))
+@pytest.mark.parametrize(("tokens", "best"), [(32, (3, 1.0)), (64, (9, 3.0))])
+def test_latest_and_best_checkpoints_stay(
+    tokens, best, tiny_config, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    """The best of the validations that score the same tokens: the run goes on with another
+    eval.max_tokens after update 4, and its losses there are no worse for that.
+    """
+    config = tiny_config(train__steps=9)
+    made = iter([Validation(1.0, 32), Validation(4.0, tokens), Validation(3.0, tokens)])
+    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: next(made))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(loop.Interrupted):
+            loop.train(config, str(tmp_path / "run"))
+    status = loop.train(config, str(tmp_path / "run"))
+    assert status["best"] == {"step": best[0], "valid_nll": best[1], "valid_tokens": tokens}
     with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
-        assert checkpoints.latest == 6
-        assert checkpoints.best == (3, 1.0)
+        assert checkpoints.latest == 9
+        assert checkpoints.best == best
     assert {
         path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()
-    } == {"3", "6"}
+    } == {"9", "3" if best[0] == 3 else "8"}
 
 
 @pytest.mark.usefixtures("one_device")
@@ -137,7 +154,7 @@ def test_what_is_said_first_and_last(
     waits for the run.
     """
     workdir = tmp_path / "my runs" / "lr=1,wd=2"
-    loop.train(tiny_config(), str(workdir))
+    loop.train(tiny_config(eval__max_tokens=40), str(workdir))
     lines = capsys.readouterr().err.splitlines()
     parameters = RunDirectory(workdir).provenance()["parameters"]
     devices, model, corpus, place = lines[:4]
@@ -145,6 +162,13 @@ def test_what_is_said_first_and_last(
     assert model == f"model: alibi, {parameters:,} parameters; 128 tokens a step, 768 in 6 steps"
     assert corpus.startswith("corpus (bytes): train 6,000 tokens of ")
     assert "; valid 700 tokens of " in corpus
+    # two whole windows of 16
+    assert corpus.endswith("; a validation scores 32 tokens, spread evenly (eval.max_tokens=40)")
+    scored = [
+        line for line in lines if re.search(r": validation .* perplexity \S+ of 32 tokens$", line)
+    ]
+    assert len(scored) == 2
+    assert [row["valid_tokens"] for row in rows(workdir) if "valid_nll" in row] == [32, 32]
     assert place == f"saved in: {workdir}"
     assert lines[-2] == "finished; evaluate it by"
     command = ["python", "eval_extrapolation.py", f"--workdirs={workdir}", "--multiples=1,2,4,8"]
