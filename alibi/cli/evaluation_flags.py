@@ -41,7 +41,11 @@ def define(multiples: str) -> None:
 
 def define_model() -> None:
     """Defines the flags of the checkpoint, of changes of its model, and of the batch."""
-    flags.DEFINE_string("checkpoint", "latest", "latest, best (by validation NLL) or a step")
+    flags.DEFINE_string(
+        "checkpoint",
+        "latest",
+        "latest, best (by the NLL of eval.max_tokens tokens in validations) or a step",
+    )
     position = (
         "position method of the test, or several in turn over the layers, in place of the method of training, if it "
         "has the same parameters"

@@ -21,7 +21,9 @@ from alibi.progress import print_line
 
 flags.DEFINE_string("workdir", None, "work directory of train.py")
 _CHECKPOINT = flags.DEFINE_string(
-    "checkpoint", "latest", "latest, best (by validation NLL) or a step"
+    "checkpoint",
+    "latest",
+    "latest, best (by the NLL of eval.max_tokens tokens in validations) or a step",
 )
 _PROMPT = flags.DEFINE_string("prompt", None, "the text that is continued")
 _PROMPTS = flags.DEFINE_string("prompts", None, "a file of JSON lines with prompts")

@@ -151,7 +151,8 @@ class EvalConfig(Section):
 
     # updates between validations at train_length; 0: only at the end
     every_steps: int = number(200, at_least=0)
-    # of valid in a validation during training
+    # of valid in a validation during training, in windows spread evenly over the text; -1: all. The
+    # best checkpoint is the best by these.
     max_tokens: int = number(65_536, at_least=1, or_all=-1)
     # tokens per device in an evaluation batch
     batch_tokens: int = number(16_384, at_least=1, at_most=INT32)

@@ -150,7 +150,8 @@ def failed_runs(failures: Mapping[str, str]) -> str:
 
 
 def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
-    """Returns the logged losses of a run: their step, nats per token and split, "train" or "valid".
+    """Returns the logged losses of a run: their step, nats per token and split, "train" or "valid",
+    and the tokens that a validation scored.
 
     Of a long run each point is the mean of neighbouring rows, weighted by their tokens.
     """
@@ -166,7 +167,9 @@ def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
         points.append({"step": chunk[-1]["step"], "nats": nats, "split": "train"})
     validated = [row for row in rows if _is_number(row.get("valid_nll"))]
     return points + [
-        {"step": row["step"], "nats": row["valid_nll"], "split": "valid"} for row in validated
+        {"step": row["step"], "nats": row["valid_nll"], "split": "valid"}
+        | ({"tokens": int(row["valid_tokens"])} if _is_number(row.get("valid_tokens")) else {})
+        for row in validated
     ]
 
 
@@ -211,7 +214,12 @@ def _page(
         note = f"<p>{html.escape(spread_note(passkeys.numbers))}</p>"
         sections.append(_section("Keys found again", to_html(passkeys), note))
     if curves:
-        note = "Lines: training, the mean since the point before. Markers: validation."
+        scored = sorted(
+            {point["tokens"] for of in curves.values() for point in of if "tokens" in point}
+        )
+        counts = " to ".join(dict.fromkeys(f"{count:,}" for count in (*scored[:1], *scored[-1:])))
+        note = "Lines: training, the mean since the point before. Markers: validation"
+        note += f" of {counts} tokens." if counts else "."
         if missing := [run.name for run in runs if run.name not in curves]:
             note += f" Without metrics here: {', '.join(missing)}."
         sections.append(

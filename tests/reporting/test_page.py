@@ -251,8 +251,17 @@ def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, mo
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     runs = [
-        source(position, log(tmp_path / position, [{"step": 1, "train_nll": 4.0}]))
-        for position in ("alibi", "none")
+        source(
+            position,
+            log(
+                tmp_path / position,
+                [
+                    {"step": 1, "train_nll": 4.0},
+                    {"step": 1, "valid_nll": 4.0, "valid_tokens": scored},
+                ],
+            ),
+        )
+        for position, scored in (("alibi", 4096.0), ("none", 512.0))
     ]
     write_report(tmp_path, "Keys", {"none-L128-seed0": "diverged"}, runs)
     page = (tmp_path / "report.html").read_text()
@@ -261,6 +270,7 @@ def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, mo
         "alibi-L128",
         "none-L128-seed0",
     ]
+    assert "Markers: validation of 512 to 4,096 tokens." in page
     assert "Without metrics here" not in page.partition('<script type="application/json"')[0]
 
 

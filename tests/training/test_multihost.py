@@ -64,6 +64,7 @@ def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
         "train.batch_tokens": 128, "train_length": 16, "optimizer.warmup_steps": 1, "model.num_layers": 1,
         "model.width": 16, "model.num_heads": 2, "model.feed_forward": 32, "log.every_steps": 1, "eval.every_steps": 2,
         "log.tensorboard": False, "checkpoint.every_steps": 2, "eval.batch_tokens": 64,
+        "eval.max_tokens": 500,
     }  # fmt: skip
 
 
@@ -96,7 +97,14 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     sampling = ["--config.eval.sample_prompt=the", "--config.eval.sample_tokens=4"]
     finish(start_hosts(command(two, text, "--config.mesh.fsdp=2", *sampling), 2))
     run = RunDirectory(two)
-    rows = [json.loads(line) for line in (two / "metrics.jsonl").open()]
+    rows, alone = (
+        [json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (two, one)
+    )
+    scores, expected = ([row for row in of if "valid_nll" in row] for of in (rows, alone))
+    # 31 windows of 16, spread over 6,000 tokens
+    assert [row["valid_tokens"] for row in (*scores, *expected)] == [496] * 6
+    for score, single in zip(scores, expected, strict=True):
+        assert score["valid_nll"] == pytest.approx(single["valid_nll"], abs=1e-4)
     samples = [row["sample"] for row in rows if "sample" in row]
     assert len(samples) == 3, "one at each validation, by all hosts together"
     assert all(re.match("the.", sample, re.DOTALL) for sample in samples)
