@@ -72,4 +72,8 @@ if __name__ == "__main__":
         main,
         required=("config",),
         resumes="whole shards are kept, and the same command continues after them",
+        absent={
+            "workdir": "token files belong to no run, so they are made in --config.data.cache_dir",
+            "output_dir": "token files are made in --config.data.cache_dir",
+        },
     )

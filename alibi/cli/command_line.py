@@ -9,7 +9,7 @@ import resource
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -83,6 +83,7 @@ def execute(
     required: Collection[str] = (),
     addresses: Collection[str] = (),
     resumes: str = "",
+    absent: Mapping[str, str] | None = None,
 ) -> int:
     """Parses the flags in `argv`, which begins with the program, calls `main` and returns the exit
     code.
@@ -97,6 +98,7 @@ def execute(
       addresses: flags for which an address such as gs://BUCKET/PATH is allowed.
       resumes: of a resumable command: the message after a signal. SIGNALS raise Interrupted in
         `main`.
+      absent: flags of other commands that a user may try, with the reason or the remedy.
     """
     own = _own_flags.get(main.__module__, [])
     for flag in own:
@@ -104,7 +106,7 @@ def execute(
         flags.FLAGS[flag.name] = flag
         flags.FLAGS.register_flag_by_module(argv[0], flag)  # as if the program defined it
     try:
-        words = _parse(argv, takes, required)
+        words = _parse(argv, takes, required, absent or {})
         _check_values(addresses)
         for setting, (needed, why) in UNUSED.items():
             if getattr(jax.config, setting) != needed:
@@ -155,7 +157,9 @@ def own_flags(module: str) -> None:
     flags.FLAGS.remove_flag_values([flag.name for flag in _own_flags[module]])
 
 
-def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
+def _parse(
+    argv: list[str], takes: str, required: Collection[str], absent: Mapping[str, str]
+) -> list[str]:
     """Parses the flags, puts the config in place of the text of --config, and returns the other
     words.
 
@@ -170,9 +174,9 @@ def _parse(argv: list[str], takes: str, required: Collection[str]) -> list[str]:
         given, overrides = _split_overrides(values.read_flags_from_files(given, force_gnu=False))
         _, *words = values([program, *given])
     except flags.UnrecognizedFlagError as error:
-        raise ValueError(
-            f"there is no flag --{error.flagname}; {_suggest(error.flagname)}--help shows all"
-        ) from None
+        reason = absent.get(error.flagname.partition(".")[0].replace("-", "_"))
+        hint = f"{reason}; " if reason else _suggest(error.flagname)
+        raise ValueError(f"there is no flag --{error.flagname}; {hint}--help shows all") from None
     except flags.Error as error:
         raise ValueError(str(error)) from None
     if words and not takes:

@@ -103,6 +103,7 @@ def run() -> None:
         required=("workdirs",),
         addresses=("workdirs", "output_dir"),
         resumes="finished rows are kept, and the same command goes on from there",
+        absent={"config": "the config of a run is read from its work directory"},
     )
 
 

@@ -68,7 +68,11 @@ def main() -> int:
 def run() -> None:
     """Runs the command on the words of its command line, and exits."""
     command_line.run(
-        main, required=("sweep", "workdir"), addresses=("workdir",), resumes=command_line.RESUMES
+        main,
+        required=("sweep", "workdir"),
+        addresses=("workdir",),
+        resumes=command_line.RESUMES,
+        absent={"plan": "--dry_run shows the state and the plan of each run"},
     )
 
 

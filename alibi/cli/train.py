@@ -96,7 +96,14 @@ def _plan(config: Config, devices: int, device_kind: str) -> None:
 def run() -> None:
     """Runs the command on the words of its command line, and exits."""
     command_line.run(
-        main, required=("config",), addresses=("workdir", "init_from"), resumes=command_line.RESUMES
+        main,
+        required=("config",),
+        addresses=("workdir", "init_from"),
+        resumes=command_line.RESUMES,
+        absent={
+            "dry_run": "--plan prints memory and time, --print_config the whole config",
+            "output_dir": "the run is kept in --workdir",
+        },
     )
 
 

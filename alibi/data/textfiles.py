@@ -244,13 +244,18 @@ def _find_files(part: str, split: str) -> list[str]:
     found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
     if not found:
         missing = "no file matches" if glob.has_magic(part) else "there is no file"
-        remedies = {"train": "correct data.train", "file": "correct the path"}
+        remedies = {
+            "train": "set data.train" if part == split else "correct data.train",
+            "file": "correct the path",
+        }
         remedy = remedies.get(split, f"set data.{split}, or leave it empty for none")
         if part.startswith(JOINED):
             remedy += (
                 f", or make the file by scripts/join_books.py --books=FOLDER --output_dir={JOINED}"
             )
-        raise ValueError(f"{missing} {part!r} (seen from {os.getcwd()}); {remedy}")
+        # the splits of other corpora are the defaults
+        unset = f"data.{split} is not set, and " if part == split else ""
+        raise ValueError(f"{unset}{missing} {part!r} (seen from {os.getcwd()}); {remedy}")
     return found
 
 

@@ -4,6 +4,7 @@ figure.
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import traceback
@@ -36,6 +37,7 @@ from alibi.parallel.hosts import broadcast, is_primary
 from alibi.progress import Progress
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import MASKED, SEPARATELY, ContextUse, Row
+from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
@@ -55,6 +57,10 @@ class LengthOptions:
     def lengths_of(self, train_length: int) -> list[int]:
         """Returns the lengths for a run, ascending, each once."""
         return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
+
+    def look(self, workdir: str) -> None:
+        """Raises ValueError if there is no run in `workdir`; cheap."""
+        RunDirectory(workdir).config()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +86,10 @@ class RunOptions(LengthOptions):
         return TrainedRun(
             workdir, self.checkpoint, batch_tokens=self.batch_tokens, override=self.override
         )
+
+    def look(self, workdir: str) -> None:
+        """Raises ValueError if there is no run in `workdir`, no checkpoint, or another override."""
+        self.trained(workdir)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +144,9 @@ def evaluate_each(
     """Calls `evaluate` with each work directory and the common output, then writes the report;
     returns the failures.
 
-    If a work directory can't be evaluated, the others are evaluated all the same. There is no
-    report if the only work directory failed without a row.
+    All work directories are looked at before the first is evaluated. If one can't be evaluated, the
+    others are evaluated all the same. There is no report if the only work directory failed without
+    a row.
 
     Raises:
       ValueError: two work directories of the same name, by which rows are told apart.
@@ -153,10 +164,14 @@ def evaluate_each(
     if options.report:
         needs("the report, which --noreport leaves out,", "vl_convert")
     output = Output(options.output_dir)
-    failures, rows_before = [], len(output.rows)
-    for path in paths:
+    failures: dict[str, str] = {}
+    rows_before = len(output.rows)
+    works = (options.look, lambda path: evaluate(path, output))
+    for work, path in itertools.product(works, paths):
+        if path in failures:
+            continue
         try:
-            evaluate(path, output)
+            work(path)
         except OutputError:
             raise
         except Exception as error:
@@ -165,12 +180,12 @@ def evaluate_each(
             if not isinstance(error, ValueError | OSError | UserError | MissingPackageError):
                 print_once(traceback.format_exc().rstrip())
             reason = str(error) or type(error).__name__
-            failures.append(reason if path in reason else f"{path}: {reason}")
+            failures[path] = reason if path in reason else f"{path}: {reason}"
             if is_primary():
-                print_error(failures[-1])
+                print_error(failures[path])
     nothing = len(paths) == len(failures) == 1 and len(output.rows) == rows_before
     broadcast(lambda: output.finish(report=options.report and not nothing, workdirs=paths))
-    return failures
+    return list(failures.values())
 
 
 class RunEvaluation:

@@ -307,7 +307,22 @@ def run_sweeper(sweeper: Sweeper) -> int:
             file=sys.stderr,
         )
         return REQUEUE
+    if not failures and not sweeper.left and not sweeper.is_task and sweeper.primary:
+        _print_next(sweeper)
     return FAILED if failures else 0
+
+
+def _print_next(sweeper: Sweeper) -> None:
+    """Prints the command that writes text with a run of ALiBi, which has no longest length."""
+    for run in sweeper.sweep.runs:
+        if run.config.position == "alibi" and run.config.objective.causal:
+            words = [
+                os.path.relpath(sys.executable),
+                os.path.relpath(PROJECT / "scripts/generate.py"),
+            ]
+            words += [f"--workdir={run_directory(sweeper.workdir, run)}", "--prompt=It was "]
+            print(f"write text with {run.name} by\n  {shlex.join(words)}")
+            return
 
 
 def is_primary(process_id: int | None, multihost: bool) -> bool:

@@ -43,18 +43,25 @@ def test_prepares_the_splits_the_config_names_from_any_directory(prepare_data):
 
 
 @pytest.mark.parametrize(
-    ("argument", "message"),
+    ("arguments", "message"),
     [
-        # Before train, which may take hours, becomes tokens.
-        (f"data.corpus=text,data.train={__file__}", "error: there is no file 'valid' (seen from "),
         (
-            "data.corpus=hub",
+            ("", "--workdir=x"),
+            "error: there is no flag --workdir; token files belong to no run, so they are made in --config.data.",
+        ),
+        # Before train, which may take hours, becomes tokens.
+        (
+            (f"data.corpus=text,data.train={__file__}",),
+            "error: data.valid is not set, and there is no file 'valid' (seen from ",
+        ),
+        (
+            ("data.corpus=hub",),
             "error: data.name is empty, but corpus=hub needs the dataset's name; set data.name",
         ),
     ],
 )
-def test_a_mistake_is_one_line(prepare_data, argument, message):
-    done = prepare_data(argument)
+def test_a_mistake_is_one_line(prepare_data, arguments, message):
+    done = prepare_data(*arguments)
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert len(done.stderr.splitlines()) == 1

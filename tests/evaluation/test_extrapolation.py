@@ -12,7 +12,7 @@ import pytest
 
 from alibi.data.tokenizers import train_bpe
 from alibi.data.tokens import prepare
-from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
+from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_each, evaluate_runs
 from alibi.evaluation.output import Output
 from alibi.evaluation.perplexity import Scorer
 from alibi.model.decoder import build_model, count_parameters
@@ -257,6 +257,18 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     expected = {"position": "alibi", "options": options, "window": 4, "version": 2}
     assert row["override"] == expected
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
+
+
+def test_all_work_directories_are_looked_at_before_the_first_is_evaluated(
+    tmp_path, alibi_run, folder, capsys
+):
+    """A name that is wrong is told at once, and the others are evaluated all the same."""
+    options, told = Options(tmp_path, report=False), []
+    evaluate_each(
+        [alibi_run, folder / "nowhere"], options, lambda *_: told.append(capsys.readouterr().err)
+    )
+    (before,) = told
+    assert before.startswith(f"error: {folder / 'nowhere'} is no work directory of a run")
 
 
 def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp_path, alibi_run):
