@@ -4,7 +4,6 @@ figure.
 
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import traceback
@@ -58,9 +57,9 @@ class LengthOptions:
         """Returns the lengths for a run, ascending, each once."""
         return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
 
-    def look(self, workdir: str) -> None:
+    def look(self, workdir: str) -> object:
         """Raises ValueError if there is no run in `workdir`; cheap."""
-        RunDirectory(workdir).config()
+        return RunDirectory(workdir).config()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +86,7 @@ class RunOptions(LengthOptions):
             workdir, self.checkpoint, batch_tokens=self.batch_tokens, override=self.override
         )
 
-    def look(self, workdir: str) -> None:
-        """Raises ValueError if there is no run in `workdir`, no checkpoint, or another override."""
-        self.trained(workdir)
+    look = trained  # at the checkpoint and the override too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,23 +163,21 @@ def evaluate_each(
     output = Output(options.output_dir)
     failures: dict[str, str] = {}
     rows_before = len(output.rows)
-    works = (options.look, lambda path: evaluate(path, output))
-    for work, path in itertools.product(works, paths):
-        if path in failures:
-            continue
-        try:
-            work(path)
-        except OutputError:
-            raise
-        except Exception as error:
-            if jax.distributed.is_initialized():
-                raise  # the other processes may not have met the error, and would wait for this one
-            if not isinstance(error, ValueError | OSError | UserError | MissingPackageError):
-                print_once(traceback.format_exc().rstrip())
-            reason = str(error) or type(error).__name__
-            failures[path] = reason if path in reason else f"{path}: {reason}"
-            if is_primary():
-                print_error(failures[path])
+    for work in (options.look, lambda path: evaluate(path, output)):
+        for path in [path for path in paths if path not in failures]:
+            try:
+                work(path)
+            except OutputError:
+                raise
+            except Exception as error:
+                if jax.distributed.is_initialized():
+                    raise  # the other processes may not have met the error, and would wait for this one
+                if not isinstance(error, ValueError | OSError | UserError | MissingPackageError):
+                    print_once(traceback.format_exc().rstrip())
+                reason = str(error) or type(error).__name__
+                failures[path] = reason if path in reason else f"{path}: {reason}"
+                if is_primary():
+                    print_error(failures[path])
     nothing = len(paths) == len(failures) == 1 and len(output.rows) == rows_before
     broadcast(lambda: output.finish(report=options.report and not nothing, workdirs=paths))
     return list(failures.values())

@@ -7,7 +7,6 @@ import re
 import timeit
 
 import jax
-import jax.numpy as jnp
 
 GIB = 2**30
 MEASURED_SIZE = 1024  # rows and columns of the product that measures this machine
@@ -119,9 +118,7 @@ def known_device_kind(name: str) -> DeviceKind:
     """Returns the device of a name as `find_device_kind` does, for "cpu" `this_machine`; raises
     ValueError, with all known names, if unknown.
     """
-    if _plain(name) == "cpu":
-        return this_machine()
-    if kind := find_device_kind(name):
+    if kind := this_machine() if _plain(name) == "cpu" else find_device_kind(name):
         return kind
     known = ", ".join(kind.name for kind in DEVICE_KINDS)
     raise ValueError(
@@ -134,18 +131,18 @@ def this_machine() -> DeviceKind:
     """Returns the CPUs of this machine, with the speed measured at products of two matrices."""
     speeds = {}
     for dtype in ("bfloat16", "float32"):
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            matrix = jnp.ones((MEASURED_SIZE, MEASURED_SIZE), dtype)
-        times = timeit.repeat(
-            lambda: jnp.dot(matrix, matrix).block_until_ready(),  # noqa: B023
-            number=1,
-            repeat=20,
+        one = jax.numpy.ones(
+            (MEASURED_SIZE, MEASURED_SIZE), dtype, device=jax.local_devices(backend="cpu")[0]
         )
+        times = timeit.repeat(lambda: (one @ one).block_until_ready(), number=1, repeat=20)  # noqa: B023
         speeds[dtype] = 2 * MEASURED_SIZE**3 / min(times)  # the first compiles
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    source = f"speed measured just now, of products of {MEASURED_SIZE} x {MEASURED_SIZE} matrices"
     return DeviceKind(
-        "CPUs of this machine", ("cpu",), **speeds, memory=memory, bandwidth=0, source=source
+        name="CPUs of this machine",
+        names=("cpu",),
+        **speeds,
+        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        bandwidth=0,
+        source=f"speed measured just now, of products of {MEASURED_SIZE} x {MEASURED_SIZE} matrices",
     )
 
 

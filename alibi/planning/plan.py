@@ -206,8 +206,8 @@ def describe(plan: TrainingPlan) -> str:
     )
     repeated = "; remat computes a third more" if model.remat else ""
     assumed = f" ({plan.vocabulary.assumed})" if plan.vocabulary.assumed else ""
-    bandwidth = f"{kind.bandwidth / 1e9:,.0f} GB/s, " if kind.bandwidth else ""
-    peak = f"{bandwidth}{kind.peak(model.dtype) / 1e12:,.4g} TFLOP/s in {model.dtype}"
+    peak = f"{kind.bandwidth / 1e9:,.0f} GB/s, " if kind.bandwidth else ""
+    peak += f"{kind.peak(model.dtype) / 1e12:,.4g} TFLOP/s in {model.dtype}"
     facts = {
         "devices": f"{plan.devices:,} x {kind.name}: {kind.memory / GIB:.4g} GiB, {peak}",
         "": kind.source,
@@ -279,10 +279,9 @@ def _time_text(plan: TrainingPlan) -> str:
     kept = plan.config.checkpoint.keep + 1  # the latest, and the best or a spare
     # each better validation adds a checkpoint
     written = -(-plan.config.train.steps // every) if every else 1
-    counts = "counts" if plan.kind.platform == "cpu" else "is mfu in metrics.jsonl:"
     return (
         f"{aligned(rows, left=(0,))}"
-        f"the share {counts} products of layers and softmax, and attention to the visible keys\n"
+        "the share counts products of layers and softmax, and attention to the visible keys, as mfu in metrics.jsonl\n"
         f"not counted: compiling, input, validations, saving{remat}\n\n"
         f"checkpoints  {each / 1e9:,.3g} GB each; {kept} are kept, and one more while it is written: "
         f"{(kept + 1) * each / 1e9:,.3g} GB; {written:,} or more are written, {written * each / 1e9:,.4g} GB\n"

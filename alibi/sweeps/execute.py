@@ -314,15 +314,16 @@ def run_sweeper(sweeper: Sweeper) -> int:
 
 def _print_next(sweeper: Sweeper) -> None:
     """Prints the command that writes text with a run of ALiBi, which has no longest length."""
-    for run in sweeper.sweep.runs:
-        if run.config.position == "alibi" and run.config.objective.causal:
-            words = [
-                os.path.relpath(sys.executable),
-                os.path.relpath(PROJECT / "scripts/generate.py"),
-            ]
-            words += [f"--workdir={run_directory(sweeper.workdir, run)}", "--prompt=It was "]
-            print(f"write text with {run.name} by\n  {shlex.join(words)}")
-            return
+    suitable = (
+        run
+        for run in sweeper.sweep.runs
+        if run.config.position == "alibi" and run.config.objective.causal
+    )
+    if run := next(suitable, None):
+        program = [sys.executable, str(PROJECT / "scripts/generate.py")]
+        words = [f"--workdir={run_directory(sweeper.workdir, run)}", "--prompt=It was "]
+        command = shlex.join([*map(os.path.relpath, program), *words])
+        print(f"write text with {run.name} by\n  {command}")
 
 
 def is_primary(process_id: int | None, multihost: bool) -> bool:
