@@ -11,7 +11,7 @@ import pytest
 
 from alibi.attention import attend
 from alibi.model.decoder import build_model
-from alibi.model.loss import token_nll
+from alibi.model.loss import cross_entropy
 from alibi.positions import AlibiBias
 from alibi.slopes import alibi_slopes
 
@@ -28,8 +28,8 @@ from alibi.slopes import alibi_slopes
             "value",
         ),
         # An axis too many, which broadcasting alone would let through.
-        (lambda: token_nll(jnp.zeros((2, 5, 7)), jnp.zeros((2, 5, 1), jnp.int32)), "targets"),
-        (lambda: token_nll(jnp.zeros((2, 5, 7)), jnp.zeros((2, 4), jnp.int32)), "targets"),
+        (lambda: cross_entropy(jnp.zeros((2, 5, 7)), jnp.zeros((2, 5, 1), jnp.int32)), "targets"),
+        (lambda: cross_entropy(jnp.zeros((2, 5, 7)), jnp.zeros((2, 4), jnp.int32)), "targets"),
         # Positions as floating-point numbers are not exact at long lengths.
         (lambda: AlibiBias(alibi_slopes(2))(jnp.arange(3.0), jnp.arange(3)), "query_positions"),
         (lambda: AlibiBias(jnp.ones((2, 1))), "slopes"),

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -133,21 +132,12 @@ def _nll_and_greedy(model: DecoderLM, total: int) -> Any:
         greedy: bool,
     ) -> tuple[Float[Array, "rows length"], Bool[Array, "rows length"]]:
         features = module.features(inputs, total=total)
-        nll = module.vocabulary.token_nll(features, targets, True)
         if not greedy:
-            return nll, targets < 0
-        rows, length, width = features.shape
-        # as in the loss, the logits of a range of positions exist at a time
-        chunk = min(
-            length, max(1, module.config.logits_chunk * batch_parts(module.sharding) // rows)
+            return module.vocabulary.token_losses(features, targets)[1], targets < 0
+        is_likeliest, nll = module.vocabulary.token_losses(
+            features, targets, lambda logits, targets: logits.argmax(axis=-1) == targets
         )
-        padded = jnp.pad(features, ((0, 0), (0, -length % chunk), (0, 0)))
-        likeliest = jax.lax.map(
-            lambda part: jnp.argmax(module.vocabulary.logits(part, True), axis=-1),
-            jnp.moveaxis(padded.reshape(rows, -1, chunk, width), 1, 0),
-        )
-        likeliest = jnp.moveaxis(likeliest, 0, 1).reshape(rows, -1)[:, :length]
-        return nll, (likeliest == targets) | (targets < 0)
+        return nll, (is_likeliest > 0) | (targets < 0)
 
     def score(params: PyTree, inputs: Array, targets: Array, *, greedy: bool) -> Any:
         with unrounded(model):

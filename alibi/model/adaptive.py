@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.config import ModelConfig
-from alibi.model.loss import Head, chunked_token_nll, selected_token_nll
+from alibi.model.loss import Head, TokenLoss, cross_entropy, selected_token_nll
 from alibi.parallel.sharding import batch_parts, for_lookup, split_batch
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
@@ -103,23 +103,28 @@ class AdaptiveEmbedding(nn.Module):
             parts.append(of_cluster + jax.nn.log_softmax(tail))
         return jnp.concatenate(parts, axis=-1)
 
-    def token_nll(
+    def token_losses(
         self,
         features: Float[Array, "batch length width"],
         targets: Int[Array, "batch length"],
+        loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
-    ) -> Float[Array, "batch length"]:
-        """Returns -log p of each target in nats, float32; 0 for negative targets.
+    ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+        """Returns the loss and the NLL of each target, see `Head.token_losses`.
 
-        A tail's softmax is computed only for tokens with a target in its band. (The projection
+        Another loss than the NLL reads the log-probabilities of all words, without dropout. For the
+        NLL a tail's softmax is computed only for tokens with a target in its band. (The projection
         before it, a hundredth of the work, is computed for all tokens, so that dropout doesn't
         depend on the selection.)
         """
+        if loss is not cross_entropy:
+            values, _ = self.head.token_losses(self.logits, features, targets, loss)
+            return values, self.token_losses(features, targets, cross_entropy, deterministic)[1]
         features = self.input_dropout(features, deterministic)
         starts = self.config.cutoffs
         cluster = sum((targets >= start).astype(targets.dtype) for start in starts[1:])
         of_head = jnp.where(targets < starts[0], targets, starts[0] + cluster)
-        nll = chunked_token_nll(self._head_logits, features, of_head, self.head.logits_chunk)
+        nll, _ = self.head.token_losses(self._head_logits, features, of_head)
         for start, band in zip(starts, self.band[1:], strict=True):
             inside = (targets >= start) & (targets < start + band.size)
             if self.config.padding_rows and not deterministic:
@@ -130,7 +135,7 @@ class AdaptiveEmbedding(nn.Module):
             )
             if self.head.products.plain:
                 logits = functools.partial(self.head.logits, embedding=band.embedding)
-                nll += chunked_token_nll(logits, hidden, of_band, self.head.logits_chunk)
+                nll += self.head.token_losses(logits, hidden, of_band)[0]
                 continue
             nll += selected_token_nll(
                 band.embedding.astype(self.head.dtype),
@@ -139,7 +144,7 @@ class AdaptiveEmbedding(nn.Module):
                 chunk_rows=TAIL_ROWS,
                 parts=batch_parts(self.head.sharding),
             )
-        return nll
+        return nll, nll
 
     def _head_logits(
         self, features: Float[Array, "batch length width"]

@@ -20,7 +20,7 @@ from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.attention import DTYPES, check_backend
 from alibi.model.block import Block, BlockCall, position_params
 from alibi.model.layers import STACKED
-from alibi.model.loss import Embedding, Head
+from alibi.model.loss import Embedding, Head, TokenLoss, cross_entropy
 from alibi.model.norms import make_norm
 from alibi.model.positions import (
     LEARNED_SCALES,
@@ -211,12 +211,25 @@ class DecoderLM(nn.Module):
         self,
         inputs: Int[Array, "batch length"],
         targets: Int[Array, "batch scored"],
+        **options: Any,
+    ) -> Float[Array, "batch scored"]:
+        """Returns -log p of each target in nats, float32; 0 for negative targets.
+
+        Inputs and options as in `token_losses`.
+        """
+        return self.token_losses(inputs, targets, **options)[1]
+
+    def token_losses(
+        self,
+        inputs: Int[Array, "batch length"],
+        targets: Int[Array, "batch scored"],
         *,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
-    ) -> Float[Array, "batch scored"]:
-        """Returns -log p of each target in nats, float32; 0 for negative targets.
+        loss: TokenLoss = cross_entropy,
+    ) -> tuple[Float[Array, "batch scored"], Float[Array, "batch scored"]]:
+        """Returns the loss and the NLL of each target, see `Head.token_losses`.
 
         The targets belong to the last inputs: with fewer targets than inputs, the last layer's
         queries and the softmax are computed only for these. Never holds all logits.
@@ -228,7 +241,7 @@ class DecoderLM(nn.Module):
             deterministic=deterministic,
             last=targets.shape[-1],
         )
-        return self.vocabulary.token_nll(features, targets, deterministic)
+        return self.vocabulary.token_losses(features, targets, loss, deterministic)
 
     def features(
         self,

@@ -1,6 +1,4 @@
-"""The softmax over the vocabulary: logits, and the negative log-likelihood of tokens in bounded
-memory.
-"""
+"""The softmax over the vocabulary: logits, and the loss of tokens in bounded memory."""
 
 import dataclasses
 import functools
@@ -13,15 +11,37 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
+from alibi.config import TrainConfig
 from alibi.cpu.products import Products, transposed
 from alibi.parallel.sharding import for_lookup, split_batch
 
 LSE = "lse"  # the name of the saved logarithm of a token's sum of exponentials
 
+# A function of float32 logits and targets to the loss of each token.
+TokenLoss = Callable[
+    [Float[Array, "batch length vocabulary"], Int[Array, "batch length"]],
+    Float[Array, "batch length"],
+]
+
+
+def cross_entropy(
+    logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
+) -> Float[Array, "batch length"]:
+    """Returns -log softmax(logits)[target] in nats, float32; 0 for negative targets."""
+    logits = logits.astype(jnp.float32)
+    of_target = jnp.where(_is_target(logits, targets), logits, 0.0).sum(axis=-1)
+    nll = jax.nn.logsumexp(logits, axis=-1) - of_target
+    return jnp.where(targets < 0, 0.0, nll)
+
+
+def training_loss(config: TrainConfig) -> TokenLoss:
+    """Returns the loss whose gradient training follows; reported losses are `cross_entropy`."""
+    return cross_entropy
+
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The computation of logits from features.
+    """The computation of logits from features, and of losses from logits.
 
     Attributes:
       dtype: of the product.
@@ -44,6 +64,58 @@ class Head:
         features = split_batch(features, self.sharding).astype(self.dtype)
         logits = self.products.matmul(features, embedding.astype(self.dtype), axis=1)
         return split_batch(logits, self.sharding, split_features=True)
+
+    def token_losses(
+        self,
+        logits: Callable[[Float[Array, "_ _ width"]], Float[Array, "_ _ vocabulary"]],
+        features: Float[Array, "batch length width"],
+        targets: Int[Array, "batch length"],
+        loss: TokenLoss = cross_entropy,
+    ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+        """Returns the loss of each target and its cross entropy, float32; both 0 for negative targets.
+
+        The logits of about `logits_chunk` tokens exist at the same time: chunks are computed in
+        turn, and again in the backward pass. A chunk is a range of positions of all sequences, so
+        that a sharded batch stays on its devices.
+
+        Args:
+          logits: a function from features to float32 logits.
+          loss: of a chunk's tokens, negative targets too; beside another loss than the default
+            the cross entropy has no gradient.
+        """
+        batch, length = targets.shape
+        # A batch larger than a chunk is folded, neighbouring rows together: rows stay on their devices.
+        rows = next(
+            batch // n
+            for n in range(1, batch + 1)
+            if batch % n == 0 and batch // n <= self.logits_chunk
+        )
+        features, targets = (x.reshape(rows, -1, *x.shape[2:]) for x in (features, targets))
+        columns = targets.shape[1]
+        chunk = self.logits_chunk // rows
+        nll_of = cross_entropy if chunk >= columns else _recomputed_nll
+
+        def of_chunk(part: tuple[Array, Array]) -> list[Array]:
+            scores, chosen = logits(part[0]), part[1]
+            if loss is cross_entropy:
+                return [nll_of(scores, chosen)]
+            nll = nll_of(jax.lax.stop_gradient(scores), chosen)
+            return [jnp.where(chosen < 0, 0.0, loss(scores, chosen)), nll]
+
+        if chunk >= columns:
+            losses = of_chunk((features, targets))
+        else:
+            padding = ((0, 0), (0, -columns % chunk))
+            tiles = (rows, -1, chunk)
+            features = jnp.pad(features, (*padding, (0, 0))).reshape(*tiles, features.shape[-1])
+            targets = jnp.pad(targets, padding, constant_values=-1).reshape(tiles)
+            parts = jnp.moveaxis(features, 1, 0), jnp.moveaxis(targets, 1, 0)
+            # The backward pass computes a chunk's logits again. The default takes the logarithm of
+            # their sum of exponentials from the forward pass.
+            saved = jax.checkpoint_policies.save_only_these_names(LSE)
+            losses = jax.lax.map(jax.checkpoint(of_chunk, policy=saved), parts)
+            losses = [jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :columns] for x in losses]
+        return losses[0].reshape(batch, length), losses[-1].reshape(batch, length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,63 +145,22 @@ class Embedding:
         logits = self.head.logits(features, self.output)
         return logits if self.logits_scale == 1 else logits * self.logits_scale
 
-    def token_nll(
+    def token_losses(
         self,
         features: Float[Array, "batch length width"],
         targets: Int[Array, "batch length"],
+        loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
-    ) -> Float[Array, "batch length"]:
-        """Returns -log p of each target in nats, float32; 0 for negative targets."""
-        return chunked_token_nll(self.logits, features, targets, self.head.logits_chunk)
-
-
-def chunked_token_nll(
-    head: Callable[[Float[Array, "batch length width"]], Float[Array, "batch length vocabulary"]],
-    features: Float[Array, "batch length width"],
-    targets: Int[Array, "batch length"],
-    chunk_tokens: int,
-) -> Float[Array, "batch length"]:
-    """Returns -log p of each target in nats, float32; 0 for negative targets.
-
-    The logits of about `chunk_tokens` tokens exist at the same time; chunks are computed in
-    turn, and again in the backward pass. A chunk is a range of positions of all sequences,
-    so that a sharded batch stays on its devices.
-
-    Args:
-      head: a function from features to logits.
-    """
-    batch, length = targets.shape
-    # A batch larger than a chunk is folded, neighbouring rows together: rows stay on their devices.
-    folds = next(
-        n for n in range(1, batch + 1) if batch % n == 0 and batch // n <= max(chunk_tokens, 1)
-    )
-    if folds > 1:
-        features, folded = (
-            x.reshape(batch // folds, folds * length, *x.shape[2:]) for x in (features, targets)
-        )
-        return chunked_token_nll(head, features, folded, chunk_tokens).reshape(batch, length)
-    chunk = max(1, chunk_tokens // batch)
-    if chunk >= length:
-        return token_nll(head(features), targets)
-    chunks = -(-length // chunk)
-    padding = ((0, 0), (0, chunks * chunk - length))
-    features = jnp.pad(features, (*padding, (0, 0))).reshape(batch, chunks, chunk, -1)
-    padded = jnp.pad(targets, padding, constant_values=-1).reshape(batch, chunks, chunk)
-    # The backward pass computes a chunk's logits again, and takes the logarithm of their sum of
-    # exponentials from the forward pass.
-    of_chunk = jax.checkpoint(
-        lambda part: _recomputed_nll(head(part[0]).astype(jnp.float32), part[1]),
-        policy=jax.checkpoint_policies.save_only_these_names(LSE),
-    )
-    nll = jax.lax.map(of_chunk, (jnp.moveaxis(features, 1, 0), jnp.moveaxis(padded, 1, 0)))
-    return jnp.moveaxis(nll, 0, 1).reshape(batch, -1)[:, :length]
+    ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+        """Returns the loss and the NLL of each target, see `Head.token_losses`."""
+        return self.head.token_losses(self.logits, features, targets, loss)
 
 
 @jax.custom_jvp
 def _recomputed_nll(
     logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
 ) -> Float[Array, "batch length"]:
-    return token_nll(logits, targets)
+    return cross_entropy(logits, targets)
 
 
 @_recomputed_nll.defjvp
@@ -141,16 +172,6 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array,
     dnll = ((jnp.exp(logits - lse[..., None]) - is_target) * dlogits).sum(axis=-1)
     nll, dnll = (jnp.where(targets < 0, 0.0, x) for x in (lse - of_target, dnll))
     return nll, dnll
-
-
-def token_nll(
-    logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
-) -> Float[Array, "batch length"]:
-    """Returns -log softmax(logits)[target] in nats, float32; 0 for negative targets."""
-    logits = logits.astype(jnp.float32)
-    of_target = jnp.where(_is_target(logits, targets), logits, 0.0).sum(axis=-1)
-    nll = jax.nn.logsumexp(logits, axis=-1) - of_target
-    return jnp.where(targets < 0, 0.0, nll)
 
 
 def _is_target(logits: Array, targets: Array) -> Bool[Array, "batch length vocabulary"]:

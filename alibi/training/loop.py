@@ -25,6 +25,7 @@ from alibi.errors import (
     signals_handled,
     signals_raised,
 )
+from alibi.model.loss import training_loss
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import (
@@ -130,7 +131,12 @@ class Updates:
         self.feed.read_ahead(latest)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         step = make_train_step(
-            model, optimizer, config.seed, schedule=job.schedule, state_shardings=shardings
+            model,
+            optimizer,
+            config.seed,
+            loss=training_loss(config.train),
+            schedule=job.schedule,
+            state_shardings=shardings,
         )
         self.train_step: TrainStep = step
         if not jax.config.values["jax_disable_jit"]:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from alibi.data.batches import TrainBatches
 from alibi.model.decoder import DecoderLM
+from alibi.model.loss import TokenLoss, cross_entropy
 from alibi.objectives import Batch
 from alibi.parallel.sharding import batch_sharding, laid_out, local_rows
 from alibi.runs.checkpoint import TrainState
@@ -117,30 +118,32 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     seed: int,
     *,
+    loss: TokenLoss = cross_entropy,
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
 ) -> jax.stages.Wrapped:
     """Returns a jitted function from (state, *batch) to (state, metrics); it donates the state.
 
     The arrays of the batch are `[micro, batch, length]`. The update follows the gradient of the
-    mean NLL of all predicted tokens of all micro-batches. The metrics are nll_nats and tokens, sums
+    mean loss of all predicted tokens of all micro-batches. The metrics are nll_nats and tokens, sums
     over these tokens, gradient_norm (before clipping), update_norm and learning_rate.
 
     Args:
+      loss: of a token, see `Head.token_losses`.
       schedule: the learning rate of update number k, from 0; for the metrics only.
       state_shardings: shardings of the returned state; None leaves them to the compiler.
     """
 
-    def loss(params: PyTree, batch: Batch, key: Array) -> Array:
+    def losses(params: PyTree, batch: Batch, key: Array) -> tuple[Array, Array]:
         variables, rngs = {"params": params}, {"dropout": key}
-        arguments: dict[str, Any] = {"deterministic": False, **batch._asdict()}
-        nll: Any = model.apply(variables, rngs=rngs, method="token_nll", **arguments)
-        return jnp.sum(nll)
+        arguments: dict[str, Any] = {"deterministic": False, "loss": loss, **batch._asdict()}
+        loss_and_nll: Any = model.apply(variables, rngs=rngs, method="token_losses", **arguments)
+        return jax.tree.map(jnp.sum, loss_and_nll)
 
     def update(state: TrainState, *arrays: Array) -> tuple[TrainState, Metrics]:
         batch = Batch(*arrays)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        nll, gradient = _summed(jax.value_and_grad(loss), state.params, batch, key)
+        gradient, nll = _summed(jax.grad(losses, has_aux=True), state.params, batch, key)
         tokens = (batch.targets >= 0).sum().astype(jnp.float32)
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -168,22 +171,22 @@ def make_train_step(
 
 
 def _summed(
-    value_and_gradient: Callable[..., tuple[Array, PyTree]],
+    gradient_and_nll: Callable[..., tuple[PyTree, Array]],
     params: PyTree,
     batch: Batch,
     key: Array,
-) -> tuple[Array, PyTree]:
+) -> tuple[PyTree, Array]:
     """Returns the sums over micro-batches; only the current micro-batch is in memory."""
     micro_batches = batch.inputs.shape[0]
     if micro_batches == 1:
         only = jax.tree.map(lambda x: x[0], batch)
-        return value_and_gradient(params, only, jax.random.fold_in(key, 0))
+        return gradient_and_nll(params, only, jax.random.fold_in(key, 0))
 
     def add(total: PyTree, micro: tuple[Array, Batch]) -> tuple[PyTree, None]:
         index, of_micro = micro
-        part = value_and_gradient(params, of_micro, jax.random.fold_in(key, index))
+        part = gradient_and_nll(params, of_micro, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, total, part), None
 
-    zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), params))
+    zero = jax.tree.map(jnp.zeros_like, (params, jnp.zeros(())))
     total, _ = jax.lax.scan(add, zero, (jnp.arange(micro_batches), batch))
     return total

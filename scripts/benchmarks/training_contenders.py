@@ -17,6 +17,7 @@ def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
     import jax
 
     from alibi.model.decoder import build_model
+    from alibi.model.loss import training_loss
     from alibi.parallel.sharding import batch_parts, batch_sharding
     from alibi.training.optimizer import make_optimizer
     from alibi.training.setup import micro_batches
@@ -28,7 +29,12 @@ def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
     state = abstract_state(model, optimizer, mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     train_step = make_train_step(
-        model, optimizer, config.seed, schedule=schedule, state_shardings=shardings
+        model,
+        optimizer,
+        config.seed,
+        loss=training_loss(config.train),
+        schedule=schedule,
+        state_shardings=shardings,
     )
     micro = micro_batches(config, batch_parts(sharding))
     shape = (micro, config.train.batch_tokens // config.train_length // micro, config.train_length)

@@ -84,7 +84,7 @@ def nll(
     rngs: dict | None = None,
 ) -> jax.Array:
     def of_vocabulary(module: DecoderLM) -> jax.Array:
-        return module.vocabulary.token_nll(features, targets, deterministic)
+        return module.vocabulary.token_losses(features, targets, deterministic=deterministic)[1]
 
     return model.apply({"params": params}, method=of_vocabulary, rngs=rngs)
 

@@ -5,16 +5,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.cpu.products import Products
 from alibi.model.decoder import build_model
-from alibi.model.loss import chunked_token_nll, token_nll
+from alibi.model.loss import Head, TokenLoss, cross_entropy
 from alibi.parallel.sharding import make_mesh
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, make_train_step
 from tests.programs import AS_USERS
 
 
-@pytest.mark.parametrize("chunk_tokens", [0, 1, 6, 1000])
-def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
+def brier(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Another loss, which counts what it is given for negative targets too (Brier 1950)."""
+    one_hot = jax.nn.one_hot(targets, logits.shape[-1])
+    return ((jax.nn.softmax(logits) - one_hot) ** 2).sum(-1)
+
+
+def head(chunk_tokens: int) -> Head:
+    return Head(jnp.float32, Products.of("plain", jnp.float32), chunk_tokens, None)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 6, 1000])
+@pytest.mark.parametrize("loss", [cross_entropy, brier])
+def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int, loss: TokenLoss) -> None:
+    """Any loss comes with the cross entropy, which has no gradient beside another."""
     rng = np.random.default_rng(0)
     features, embedding = (
         rng.standard_normal(shape, np.float32) for shape in ((2, 11, 8), (20, 8))
@@ -23,23 +36,27 @@ def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int) -> None:
     numbers[1, 9:] = -1
     targets = jnp.asarray(numbers)
 
-    def chunked(features: jax.Array, embedding: jax.Array) -> jax.Array:
-        return chunked_token_nll(lambda x: x @ embedding.T, features, targets, chunk_tokens)
+    def chunked(features: jax.Array, embedding: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return head(chunk_tokens).token_losses(lambda x: x @ embedding.T, features, targets, loss)
 
-    def whole(features: jax.Array, embedding: jax.Array) -> jax.Array:
-        picked = jnp.take_along_axis(
-            jax.nn.log_softmax(features @ embedding.T), targets[..., None], -1
-        )[..., 0]
-        return jnp.where(targets < 0, 0.0, -picked)
+    def whole(features: jax.Array, embedding: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = features @ embedding.T
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
+        nll = jnp.where(targets < 0, 0.0, -picked)
+        if loss is cross_entropy:
+            return nll, nll
+        return jnp.where(targets < 0, 0.0, loss(logits, targets)), jax.lax.stop_gradient(nll)
 
-    @jax.jit
     def both(*arrays: jax.Array) -> list[tuple]:
         ways = [jax.vjp(way, *arrays) for way in (chunked, whole)]
-        return [(values, back(jnp.ones_like(values))) for values, back in ways]
+        return [(values, back(jax.tree.map(jnp.ones_like, values))) for values, back in ways]
 
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *both(features, embedding)
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        *jax.jit(both)(features, embedding),
     )
+    program = str(jax.make_jaxpr(jax.grad(lambda *x: chunked(*x)[0].sum()))(features, embedding))
+    assert ("f32[2,11,20]" in program) == (chunk_tokens == 1000), "all logits at a time"
 
 
 def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_again() -> None:
@@ -49,7 +66,7 @@ def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_aga
     targets = jnp.asarray(rng.integers(0, 20, (2, 11)))
 
     def mean(features: jax.Array) -> jax.Array:
-        return chunked_token_nll(lambda x: x @ embedding.T, features, targets, 6).mean()
+        return head(6).token_losses(lambda x: x @ embedding.T, features, targets)[0].mean()
 
     _, forward = jax.jit(lambda *x: jax.jvp(mean, *((one,) for one in x)))(features, tangent)
     backward = (jax.jit(jax.grad(mean))(features) * tangent).sum()
@@ -59,7 +76,7 @@ def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_aga
 
 
 def test_huge_logits_stay_finite() -> None:
-    nll = jax.jit(token_nll)(np.asarray([[[1e4, -1e4, 0.0]]]), np.asarray([[1]]))
+    nll = jax.jit(cross_entropy)(np.asarray([[[1e4, -1e4, 0.0]]]), np.asarray([[1]]))
     np.testing.assert_allclose(nll, 2e4)
 
 
