@@ -16,16 +16,21 @@ from alibi.storage.files import is_address
 # Keys, and sections with a dot: they decide how a run is computed and watched, not its results.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
               "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
-# Keys whose default is left out of the hash: a new key changes no hash.
-HASHED_IF_SET = ("imported_from", "init_from", "model.window", "model.skip_epsilon", "model.logit_scale",
-                 "model.max_position", "model.normalizer", "model.logit_cap", "model.qk_norm",
-                 "model.attention_gate", "model.head_size", "model.num_kv_heads", "model.gated",
-                 "model.parallel", "model.norm", "model.embedding_norm", "model.qkv_bias", "model.out_bias",
-                 "model.feed_forward_bias", "model.embedding_scale", "model.logits_scale", "model.vocab_rows",
-                 "model.param_dtype", "model.qk_norm_joint", "model.clip_qkv", "model.attention_scale",
-                 "data.document_end", "data.tokenizer_train_bytes",
-                 "data.passkey_distance", "data.isolate_documents", "objective.name",
-                 "objective.mask_rate", "objective.mask_random", "objective.mask_kept")  # fmt: skip
+# The keys of the first hashes. Any other has a part in a hash only if it is set, so a new key
+# changes no hash.
+FIRST_KEYS = ("seed", "train_length", "position", "model.num_layers", "model.width", "model.num_heads",
+              "model.feed_forward", "model.activation", "model.final_norm", "model.norm_epsilon",
+              "model.initialization", "model.dropout", "model.attention_dropout", "model.activation_dropout",
+              "model.embedding", "model.cutoffs", "model.adaptive_factor", "model.softmax_dropout",
+              "model.padding_rows", "model.dtype", "data.corpus", "data.train", "data.valid", "data.test",
+              "data.max_train_bytes", "data.max_valid_bytes", "data.name", "data.subset", "data.revision",
+              "data.column", "data.streaming", "data.tokenizer", "data.tokenizer_file", "data.bpe_vocab_size",
+              "train.steps", "train.batch_tokens", "train.accumulation", "optimizer.name",
+              "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.warmup_init",
+              "optimizer.schedule", "optimizer.final_fraction", "optimizer.min_learning_rate",
+              "optimizer.period_steps", "optimizer.period_mult", "optimizer.shrink", "optimizer.momentum",
+              "optimizer.b1", "optimizer.b2", "optimizer.eps", "optimizer.weight_decay",
+              "optimizer.clip_norm")  # fmt: skip
 _DEFAULTS = flatten(Config())
 
 
@@ -41,7 +46,7 @@ def config_hash(config: Config) -> str:
     leaves = {
         key: value
         for key, value in hashed(config.position, defining(config)).items()
-        if key not in HASHED_IF_SET or value != _DEFAULTS[key]
+        if key in FIRST_KEYS or key not in _DEFAULTS or value != _DEFAULTS[key]
     }
     return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:12]
 
