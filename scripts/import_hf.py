@@ -69,6 +69,11 @@ def main() -> None:
         f"{origin['architecture']}: position={config.position}{f' ({options})' if options else ''}, "
         f"L={config.train_length}"
     )
+    tokenizer = run.tokenizer()
+    ends = ", ".join(map(str, tokenizer.ends))
+    print(
+        f"documents end with {tokenizer.decode([tokenizer.boundary_id])!r}; answers at ids {ends}"
+    )
 
 
 if __name__ == "__main__":

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from alibi.config import Config, replaced
 from alibi.config.fields import did_you_mean
 from alibi.convert.families import FAMILIES, Family
 from alibi.convert.families.base import GENERIC
-from alibi.convert.folder import CONFIG, write_weights
+from alibi.convert.folder import CONFIG, own_file, read_json, write_weights
 from alibi.convert.importing import HUB, by_path, cast, model_entries
 from alibi.convert.work_directory import check_empty
-from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer
+from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer
 from alibi.data.tokenizers.bpe import library
 from alibi.model.layers import is_stacked, unstacked
 from alibi.runs.trained import TrainedRun
+from alibi.storage.cache import file_sha256
 from alibi.storage.files import listed, made_whole, resolve
 
 if TYPE_CHECKING:
@@ -60,24 +62,26 @@ def export_model(
             "an export runs on a single host; start it on one, with devices for the model"
         )
     run = TrainedRun(workdir, checkpoint)
+    kept = _kept(run)
     config = replaced(run.config, {"model.scan_layers": False})
     if config.model.embedding != "adaptive":  # which no family has words for
         rows = max(config.model.vocab_rows, run.tokenizer.vocab_size)
         config = replaced(config, {"model.vocab_rows": rows})
     chosen, content = _describe(run, config, family)
-    kept = run.config.model.param_dtype if dtype == "keep" else dtype
+    of_files = run.config.model.param_dtype if dtype == "keep" else dtype
     params = unstacked(run.params) if is_stacked(run.params) else run.params
     leaves = by_path(params)
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
     entries = model_entries(chosen, content, config, shapes)
-    itemsize = np.dtype(jax.numpy.dtype(kept)).itemsize
+    itemsize = np.dtype(jax.numpy.dtype(of_files)).itemsize
     sizes = {one.theirs: int(np.prod(one.shape(shapes))) * itemsize for one in entries}
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
         for one in entries:
-            yield one.theirs, cast(one.to_theirs(leaves), kept, one.theirs)
+            yield one.theirs, cast(one.to_theirs(leaves), of_files, one.theirs)
 
-    content |= {"dtype": kept, "eos_token_id": run.tokenizer.boundary_id}
+    ends = run.tokenizer.ends or (run.tokenizer.boundary_id,)
+    content |= {"dtype": of_files, "eos_token_id": [*ends] if len(ends) > 1 else ends[0]}
     notes = []
     if keys := chosen.unread(config):
         notes.append(
@@ -86,17 +90,36 @@ def export_model(
         )
     with made_whole(out) as partial:
         partial.mkdir()
-        notes += _write_tokenizer(run, partial)
-        saved = run.directory.path / HUB / CONFIG
-        if saved.exists() and run.directory.provenance()["imported_from"]["family"] == chosen.name:
-            before = json.loads(saved.read_text())
+        for name in kept.keys() - {CONFIG}:
+            (partial / name).write_bytes(kept[name].read_bytes())
+        notes += _write_tokenizer(run.tokenizer, partial)
+        if CONFIG in kept and run.directory.provenance()["imported_from"]["family"] == chosen.name:
+            before = read_json(kept[CONFIG])
             before.pop("torch_dtype", None)  # the former name of dtype
             content = {key: value for key, value in before.items() if key in GENERIC} | content
-            content["architectures"] = before["architectures"]
+            content["architectures"] = before.get("architectures", content["architectures"])
             content["eos_token_id"] = before.get("eos_token_id", content["eos_token_id"])
         (partial / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
         write_weights(partial, tensors(), sizes)
     return pathlib.Path(out), chosen, notes
+
+
+def _kept(run: TrainedRun) -> dict[str, epath.Path]:
+    """Returns the import's other small files; ValueError if they are not those of the import."""
+    folder = run.directory.path / HUB
+    kept = {file.name: file for file in listed(folder)}
+    for name in kept:
+        own_file(pathlib.Path(folder), name)
+    known = (run.directory.provenance().get("imported_from") or {}).get("files")
+    if known is None:  # of an earlier version
+        return kept
+    for name in {*known, *kept}:
+        if name not in kept or file_sha256(kept[name]) != known.get(name):
+            raise ValueError(
+                f"{folder / name} is not as the import wrote it (changed, cut, lost or added since); restore it, or "
+                "import the model again"
+            )
+    return kept
 
 
 def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[str, Any]]:
@@ -124,15 +147,8 @@ def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[
     )
 
 
-def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
-    """Writes the tokenizer and the import's other small files; returns a line if transformers has no
-    such tokenizer.
-    """
-    kept = run.directory.path / HUB
-    for file in listed(kept) if kept.exists() else ():
-        if file.name != CONFIG:
-            (folder / file.name).write_bytes(file.read_bytes())
-    tokenizer = run.tokenizer
+def _write_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> list[str]:
+    """Writes the tokenizer; returns a line if transformers has no such tokenizer."""
     if isinstance(tokenizer, BpeTokenizer):
         name, written = tokenizer.hub_file()
         (folder / name).write_bytes(written)
@@ -140,7 +156,7 @@ def _write_tokenizer(run: TrainedRun, folder: pathlib.Path) -> list[str]:
         (folder / "tokenizer.json").write_text(of_bytes().to_str())
     else:
         return [
-            f"the folder has no tokenizer: transformers has none for words of {run}/tokenizer/dict.txt"
+            "the folder has no tokenizer: transformers has none for words of the run's tokenizer/dict.txt"
         ]
     if not (folder / "tokenizer_config.json").exists():
         about = {

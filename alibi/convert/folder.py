@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 import os
 import pathlib
 import pickle
@@ -19,11 +20,15 @@ from jaxtyping import Float
 from alibi.data.hosted import reachable
 from alibi.extras import needs
 
-CONFIG = "config.json"
-INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
-PICKLED_INDEX, PICKLED = "pytorch_model.bin.index.json", "pytorch_model.bin"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = f"{WEIGHTS}.index.json"
+FORMS = WEIGHTS, INDEX, PICKLED, f"{PICKLED}.index.json"  # as transformers looks for them
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model")
 FILE_BYTES = 4 << 30  # of the files that are written
+# Code is copied as text, for those who load an export by it; nothing here runs it.
+KEPT = re.compile(r"(?!\.)(config\.json|generation_config\.json|.*token.*\.json|.*\.py)")
+MOST_KEPT = 1 << 20  # bytes of such a file
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 FLOATS = tuple(DTYPES.values())
 
@@ -40,43 +45,56 @@ class Listed:
 class HubFolder:
     """The tensors of a folder, read one by one.
 
+    Attributes:
+      kept: the small files beside the weights, of which an export has copies.
+
     Raises:
-      ValueError: a missing, truncated or unreadable file, which the error names.
+      ValueError: a missing, truncated or unreadable file, or one that lies elsewhere; the error
+        names it.
     """
 
     def __init__(self, path: pathlib.Path):
         self.path = path
-        self.config = read_json(path / CONFIG)
+        self.config = read_json(own_file(path, CONFIG))
+        about = [own_file(path, name) for name in os.listdir(path) if KEPT.fullmatch(name)]
+        self.kept = [file for file in about if file.exists() and file.stat().st_size < MOST_KEPT]
+        self.files, index = self._found()
         self._tensors: dict[str, Any] = {}
-        self.files = self._found()
         for file in self.files:
             _check_not_a_pointer(file)
             read = self._pickled if file.suffix == ".bin" else self._listed
-            self._tensors |= read(file)
+            self._tensors |= {  # of copies the index's
+                name: tensor
+                for name, tensor in read(file).items()
+                if path / index.get(name, index.get("", "")) == file
+            }
 
-    def _found(self) -> list[pathlib.Path]:
-        """Returns the files with weights; ValueError if one of them is missing."""
-        for index, whole in ((INDEX, WEIGHTS), (PICKLED_INDEX, PICKLED)):
-            if (self.path / index).exists():
-                places = read_json(self.path / index).get("weight_map")
-                named = list(places.values()) if isinstance(places, dict) else []
-                if not named or not all(isinstance(name, str) for name in named):
-                    raise ValueError(
-                        f"{self.path / index} has no weight_map from tensors to files; download it again"
-                    )
-                listed = sorted(set(named))
-            elif (self.path / whole).exists():
-                listed = [whole]
-            else:
-                continue
-            if lost := [name for name in listed if not (self.path / name).exists()]:
-                raise ValueError(
-                    f"{self.path} lacks {', '.join(lost)} of its {len(listed)} files with weights; download it again"
-                )
-            return [self.path / name for name in listed]
-        raise ValueError(
-            f"{self.path} has no weights: neither {WEIGHTS} nor {PICKLED}, whole or in several files with an index"
-        )
+    def _found(self) -> tuple[list[pathlib.Path], dict[str, str]]:
+        """Returns the files with weights, and the name of each tensor's; "" stands for all tensors.
+
+        Raises:
+          ValueError: one of the files is missing.
+        """
+        there = [name for name in FORMS if (self.path / name).exists()]
+        if not there:
+            raise ValueError(
+                f"{self.path} has no weights: neither {WEIGHTS} nor {PICKLED}, whole or in several files with an index"
+            )
+        if there[1:]:
+            logging.warning("%s: read %s, not %s", self.path, there[0], ", ".join(there[1:]))
+        index: Any = {"": there[0]}
+        file = own_file(self.path, there[0])
+        if file.suffix == ".json":
+            index = read_json(file).get("weight_map")
+        named = list(index.values()) if isinstance(index, dict) else []
+        if not named or not all(isinstance(name, str) for name in named):
+            raise ValueError(f"{file} has no weight_map from tensors to files; download it again")
+        files = [own_file(self.path, name) for name in sorted({*named})]
+        if lost := [file.name for file in files if not file.exists()]:
+            raise ValueError(
+                f"{self.path} lacks {', '.join(lost)} of its {len(files)} files with weights; download it again"
+            )
+        return files, index
 
     def _listed(self, file: pathlib.Path) -> dict[str, Any]:
         with _opened(file) as opened:
@@ -96,6 +114,8 @@ class HubFolder:
                 # PyTorch before 1.6 wrote no zip, which can't be mapped.
                 mapped = zipfile.is_zipfile(file)
                 content = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+            if mapped and (part := zipfile.ZipFile(file).testzip()):  # unseen by PyTorch
+                raise ValueError(f"{part} has another checksum")
         except Exception as error:  # PyTorch's reader meets damage with many classes
             if isinstance(error, pickle.UnpicklingError) and "unsupported" in str(error).lower():
                 raise ValueError(
@@ -117,6 +137,24 @@ class HubFolder:
                 "save_pretrained"
             )
         return {name: tensor.detach() for name, tensor in content.items()}
+
+    @property
+    def ends(self) -> list[int]:
+        """The ids that end an answer: `eos_token_id` of generation_config.json, else of config.json.
+
+        Raises ValueError if it is neither an id nor a list of ids.
+        """
+        file = own_file(self.path, GENERATION)
+        about = [read_json(file), self.config] if file.exists() else [self.config]
+        given = [
+            content["eos_token_id"] for content in about if content.get("eos_token_id") is not None
+        ]
+        ids = given[0] if given and isinstance(given[0], list) else given[:1]
+        if not all(type(token) is int for token in ids):
+            raise ValueError(
+                f"{self.path} has eos_token_id={given[0]!r}, which is neither a token's id nor a list of ids"
+            )
+        return ids
 
     @property
     def names(self) -> set[str]:
@@ -149,13 +187,36 @@ class HubFolder:
     def tokenizer_file(self) -> pathlib.Path:
         """Returns the tokenizer's file; ValueError if there is none."""
         for name in TOKENIZERS:
-            if (self.path / name).exists():
-                return self.path / name
+            if (file := own_file(self.path, name)).exists():
+                return file
         raise ValueError(
             f"{self.path} has no {', '.join(TOKENIZERS[:-1])} or {TOKENIZERS[-1]}; give the tokenizer's file by "
             "--tokenizer_file (transformers writes tokenizer.json by AutoTokenizer.from_pretrained(...)."
             "save_pretrained(FOLDER))"
         )
+
+
+def own_file(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """Returns the path of a folder's file, which may be missing.
+
+    Raises:
+      ValueError: it lies outside the folder (and the blobs of the hub's cache, to which a snapshot
+        links), or is no regular file.
+    """
+    place, real = (pathlib.Path(os.path.realpath(path)) for path in (folder, folder / name))
+    cached = re.search(r"/models--[^/]+/snapshots/[^/]+$", os.fspath(place))
+    places = (place, place.parents[1] / "blobs") if cached else (place,)
+    inside = any(real.is_relative_to(path) for path in places)
+    if (
+        not inside
+        or {"..", "/"} & {*pathlib.PurePath(name).parts}
+        or (real.exists() and not real.is_file())
+    ):
+        raise ValueError(
+            f"{folder / name} is no regular file inside the folder, and nothing else is read or copied; put a copy "
+            "there if you trust it"
+        )
+    return folder / name
 
 
 def _check_not_a_pointer(file: pathlib.Path) -> None:
@@ -184,10 +245,10 @@ def _opened(file: pathlib.Path) -> Any:
 def read_json(file: pathlib.Path) -> dict[str, Any]:
     """Returns the object in a JSON file; ValueError, which names it, for anything else."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_bytes())  # of any UTF, with a byte order mark or without
     except FileNotFoundError:
         raise ValueError(f"{file.parent} has no {file.name}: it is no folder of a model") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} can't be read ({error}); download it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no object; download it again")

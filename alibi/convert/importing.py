@@ -16,7 +16,7 @@ from alibi.config import Config, replaced
 from alibi.convert.families import Entry, Family, HubConfig, family_of
 from alibi.convert.folder import CONFIG, FLOATS, HubFolder, find_folder
 from alibi.convert.work_directory import empty_run, write_run
-from alibi.data.tokenizers import Tokenizer, given_tokenizer
+from alibi.data.tokenizers import Tokenizer, read_tokenizer
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.memory import check_memory
@@ -27,9 +27,6 @@ from alibi.runs.trained import fitting_mesh
 from alibi.storage.cache import file_sha256
 
 HUB = "hub"  # the folder in the work directory with the small files of the hub's folder
-# Code is copied as text, for those who load an export by it; nothing here runs it.
-KEPT = re.compile(r"config\.json|generation_config\.json|.*token.*\.json|.*\.py")
-MOST_KEPT = 1 << 20  # bytes of such a file
 
 # Written beside config.json, for `train.py --config=DIR/config.py`.
 CONFIG_FILE = '''"""A run that starts with the model here: python train.py --config=DIR/config.py --workdir=NEW"""
@@ -101,14 +98,8 @@ def import_model(
         {"data.tokenizer": "bpe", "data.tokenizer_file": str(file)}
         | {"model.param_dtype": _param_dtype(folder, family, dtype)},
     )
-    tokenizer = given_tokenizer(config.data)
-    assert tokenizer is not None
     rows = config.model.vocab_rows
-    if tokenizer.vocab_size > rows:
-        raise ValueError(
-            f"the tokenizer {file} has {tokenizer.vocab_size:,} tokens and the model {rows:,} rows for them; give the "
-            "tokenizer of this model by --tokenizer_file"
-        )
+    tokenizer = read_tokenizer(file, [end for end in folder.ends if 0 <= end < rows], rows)
     params = read_params(folder, family, config, tokenizer)
     about = make_provenance(
         imported_from={
@@ -117,6 +108,7 @@ def import_model(
             "family": family.name,
             "architecture": folder.config["architectures"][0],
             "sha256": config.imported_from,
+            "files": {file.name: file_sha256(file) for file in folder.kept},
         },
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         vocab_size=tokenizer.vocab_size,
@@ -139,7 +131,13 @@ def _described(
             raise ValueError(f"config.json has architectures={named!r}, which is no list of names")
         family = family_of(folder.config)
         settings = family.settings(folder.config, ignored) | {"model.scan_layers": False}
-        return family, replaced(dataclasses.replace(config, position_options={}), settings)
+        config = replaced(dataclasses.replace(config, position_options={}), settings)
+        if config.model.num_layers > len(folder.names):  # building so many would take long
+            raise ValueError(
+                f"config.json asks for {config.model.num_layers:,} layers, and the files have "
+                f"{len(folder.names):,} tensors"
+            )
+        return family, config
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}") from error
     except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
@@ -189,14 +187,25 @@ def read_params(folder: HubFolder, family: Family, config: Config, tokenizer: To
 
 
 def cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
-    """Returns an array in another dtype; ValueError, which says its `name`, if float16 overflows."""
-    with np.errstate(over="ignore"):
+    """Returns an array in another dtype; ValueError, which says its `name`, for NaN and infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
         made = np.ascontiguousarray(array.astype(dtype, copy=False))
-    if jnp.dtype(dtype) == np.float16 and np.isinf(made).any():
-        raise ValueError(
-            f"{name} has numbers of up to {float(abs(array).max()):.3g}, and float16 ends at 65,504; use "
-            "--dtype=bfloat16 or float32"
-        )
+        size, kind = made.itemsize, made.dtype
+        # As integers, numbers of a sign grow away from 0, up to infinity and NaN.
+        ends = np.array([np.inf, -np.inf]).astype(kind).view(f"u{size}")
+        if any(
+            made.view(f"{sign}{size}").max(initial=0) >= end
+            for sign, end in zip("iu", ends, strict=True)
+        ):
+            most = float(abs(array).max())
+            if np.isfinite(most):
+                raise ValueError(
+                    f"{name} has numbers of up to {most:.3g}, and {kind} ends at {float(jnp.finfo(kind).max):,.5g}; "
+                    "use --dtype=bfloat16 or float32"
+                )
+            raise ValueError(
+                f"{name} has NaN or infinite numbers; take an undamaged copy of the model"
+            )
     return made
 
 
@@ -249,6 +258,11 @@ def _names(
             )
         left.remove("lm_head.weight")
     found = {"lacks": missing, "has no place for": left}
+    if missing == [names.get("lm_head.weight")]:
+        raise ValueError(
+            f"{folder.path} lacks lm_head.weight, and its config.json doesn't tie that to {first}; set "
+            "tie_word_embeddings to true there if the model has one matrix for both"
+        )
     if shown := [f"{words} {_counted(names)}" for words, names in found.items() if names]:
         raise ValueError(
             f"{folder.path} {' and '.join(shown)}: its config.json or its files are of another model than "
@@ -296,9 +310,8 @@ def _sha256(folder: HubFolder) -> str:
 def _keep(folder: HubFolder, path: Any) -> None:
     """Copies the small files beside the weights, for an export."""
     (path / HUB).mkdir()
-    for file in folder.path.iterdir():
-        if KEPT.fullmatch(file.name) and file.stat().st_size < MOST_KEPT:
-            (path / HUB / file.name).write_bytes(file.read_bytes())
+    for file in folder.kept:
+        (path / HUB / file.name).write_bytes(file.read_bytes())
 
 
 def path_name(path: Any) -> str:

@@ -39,8 +39,8 @@ class Answer:
       tokens: its ids.
       text: what they add to the prompt's, up to a stop string.
       nll: of each token under the model, in nats, whatever it was drawn by.
-      end: "length" after the most tokens, "stop" at a stop string, "document" at the token between
-        documents; "" before its end.
+      end: "length" after the most tokens, "stop" at a stop string, "document" at a token that ends
+        a document or an answer; "" before its end.
     """
 
     prompt: Prompt
@@ -143,8 +143,8 @@ class Writer:
         if answer.end:
             return
         tokenizer, room = self.run.tokenizer, self.max_tokens - len(answer.tokens)
-        ends = tokenizer.separates_documents and tokenizer.boundary_id in tokens[:room]
-        count = tokens.index(tokenizer.boundary_id) + 1 if ends else room
+        places = [n for n, token in enumerate(tokens[:room], 1) if token in tokenizer.ends]
+        ends, count = bool(places), min([*places, room])
         answer.tokens += tokens[:count]
         answer.nll += nll[:count]
 

@@ -1,7 +1,9 @@
 """Text to token ids: bytes, words by the paper's dictionary rule, or byte-level BPE."""
 
+import contextlib
 import json
 import os
+from collections.abc import Sequence
 
 from etils import epath
 
@@ -11,8 +13,10 @@ from alibi.data.tokenizers.base import SAVED, ByteTokenizer, Tokenizer
 from alibi.data.tokenizers.bpe import (
     END_OF_TEXT,
     END_OF_TEXT_NAMES,
+    MOST_IDS,
     BpeTokenizer,
     check_unknown,
+    fitting,
     read_bpe,
     spaced,
     train_bpe,
@@ -30,6 +34,7 @@ __all__ = [
     "make_dictionary",
     "make_tokenizer",
     "read_dictionary",
+    "read_tokenizer",
     "train_bpe",
 ]
 
@@ -66,15 +71,43 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
     if data.tokenizer == "words":
         return WordTokenizer(read_dictionary(data.tokenizer_file))
     path = epath.Path(data.tokenizer_file).expanduser()
-    tokenizer = read_bpe(path)
-    for name in END_OF_TEXT_NAMES:
-        if (end := tokenizer.token_to_id(name)) is not None:
-            check_unknown(tokenizer, end, path)
-            return BpeTokenizer(tokenizer, name)
-    raise ValueError(
-        f"{path} has no end-of-text token, which must stand between documents; "
-        f"add one of {', '.join(END_OF_TEXT_NAMES)} to its vocabulary"
+    if path.name == BpeTokenizer.file:
+        with contextlib.suppress(ValueError):
+            saved = load_tokenizer(path.parent)
+            saved.revision = ""  # of a text that may not be this one
+            return saved
+    return read_tokenizer(path)
+
+
+def read_tokenizer(
+    path: str | os.PathLike, ends: Sequence[int] = (), rows: int = MOST_IDS
+) -> BpeTokenizer:
+    """Returns the tokenizer of a tokenizer.json or a SentencePiece model.
+
+    Args:
+      ends: ids at which an answer ends. One stands between documents: a common name of an
+        end-of-text token if there is one, else the first.
+      rows: of the model's embedding.
+
+    Raises:
+      ValueError: another file, one without a token to stand between documents or for unknown text, or
+        with more tokens than rows.
+    """
+    path = epath.Path(path).expanduser()
+    tokenizer = fitting(read_bpe(path), rows, path)
+    tokens = tokenizer.get_vocab()
+    common = [name for name in END_OF_TEXT_NAMES if name in tokens]
+    named = sorted(
+        (name for name in tokens if tokens[name] in ends), key=lambda name: ends.index(tokens[name])
     )
+    found = [name for name in common if name in named] or [*named, *common]
+    if not found:
+        raise ValueError(
+            f"{path} has no end-of-text token, which must stand between documents; add one of "
+            f"{', '.join(END_OF_TEXT_NAMES)} to its vocabulary, or, of a model of the hub, eos_token_id to config.json"
+        )
+    check_unknown(tokenizer, tokens[found[0]], path)
+    return BpeTokenizer(tokenizer, found[0], ends)
 
 
 def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
@@ -128,9 +161,9 @@ def load_tokenizer(
         if name == "words":
             tokenizer = WordTokenizer(read_dictionary(file))
         elif name == "bpe":
-            tokenizer = BpeTokenizer(read_bpe(file), saved["boundary"])
+            tokenizer = BpeTokenizer(read_bpe(file), saved["boundary"], saved.get("ends", ()))
         tokenizer.revision = saved.get("revision", "")
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}"
         ) from error

@@ -26,11 +26,11 @@ class Tokenizer(abc.ABC):
     vocab_size: int
     # stands before the first token of a stream, and between documents (words: after each line)
     boundary_id: int
+    ends: tuple[int, ...] = ()  # the ids at which an answer ends
     file: str = ""  # the name of the vocabulary's file, if there is one
     unknown_id: int | None = None  # for words outside the vocabulary
     # Whether a document cut at a `BORDER` has the same ids.
     cuts_documents: bool = True
-    separates_documents: bool = False  # whether `boundary_id` is no part of any document's text
     changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
     revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
 

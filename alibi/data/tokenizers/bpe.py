@@ -6,9 +6,10 @@ import base64
 import hashlib
 import itertools
 import json
+import logging
 import pathlib
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 # in other tokenizer.json files
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+MOST_IDS = 1 << 24  # the library counts through all ids, used or not
 CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
 OVERLAP_CHARS = 1 << 12  # of two windows of a document, and the most a token reads around itself
@@ -88,9 +90,11 @@ class BpeTokenizer(Tokenizer):
 
     name = "bpe"
     file = "tokenizer.json"
-    separates_documents = True
 
-    def __init__(self, tokenizer: "hf.Tokenizer | SentencePiece", boundary: str):
+    def __init__(
+        self, tokenizer: "hf.Tokenizer | SentencePiece", boundary: str, ends: Sequence[int] = ()
+    ):
+        """`boundary`: the end-of-text token; `ends`: further ids at which an answer ends."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         if boundary not in vocabulary:
             raise ValueError(
@@ -115,6 +119,7 @@ class BpeTokenizer(Tokenizer):
         self._boundary = boundary
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.boundary_id = vocabulary[boundary]
+        self.ends = tuple(dict.fromkeys([self.boundary_id, *ends]))
 
     def encode_stream(
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
@@ -200,7 +205,7 @@ class BpeTokenizer(Tokenizer):
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
         # written here: of a full disk the package raises a plain Exception
         (folder / self.file).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
-        return {"boundary": self._boundary}
+        return {"boundary": self._boundary, "ends": self.ends}
 
     def hub_file(self) -> tuple[str, bytes]:
         """Returns the name of the tokenizer's file in a folder of the Hugging Face hub, and its
@@ -338,6 +343,26 @@ def read_bpe(path: epath.Path) -> "hf.Tokenizer | SentencePiece":
         raise ValueError(
             f"{path} is no tokenizer.json of the tokenizers library, nor a SentencePiece .model: {error}"
         ) from error
+
+
+def fitting(
+    tokenizer: "hf.Tokenizer | SentencePiece", rows: int, path: epath.Path
+) -> "hf.Tokenizer | SentencePiece":
+    """Returns the tokenizer for a model of `rows`: without added tokens beyond them, such as a [PAD]
+    that came later, and with a line about these; ValueError for other tokens beyond them.
+    """
+    own, added = (tokenizer.get_vocab(with_added_tokens=added) for added in (False, True))
+    if (most := max(own.values(), default=0)) >= rows:
+        raise ValueError(
+            f"the tokenizer {path} has {most + 1:,} tokens and the model {rows:,} rows for them; give the tokenizer of "
+            "this model by --tokenizer_file"
+        )
+    if not (beyond := [name for name, token in added.items() if token >= rows]):
+        return tokenizer
+    logging.warning("%s: left out %s, beyond %d rows", path, ", ".join(beyond[:5]), rows)
+    rules = json.loads(tokenizer.to_str())
+    rules["added_tokens"] = [token for token in rules["added_tokens"] if token["id"] < rows]
+    return library().Tokenizer.from_str(json.dumps(rules))
 
 
 def check_unknown(tokenizer: "hf.Tokenizer | SentencePiece", end: int, path: epath.Path) -> None:
