@@ -265,7 +265,7 @@ def _names(
         )
     if shown := [f"{words} {_counted(names)}" for words, names in found.items() if names]:
         raise ValueError(
-            f"{folder.path} {' and '.join(shown)}: its config.json or its files are of another model than "
+            f"{folder.path} {' and '.join(shown)}: its config.json, its index or its files are of another model than "
             f"{family.architectures[0]} here"
         )
     for entry in entries:

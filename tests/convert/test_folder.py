@@ -74,6 +74,84 @@ def test_a_missing_shard(hub: pathlib.Path) -> None:
         refused(hub, r"index\.json has no weight_map from tensors to files")
 
 
+def test_of_copies_the_index_decides(hub: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two files have each tensor, the later one another copy; and a whole file is read first, as by
+    transformers.
+    """
+    tensors = load_file(hub / "model.safetensors")
+    (hub / "model.safetensors").rename(hub / "a.safetensors")
+    save_file({name: x + 1 for name, x in tensors.items()}, hub / "b.safetensors")
+    first, last = tensors.keys() & {"transformer.wte.weight"}, "transformer.norm_f.weight"
+    places = dict.fromkeys(tensors, "a.safetensors") | {last: "b.safetensors"}
+    index = hub / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    read = HubFolder(hub)
+    assert first <= read.names == tensors.keys()
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(read.read(name), array + (name == last))
+    del places[last]
+    index.write_text(json.dumps({"weight_map": places}))
+    refused(hub, r"lacks 1 tensor \(transformer\.norm_f\.weight\): its config\.json, its index")
+    assert not caplog.messages
+    save_file({name: x + 2 for name, x in tensors.items()}, hub / "model.safetensors")
+    np.testing.assert_array_equal(HubFolder(hub).read(last), tensors[last] + 2)
+    assert caplog.messages == [f"{hub}: read model.safetensors, not model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "my_token.json"]
+)
+@pytest.mark.parametrize("kind", ["a link outside", "/dev/zero", "a FIFO"])
+def test_a_file_that_lies_elsewhere_is_not_read(hub: pathlib.Path, name: str, kind: str) -> None:
+    secret = hub.parent / "secret.txt"
+    secret.write_text("{}")
+    (hub / name).unlink(missing_ok=True)
+    if kind == "a FIFO":
+        os.mkfifo(hub / name)
+    else:
+        (hub / name).symlink_to("/dev/zero" if kind == "/dev/zero" else secret)
+    refused(hub, rf"hub/{name} is no regular file inside the folder, and nothing else is read")
+
+
+@pytest.mark.parametrize("place", ["../{}", "sub/../../{}", "/{}", "{hub}/{}"])
+def test_an_index_that_leads_elsewhere_is_refused(hub: pathlib.Path, place: str) -> None:
+    names = load_file(hub / "model.safetensors").keys()
+    (hub / "sub").mkdir()
+    (hub / "model.safetensors").rename(hub / "model-1.safetensors")
+    named = place.format("model-1.safetensors", hub=hub)
+    index = json.dumps({"weight_map": dict.fromkeys(names, named)})
+    (hub / "model.safetensors.index.json").write_text(index)
+    refused(hub, r"is no regular file inside the folder, and nothing else is read or copied")
+
+
+def test_a_damaged_folder_is_told_before_a_run_is_written(hub: pathlib.Path) -> None:
+    name = "transformer.blocks.0.ffn.up_proj.weight"
+    whole, array = (hub / "model.safetensors").read_bytes(), np.zeros((256, 64), np.float32)
+    for dtype in ("float32", "bfloat16", "float16"):
+        for bad in (np.nan, -np.nan, np.inf, -np.inf):
+            array[3, 5] = bad
+            retensor(hub, **{name: array})
+            refused(hub, r"layers_0/up/kernel has NaN or infinite numbers", dtype=dtype)
+    (hub / "model.safetensors").write_bytes(whole)
+    deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    for file in ("config.json", "generation_config.json"):
+        before = (hub / file).read_bytes() if (hub / file).exists() else b"{}"
+        (hub / file).write_text(deep)
+        refused(hub, rf"{file} can't be read \(maximum recursion depth")
+        (hub / file).write_bytes(before)
+    (hub / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(CONFIG).encode())
+    assert HubFolder(hub).config == CONFIG, "a byte order mark is no damage"
+    change(hub, tie_word_embeddings=False)
+    refused(
+        hub, r"lacks lm_head\.weight, .* tie that to transformer\.wte\.weight; set tie_word_emb"
+    )
+    change(hub, n_layers=10_000)
+    refused(hub, r"config\.json asks for 10,000 layers, and the files have 8 tensors")
+    for ends in ("</s>", [1, None], 2.0, True):
+        change(hub, eos_token_id=ends)
+        refused(hub, r"has eos_token_id=.*, which is neither a token's id nor a list of ids")
+
+
 def test_truncated_and_foreign_files(hub: pathlib.Path) -> None:
     file = hub / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -122,7 +200,9 @@ def test_pickles_run_nothing(hub: pathlib.Path) -> None:
         HubFolder(hub).read("a").astype(np.float32), narrow.float().numpy()
     )
     whole = file.read_bytes()
-    for kept in (whole[:-100], whole[:300], b"", b"not found\n"):
+    flipped = bytearray(whole)
+    flipped[whole.index(narrow.view(torch.int16).numpy().tobytes())] ^= 1
+    for kept in (whole[:-100], whole[:300], b"", b"not found\n", flipped):
         file.write_bytes(kept)
         refused(hub, r"pytorch_model\.bin is (truncated or damaged|no file of tensors alone)")
 
@@ -131,7 +211,7 @@ def test_tensors_that_do_not_fit(hub: pathlib.Path) -> None:
     file, name = hub / "model.safetensors", "transformer.blocks.0.ffn.up_proj.weight"
     whole = file.read_bytes()
     retensor(hub, **{name: None})
-    refused(hub, rf"lacks 1 tensor \({name}\): its config\.json or its files are of another model")
+    refused(hub, rf"lacks 1 tensor \({name}\): its config\.json, its index or its files are of")
     file.write_bytes(whole)
     retensor(hub, extra=np.zeros(3, np.float32))
     refused(hub, r"has no place for 1 tensor \(extra\)")
@@ -189,6 +269,14 @@ SIZES = (
 
 
 def test_tokenizers_that_do_not_fit(hub: pathlib.Path) -> None:
+    content = json.loads((hub / "tokenizer.json").read_text())
+    longest = max(content["model"]["vocab"], key=len)
+    own = content["model"]["vocab"] | {longest: 4_000_000_000}
+    (hub / "tokenizer.json").write_text(
+        json.dumps(content | {"model": content["model"] | {"vocab": own}})
+    )
+    refused(hub, r"the tokenizer .* has 4,000,000,001 tokens and the model 320 rows")
+    (hub / "tokenizer.json").write_text(json.dumps(content))
     change(hub, vocab_size=100)
     retensor(hub, **{"transformer.wte.weight": np.zeros((100, 64), np.float32)})
     refused(hub, r"the tokenizer .* has 3\d\d tokens and the model 100 rows")
@@ -219,12 +307,22 @@ def test_a_copy_in_the_cache_needs_no_hub(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    place = tmp_path / "cache" / "models--bigscience--tiny"
+    place, kept = tmp_path / "cache" / "models--bigscience--tiny", hub / "tokenizer_config.json"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("abc")
     (place / "snapshots").mkdir()
     hub.rename(place / "snapshots" / "abc")
-    assert find_folder("bigscience/tiny") == place / "snapshots" / "abc"
+    found = find_folder("bigscience/tiny")
+    assert found == place / "snapshots" / "abc"
+    (place / "blobs").mkdir()
+    for number, file in enumerate(sorted(found.iterdir())):
+        file.rename(place / "blobs" / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    assert found / kept.name in HubFolder(found).kept
+    (found / kept.name).unlink()
+    (found / kept.name).symlink_to("../../refs/main")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is no regular file inside"):
+        HubFolder(found)
     with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set, and this machine has no copy"):
         find_folder("bigscience/other")
 
@@ -270,6 +368,13 @@ def test_an_import_and_an_export_replace_nothing(
     ):
         export_model(run, out, family="gpt2")
     assert not out.exists()
+    about = run / "hub" / "config.json"
+    whole = about.read_text()
+    for changed in (whole[:50], whole.replace('"d_model": 64', '"d_model": 65')):
+        about.write_text(changed)
+        with pytest.raises(ValueError, match=r"hub/config\.json is not as the import wrote it"):
+            export_model(run, out)
+    about.write_text(whole)
     monkeypatch.setattr(folder_module, "FILE_BYTES", 50_000)
     export_model(run, out)
     assert len(list(out.glob("model-0*.safetensors"))) > 1

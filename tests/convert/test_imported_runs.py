@@ -3,6 +3,7 @@
 import datetime
 import json
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable
 
@@ -15,9 +16,14 @@ from safetensors.numpy import save_file
 
 from alibi.config import Config, MeshConfig, load_config
 from alibi.config.override import Override
+from alibi.convert.exporting import export_model
 from alibi.convert.importing import import_model
+from alibi.data.tokenizers import given_tokenizer
+from alibi.evaluation.harness import PairScorer
 from alibi.evaluation.perplexity import Scorer, model_nll, run_objective
-from alibi.generation import generate
+from alibi.generation import GREEDY, generate
+from alibi.generation.decoding import decode_answer
+from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import batch_sharding
 from alibi.runs import RunDirectory
@@ -110,6 +116,40 @@ def test_greedy_tokens_are_the_likeliest_of_full_passes(
     likeliest = full_pass(np.concatenate([prompt, made], axis=1)).argmax(-1)
     np.testing.assert_array_equal(made, likeliest[:, 7:-1])
     assert not np.array_equal(made[0], made[1])  # it depends on the prompt
+
+
+def test_eos_token_id_ends_answers_and_documents(
+    imported: pathlib.Path, tmp_path: pathlib.Path, full_pass: FullPass
+) -> None:
+    """Its ids in generation_config.json come before the one in config.json, as in transformers; they
+    stay in a training from the run and in an export.
+    """
+    run, prompt = TrainedRun(imported), Prompt([5, 250, 17], 0, {})
+    greedy = np.asarray(generate(run.model, run.params, jnp.asarray([prompt.ids]), 16))[0].tolist()
+    assert run.tokenizer.ends == (0,)
+    end, further = greedy[5], 7
+    hub = shutil.copytree(imported.parent / "hub", tmp_path / "hub")
+    ends = json.dumps({"eos_token_id": [end, further, 10**30, -1]})
+    (hub / "generation_config.json").write_text(ends)
+    content = json.loads((hub / "config.json").read_text()) | {"eos_token_id": 0}
+    (hub / "config.json").write_text(json.dumps(content))
+    import_model(str(hub), tmp_path / "run", Config())
+    ended = TrainedRun(tmp_path / "run")
+    config = load_config(f"{tmp_path}/run/config.py")
+    for tokenizer in (ended.tokenizer, given_tokenizer(config.data)):
+        assert (tokenizer.boundary_id, tokenizer.ends) == (end, (end, further))
+        assert tokenizer.encode_beginning("") == [end]
+        assert tokenizer.encode("a").tolist() == [*run.tokenizer.encode("a")[:-1], end]
+    Parent(config, build_model(config, 300)).check_vocabulary(ended.tokenizer.fingerprint())
+    (answer,) = Writer(ended, GREEDY, 16).write([prompt])
+    assert (answer.tokens, answer.end) == (greedy[: greedy.index(end) + 1], "document")
+    assert answer.text == decode_answer(run.tokenizer, prompt.ids, answer.tokens[:-1])
+    (score,) = PairScorer(ended, 16).score([([], [further])])
+    first = jax.nn.log_softmax(full_pass(np.array([[end]]))[0, 0])
+    assert score[0] == pytest.approx(float(first[further]), abs=1e-5)
+    out, *_ = export_model(ended.directory.path, tmp_path / "out")
+    assert (out / "generation_config.json").read_text() == ends
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == 0
 
 
 def test_without_positions_in_place_of_its_method(

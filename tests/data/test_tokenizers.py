@@ -25,6 +25,7 @@ from alibi.data.tokenizers import (
     make_dictionary,
     make_tokenizer,
     read_dictionary,
+    read_tokenizer,
     train_bpe,
 )
 from alibi.data.tokens import make_corpus
@@ -289,6 +290,22 @@ def test_bpe_of_a_real_book_is_the_same_in_pieces(library_bpe, trained_bpe, monk
     assert stream(trained_bpe, *parts) == whole
 
 
+def test_added_tokens_that_a_model_has_no_rows_for_are_left_out(tmp_path, caplog):
+    """Their names are text then. A token of the vocabulary itself can't be left out."""
+    library = train_bpe(["the cat sat on the mat"], 260)
+    library.save(str(tmp_path / "own.json"))
+    rows = library.get_vocab_size()
+    library.add_special_tokens(["[PAD]"])
+    library.add_tokens(["[USER]"])
+    library.save(str(tmp_path / "grown.json"))
+    own, cut = (read_tokenizer(tmp_path / f"{name}.json", (), rows) for name in ("own", "grown"))
+    assert caplog.messages == [f"{tmp_path}/grown.json: left out [PAD], [USER], beyond {rows} rows"]
+    assert (cut.vocab_size, cut.fingerprint()) == (rows, own.fingerprint())
+    assert cut.decode(cut.encode_open("[PAD] [USER]")) == "[PAD] [USER]"
+    with pytest.raises(ValueError, match=rf"has {rows} tokens and the model {rows - 1} rows for"):
+        read_tokenizer(tmp_path / "grown.json", (), rows - 1)
+
+
 def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     data = DataConfig()
     data = dataclasses.replace(
@@ -302,6 +319,16 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
         match=r"tokenizer.json has no end-of-text token.*add one of <\|endoftext\|>, </s>",
     ):
         make_tokenizer(data, None)
+    # One that a model's eos_token_id names, which its saved copy keeps.
+    tokenizer.add_special_tokens(["<|end|>", "<|turn|>"])
+    tokenizer.save(data.tokenizer_file)
+    read_tokenizer(data.tokenizer_file, [2, 9, 3]).save(tmp_path / "saved")
+    saved = dataclasses.replace(data, tokenizer_file=str(tmp_path / "saved" / "tokenizer.json"))
+    for made in (load_tokenizer(tmp_path / "saved"), make_tokenizer(saved, None)):
+        assert (made.boundary, made.boundary_id, made.ends) == ("<|end|>", 2, (2, 9, 3))
+        assert made.encode("a").tolist() == [0, 2]
+    tokenizer = hf.Tokenizer(tokenizer.model)
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.post_processor = hf.processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 2)]
@@ -309,7 +336,10 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     tokenizer.enable_truncation(2)
     tokenizer.save(data.tokenizer_file)
     made = make_tokenizer(data, None)
-    assert (made.boundary_id, made.vocab_size) == (2, 3)
+    assert (made.boundary_id, made.vocab_size, made.ends) == (2, 3, (2,))
+    # Of several ends the common name stands between documents; of unknown ids none does.
+    assert read_tokenizer(data.tokenizer_file, [0, 2]).ends == (2, 0)
+    assert read_tokenizer(data.tokenizer_file, [7]).ends == (2, 7)
     # Neither the template nor the truncation that the file asks for: a document is whole and closed
     # once.
     assert made.encode("a b a a").tolist() == [0, 1, 0, 0, 2]

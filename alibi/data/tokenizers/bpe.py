@@ -357,7 +357,7 @@ def fitting(
             f"the tokenizer {path} has {most + 1:,} tokens and the model {rows:,} rows for them; give the tokenizer of "
             "this model by --tokenizer_file"
         )
-    if not (beyond := [name for name, token in added.items() if token >= rows]):
+    if not (beyond := sorted(name for name, token in added.items() if token >= rows)):
         return tokenizer
     logging.warning("%s: left out %s, beyond %d rows", path, ", ".join(beyond[:5]), rows)
     rules = json.loads(tokenizer.to_str())
