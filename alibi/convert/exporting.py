@@ -14,7 +14,7 @@ from alibi.config import Config, replaced
 from alibi.config.fields import did_you_mean
 from alibi.convert.families import FAMILIES, Family
 from alibi.convert.families.base import GENERIC
-from alibi.convert.folder import CONFIG, own_file, read_json, write_weights
+from alibi.convert.folder import CONFIG, read_json, write_weights
 from alibi.convert.importing import HUB, by_path, cast, model_entries
 from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer
@@ -105,20 +105,22 @@ def export_model(
 
 
 def _kept(run: TrainedRun) -> dict[str, epath.Path]:
-    """Returns the import's other small files; ValueError if they are not those of the import."""
-    folder = run.directory.path / HUB
-    kept = {file.name: file for file in listed(folder)}
-    for name in kept:
-        own_file(pathlib.Path(folder), name)
-    known = (run.directory.provenance().get("imported_from") or {}).get("files")
-    if known is None:  # of an earlier version
-        return kept
-    for name in {*known, *kept}:
-        if name not in kept or file_sha256(kept[name]) != known.get(name):
-            raise ValueError(
-                f"{folder / name} is not as the import wrote it (changed, cut, lost or added since); restore it, or "
-                "import the model again"
-            )
+    """Returns the import's other small files; ValueError if one is not as the import wrote it."""
+    kept = {file.name: file for file in listed(run.directory.path / HUB)}
+    # Imports of earlier versions have recorded none.
+    known = (run.directory.provenance().get("imported_from") or {}).get("files", {})
+    changed = [
+        name
+        for name in sorted({*known, *kept} if known else ())
+        if name not in kept
+        or not kept[name].is_file()
+        or file_sha256(kept[name]) != known.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"{run.directory.path / HUB / changed[0]} is not as the import wrote it (changed, cut, lost or added); "
+            "restore it, or import the model again"
+        )
     return kept
 
 

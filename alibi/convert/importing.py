@@ -91,6 +91,11 @@ def import_model(
     run = empty_run(workdir)
     folder = HubFolder(find_folder(model, revision))
     family, config = _described(folder, config, ignored)
+    if config.model.num_layers > len(folder.names):  # to build so many would take long
+        raise ValueError(
+            f"{folder.path}: config.json asks for {config.model.num_layers:,} layers, and the files have "
+            f"{len(folder.names):,} tensors; download it again"
+        )
     file = pathlib.Path(tokenizer_file).expanduser() if tokenizer_file else folder.tokenizer_file()
     config = dataclasses.replace(config, imported_from=_sha256(folder))
     config = replaced(
@@ -131,13 +136,7 @@ def _described(
             raise ValueError(f"config.json has architectures={named!r}, which is no list of names")
         family = family_of(folder.config)
         settings = family.settings(folder.config, ignored) | {"model.scan_layers": False}
-        config = replaced(dataclasses.replace(config, position_options={}), settings)
-        if config.model.num_layers > len(folder.names):  # building so many would take long
-            raise ValueError(
-                f"config.json asks for {config.model.num_layers:,} layers, and the files have "
-                f"{len(folder.names):,} tensors"
-            )
-        return family, config
+        return family, replaced(dataclasses.replace(config, position_options={}), settings)
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}") from error
     except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
@@ -190,18 +189,16 @@ def cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
     """Returns an array in another dtype; ValueError, which says its `name`, for NaN and infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = np.ascontiguousarray(array.astype(dtype, copy=False))
-        size, kind = made.itemsize, made.dtype
         # As integers, numbers of a sign grow away from 0, up to infinity and NaN.
-        ends = np.array([np.inf, -np.inf]).astype(kind).view(f"u{size}")
+        ends = np.array([np.inf, -np.inf]).astype(made.dtype).view(f"u{made.itemsize}")
         if any(
-            made.view(f"{sign}{size}").max(initial=0) >= end
+            made.view(f"{sign}{made.itemsize}").max(initial=0) >= end
             for sign, end in zip("iu", ends, strict=True)
         ):
-            most = float(abs(array).max())
-            if np.isfinite(most):
+            if np.isfinite(array).all():
                 raise ValueError(
-                    f"{name} has numbers of up to {most:.3g}, and {kind} ends at {float(jnp.finfo(kind).max):,.5g}; "
-                    "use --dtype=bfloat16 or float32"
+                    f"{name} has numbers of up to {float(abs(array).max()):.3g}, and {made.dtype} ends at "
+                    f"{float(jnp.finfo(made.dtype).max):,.5g}; use --dtype=bfloat16 or float32"
                 )
             raise ValueError(
                 f"{name} has NaN or infinite numbers; take an undamaged copy of the model"

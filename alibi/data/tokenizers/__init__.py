@@ -96,10 +96,9 @@ def read_tokenizer(
     path = epath.Path(path).expanduser()
     tokenizer = fitting(read_bpe(path), rows, path)
     tokens = tokenizer.get_vocab()
+    names = {token: name for name, token in tokens.items()}
     common = [name for name in END_OF_TEXT_NAMES if name in tokens]
-    named = sorted(
-        (name for name in tokens if tokens[name] in ends), key=lambda name: ends.index(tokens[name])
-    )
+    named = [names[end] for end in ends if end in names]
     found = [name for name in common if name in named] or [*named, *common]
     if not found:
         raise ValueError(
