@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
-from alibi.config import TrainConfig
+from alibi.config import Config
 from alibi.cpu.products import Products, transposed
 from alibi.parallel.sharding import for_lookup, split_batch
 
@@ -34,8 +34,11 @@ def cross_entropy(
     return jnp.where(targets < 0, 0.0, nll)
 
 
-def training_loss(config: TrainConfig) -> TokenLoss:
-    """Returns the loss whose gradient training follows; reported losses are `cross_entropy`."""
+def training_loss(config: Config) -> TokenLoss:
+    """Returns the loss whose gradient training follows; reported losses are `cross_entropy`.
+
+    Raises ValueError for options that don't go with the model.
+    """
     return cross_entropy
 
 

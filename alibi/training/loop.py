@@ -134,7 +134,7 @@ class Updates:
             model,
             optimizer,
             config.seed,
-            loss=training_loss(config.train),
+            loss=training_loss(config),
             schedule=job.schedule,
             state_shardings=shardings,
         )

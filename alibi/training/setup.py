@@ -20,7 +20,7 @@ from alibi.evaluation.windows import Windows, spread_windows
 from alibi.generation import Sampling, generate
 from alibi.generation.decoding import decode_answer
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
-from alibi.model.loss import cross_entropy, training_loss
+from alibi.model.loss import training_loss
 from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
@@ -121,11 +121,7 @@ def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
             f"model.param_dtype={config.model.param_dtype} is for imported runs: training needs float32 parameters; "
             "leave it out"
         )
-    if config.model.embedding == "adaptive" and training_loss(config.train) is not cross_entropy:
-        raise ValueError(
-            "model.embedding=adaptive trains by cross entropy alone, since it never has the logits of all words; leave "
-            "out the keys of train that change the loss, or use model.embedding=tied"
-        )
+    training_loss(config)
     sequences_per_update(config, batch_parts(batch_sharding(mesh)))
 
 

@@ -32,7 +32,7 @@ def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
         model,
         optimizer,
         config.seed,
-        loss=training_loss(config.train),
+        loss=training_loss(config),
         schedule=schedule,
         state_shardings=shardings,
     )
