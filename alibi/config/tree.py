@@ -101,6 +101,11 @@ class TrainConfig(Section):
     accumulation: int = number(1, at_least=1, at_most=INT32)  # micro-batches of an update
     # Most tokens on a device at a time: accumulation grows to keep to this number. 0: no limit.
     max_device_tokens: int = number(0, at_least=0)
+    # These two change the loss that training follows, not the losses that are reported; 0: off.
+    # times the squared logarithm of the softmax's denominator, added to the loss; PaLM's is 1e-4
+    z_loss: float = number(0.0, at_least=0.0)
+    # share of the target's probability that goes to all words alike
+    label_smoothing: float = number(0.0, at_least=0.0, below=1.0)
 
 
 @dataclasses.dataclass(frozen=True)

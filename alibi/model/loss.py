@@ -37,9 +37,31 @@ def cross_entropy(
 def training_loss(config: Config) -> TokenLoss:
     """Returns the loss whose gradient training follows; reported losses are `cross_entropy`.
 
+    With s = label_smoothing, for a target y, n words, logits x and Z = sum(exp(x)):
+
+        (1 - s) (log Z - x_y) + s (log Z - sum(x) / n) + z_loss (log Z)^2
+
+    Sources: Szegedy et al. 2016 (arXiv 1512.00567), section 7, as `optax.smooth_labels`; Chowdhery
+    et al. 2022 (PaLM, arXiv 2204.02311), section 5.
+
     Raises ValueError for options that don't go with the model.
     """
-    return cross_entropy
+    smoothing, z_loss = config.train.label_smoothing, config.train.z_loss
+    if not smoothing and not z_loss:
+        return cross_entropy
+    if config.model.embedding == "adaptive":
+        raise ValueError(
+            f"train.label_smoothing={smoothing} and train.z_loss={z_loss} read the logits of all words, which "
+            "model.embedding=adaptive never computes; leave them at 0, or use model.embedding=tied"
+        )
+
+    def loss(logits: Array, targets: Array) -> Array:
+        log_z = jax.nn.logsumexp(logits, axis=-1)
+        uniform = log_z - logits.mean(axis=-1)
+        smoothed = (1 - smoothing) * cross_entropy(logits, targets) + smoothing * uniform
+        return smoothed + z_loss * log_z**2
+
+    return loss
 
 
 @dataclasses.dataclass(frozen=True)

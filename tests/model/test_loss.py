@@ -1,16 +1,23 @@
 """The chunked loss equals the whole loss, in value and gradient, in a fraction of its memory."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from alibi.config import Config, TrainConfig, replaced
 from alibi.cpu.products import Products
 from alibi.model.decoder import build_model
-from alibi.model.loss import Head, TokenLoss, cross_entropy
-from alibi.parallel.sharding import make_mesh
+from alibi.model.loss import Head, TokenLoss, cross_entropy, training_loss
+from alibi.parallel.sharding import batch_sharding, make_mesh
+from alibi.runs.identity import differing
 from alibi.training.optimizer import make_optimizer
-from alibi.training.step import abstract_state, make_train_step
+from alibi.training.setup import check_config
+from alibi.training.step import abstract_state, initial_state, make_train_step
 from tests.programs import AS_USERS
 
 
@@ -73,6 +80,72 @@ def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_aga
     np.testing.assert_allclose(forward, backward, rtol=1e-5)
     program = str(jax.make_jaxpr(jax.grad(mean))(features))
     assert program.count("reduce_max") == 1, "of the forward pass"
+
+
+@pytest.mark.parametrize(
+    ("z_loss", "smoothing", "dtype"),
+    [(1e-2, 0.0, jnp.float32), (0.0, 0.1, jnp.float32), (1e-2, 0.1, jnp.bfloat16)],
+)
+def test_losses_of_training_are_their_formulas(z_loss: float, smoothing: float, dtype: Any) -> None:
+    """In float64 on the float32 logits; the smoothed one is optax's, too."""
+    rng = np.random.default_rng(0)
+    features, embedding = rng.standard_normal((2, 11, 8)), rng.standard_normal((20, 8))
+    targets = rng.integers(0, 20, (2, 11))
+    ours = dataclasses.replace(head(6), dtype=dtype)
+    logits = ours.logits(jnp.float32(features), jnp.float32(embedding))
+    loss = training_loss(Config(train=TrainConfig(z_loss=z_loss, label_smoothing=smoothing)))
+    (values, nll), back = jax.vjp(
+        lambda x: ours.token_losses(lambda x: x, x, jnp.asarray(targets), loss), logits
+    )
+    (gradient,) = back((jnp.ones_like(values), jnp.ones_like(nll)))
+
+    exact, one_hot = np.float64(logits), np.eye(20)[targets]
+    log_z = np.log(np.exp(exact).sum(-1, keepdims=True))
+    wanted = (1 - smoothing) * one_hot + smoothing / 20
+    smoothed, squared = (wanted * (log_z - exact)).sum(-1), log_z[..., 0] ** 2
+    np.testing.assert_allclose(values, smoothed + z_loss * squared, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(nll, (one_hot * (log_z - exact)).sum(-1), rtol=1e-6, atol=1e-6)
+    of_logits = np.exp(exact - log_z) * (1 + 2 * z_loss * log_z) - wanted
+    np.testing.assert_allclose(gradient, of_logits, atol=1e-6)
+    labels = optax.smooth_labels(jnp.float32(one_hot), smoothing)
+    theirs = optax.softmax_cross_entropy(logits, labels)
+    np.testing.assert_allclose(values - z_loss * squared, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_training_follows_its_loss_and_reports_the_cross_entropy(tiny_config) -> None:
+    """In chunks, with the vocabulary and the batch split over devices; the last row is short."""
+    config = tiny_config(
+        model__num_layers=1, model__logits_chunk=8, mesh__data=2, mesh__tensor=2,
+        train__z_loss=0.1, train__label_smoothing=0.2,
+    )  # fmt: skip
+    mesh = make_mesh(config.mesh, jax.devices()[:4])
+    model = build_model(config, 48, sharding=batch_sharding(mesh))
+    optimizer, loss = optax.sgd(0.5), training_loss(config)
+    state = initial_state(model, optimizer, mesh, seed=0)
+    params = jax.device_get(state.params)
+    tokens = np.random.default_rng(0).integers(0, 48, (4, 17), dtype=np.int32)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].copy()
+    targets[-1, 5:] = -1
+    step = make_train_step(model, optimizer, seed=0, loss=loss)
+    state, metrics = step(state, *(x.reshape(2, 2, 16) for x in (inputs, targets)))
+
+    def mean_loss(params: dict) -> tuple[jax.Array, jax.Array]:
+        logits = build_model(config, 48).apply({"params": params}, jnp.asarray(inputs))
+        labels = optax.smooth_labels(jax.nn.one_hot(targets, 48), 0.2)
+        losses = optax.softmax_cross_entropy(logits, labels)
+        losses += 0.1 * jax.nn.logsumexp(logits, axis=-1) ** 2
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, np.maximum(targets, 0))
+        return losses.mean(where=targets >= 0), nll.sum(where=targets >= 0)
+
+    gradient, nll = jax.jit(jax.grad(mean_loss, has_aux=True))(params)
+    np.testing.assert_allclose(metrics["nll_nats"], nll, rtol=1e-5)
+    jax.tree.map(
+        lambda new, old, change: np.testing.assert_allclose(new, old - 0.5 * change, atol=2e-6),
+        jax.device_get(state.params), params, gradient,
+    )  # fmt: skip
+    assert differing(config, replaced(config, {"train.z_loss": 0})) == {"train.z_loss": (0.1, 0.0)}
+    with pytest.raises(ValueError, match=r"z_loss=0\.1 read the logits of all words"):
+        check_config(replaced(config, {"model.embedding": "adaptive"}), mesh)
 
 
 def test_huge_logits_stay_finite() -> None:
