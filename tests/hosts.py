@@ -4,6 +4,7 @@ import os
 import pathlib
 import socket
 import subprocess
+from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -14,14 +15,21 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def start_hosts(words: list[str], devices: int, *more: list[str]) -> list[subprocess.Popen]:
-    """Starts two processes of the command `words`, each with its own `more`, that join as hosts."""
+def start_hosts(
+    words: list[str],
+    devices: int,
+    *more: list[str],
+    folders: Sequence[pathlib.Path] = (ROOT, ROOT),
+) -> list[subprocess.Popen]:
+    """Starts two processes of the command `words`, each with its own `more` and current folder, that
+    join as hosts.
+    """
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
     shared = [*words, f"--coordinator_address=localhost:{free_port()}", "--num_processes=2"]
     return [
         subprocess.Popen(
             [*shared, f"--process_id={host}", *(more[host] if more else [])],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=folders[host], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for host in range(2)
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.memory import check_memory
 from alibi.parallel.sharding import laid_out
-from alibi.runs import RunDirectory, make_provenance
+from alibi.runs import RunDirectory, make_provenance, process_facts
 from alibi.runs.checkpoint import TrainState
 from alibi.runs.trained import fitting_mesh
 from alibi.storage.cache import file_sha256
@@ -105,6 +105,7 @@ def import_model(
     )
     rows = config.model.vocab_rows
     tokenizer = read_tokenizer(file, [end for end in folder.ends if 0 <= end < rows], rows)
+    hosts.check_alike({**process_facts(config), "tokenizer": tokenizer.fingerprint()})
     params = read_params(folder, family, config, tokenizer)
     about = make_provenance(
         imported_from={
@@ -296,12 +297,8 @@ def _param_dtype(folder: HubFolder, family: Family, dtype: str) -> str:
 
 def _sha256(folder: HubFolder) -> str:
     """Returns the SHA-256 of config.json and of the files with weights, one after the other."""
-
-    def of_files() -> str:
-        files = [folder.path / CONFIG, *folder.files]
-        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
-
-    return hosts.broadcast(of_files)
+    files = [folder.path / CONFIG, *folder.files]
+    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
 
 
 def _keep(folder: HubFolder, path: Any) -> None:

@@ -146,6 +146,12 @@ class Manifest:
         """Twelve digits that tell this text, up to its limit, from others in result rows."""
         return content_key({"text": self.description, "max_bytes": self.max_bytes})[:12]
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The entries, by names with the split, that are equal for equal tokens."""
+        same = ("sha256", "tokenizer_fingerprint", "tokens")
+        return {f"{self.split}'s {key}": getattr(self, key) for key in same}
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenFile:

@@ -32,11 +32,11 @@ from alibi.evaluation.windows import (
     windows_of,
 )
 from alibi.extras import MissingPackageError, needs
-from alibi.parallel.hosts import broadcast, is_primary
+from alibi.parallel.hosts import broadcast, check_alike, is_primary
 from alibi.progress import Progress
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import MASKED, SEPARATELY, ContextUse, Row
-from alibi.runs import RunDirectory
+from alibi.runs import RunDirectory, process_facts
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
@@ -146,11 +146,14 @@ def evaluate_each(
     a row.
 
     Raises:
-      ValueError: two work directories of the same name, by which rows are told apart.
+      ValueError: two work directories of the same name, by which rows are told apart; processes
+        that differ.
       OutputError: the output directory can't be written.
       MissingPackageError: the report needs a package.
     """
     paths = list(dict.fromkeys(str(resolve(workdir)) for workdir in workdirs))
+    given = {"workdirs": list(map(str, workdirs)), "output_dir": str(options.output_dir)}
+    check_alike(process_facts(options) | given)
     named: dict[str, str] = {}
     for path in paths:
         if (other := named.setdefault(os.path.basename(path), path)) != path:
@@ -312,6 +315,7 @@ class RunEvaluation:
         else:
             text = prepare(data, self.options.split, tokenizer, progress=is_primary())
         manifest = text.manifest
+        check_alike(manifest.identity)
         if unknown := manifest.unknown_words:
             of_what = "outside the vocabulary of the run's tokenizer"
             if manifest.tokenizer == "words":

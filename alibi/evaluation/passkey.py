@@ -28,6 +28,7 @@ from alibi.evaluation.output import Output, print_once, row_of
 from alibi.evaluation.perplexity import Scorer, run_objective, unrounded
 from alibi.evaluation.windows import Windows
 from alibi.model.decoder import DecoderLM
+from alibi.parallel.hosts import check_alike
 from alibi.reporting.rows import Passkey
 from alibi.runs.trained import TrainedRun
 
@@ -54,6 +55,8 @@ def evaluate_passkeys(workdirs: Sequence[str | os.PathLike[str]], options: Optio
     `alibi.evaluation.extrapolation.evaluate_each`.
     """
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
+
+    check_alike({"the text's sha256": hashlib.sha256(text).hexdigest()})
 
     def evaluate(workdir: str, output: Output) -> None:
         run = options.trained(workdir)

@@ -6,6 +6,7 @@ about a minute by a signal, or their collectives fail.
 """
 
 import contextlib
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -14,6 +15,8 @@ import pathlib
 import re
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -26,14 +29,21 @@ from alibi.errors import UserError
 Result = TypeVar("Result")
 
 JOIN_SECONDS = 300  # in which all processes must come
+TOLD_SECONDS = 15  # after which a process that waits for them says so
 HEARTBEAT_SECONDS = 60  # without a heartbeat for so long a process is lost
 # for which a process waits for the others, which may be tokenizing a large corpus
 WAIT_SECONDS = 7 * 24 * 3600
 LOST = re.compile(
     r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I
 )
-# environment variables that change how JAX and the libraries below it compute
-_FLAGS = re.compile(r"(XLA|JAX|LIBTPU|NVIDIA|CUBLAS|CUDNN|NCCL|MKL|OMP)_")
+# Environment variables that change how JAX and the libraries below it compute. A prefix would take
+# in secrets, such as NVIDIA_API_KEY.
+_FLAGS = (
+    *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"),
+    *("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEFAULT_MATMUL_PRECISION"),
+    *("JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE", "JAX_NUM_CPU_DEVICES"),
+    *("NCCL_ALGO", "NCCL_PROTO", "MKL_CBWR", "MKL_NUM_THREADS", "OMP_NUM_THREADS"),
+)
 _VECTORS = re.compile(r"\b(?:avx|amx|fma|sve|asimd)\w*")  # among the flags of /proc/cpuinfo
 # open, and never read, while this process lives; and the addresses of all processes
 _listeners: list[socket.socket] = []
@@ -67,8 +77,15 @@ def join(
             f"--process_id={number} and --num_processes={count} do not fit; number the processes "
             "from 0, and give the number of all of them"
         )
-    # no Python runs while C++ waits for the others
+    # no handler of Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    at = f" at {address}" if address else ""
+    told = (
+        f"waiting for the other processes{at}, for {JOIN_SECONDS} s in all; a process that failed "
+        "before it came has said why\n"
+    )
+    waiting = threading.Timer(TOLD_SECONDS, sys.stderr.write, [told])
+    waiting.start()
     try:
         jax.distributed.initialize(
             address,
@@ -84,6 +101,8 @@ def join(
             "--coordinator_address=HOST:PORT of the first process, --num_processes and "
             "--process_id; a single process needs none of them, nor --multihost"
         ) from error
+    finally:
+        waiting.cancel()
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
     place = None
@@ -219,7 +238,7 @@ def check_same_state(
 
 def computer() -> dict[str, Any]:
     """Returns the processor's instructions, devices, flags and package versions, by which processes
-    of the same program may compute different numbers.
+    of the same program may compute different numbers; hashes of flags, whose values are not shown.
     """
     cpu = pathlib.Path("/proc/cpuinfo")
     about = cpu.read_text() if cpu.exists() else ""
@@ -227,7 +246,11 @@ def computer() -> dict[str, Any]:
     return {
         "vector instructions": " ".join(sorted(set(_VECTORS.findall(about)))),
         "devices": f"{device.device_kind}, {device.client.platform_version}",
-        **{name: value for name, value in os.environ.items() if _FLAGS.match(name)},
+        **{
+            name: f"a value with hash {hashlib.sha256(value.encode()).hexdigest()[:6]}"
+            for name in _FLAGS
+            if (value := os.environ.get(name))
+        },
         **{f"package {each.name}": each.version for each in importlib.metadata.distributions()},
     }
 
@@ -245,7 +268,8 @@ def _differing(everywhere: list[dict[str, Any]]) -> str:
 
 def is_lost_connection(error: BaseException) -> bool:
     """Returns whether `error` says that another process, or the network to it, was lost."""
-    several = jax.distributed.is_initialized()
-    return (
-        several and isinstance(error, jax.errors.JaxRuntimeError) and bool(LOST.search(str(error)))
-    )
+    text = str(error)
+    # as a computation on CPUs fails while it is dispatched: "UNKNOWN: Gloo AllGather failed: ..."
+    dispatched = isinstance(error, ValueError) and re.match("[A-Z_]+: ", text)
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError) or dispatched
+    return jax.distributed.is_initialized() and bool(of_jax and LOST.search(text))

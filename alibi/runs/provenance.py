@@ -18,6 +18,7 @@ from typing import Any
 
 from etils import epath
 
+from alibi.config import flatten
 from alibi.storage.files import SHA256, digest
 
 ABOUT = "about"  # the JSON item of a checkpoint
@@ -142,6 +143,15 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found | {"python": sys.version.split()[0]}
+
+
+def process_facts(given: Any) -> dict[str, Any]:
+    """Returns the facts in which all processes of a command must be alike, for `hosts.check_alike`:
+    the keys `given` (a config, options or a mapping), code, versions, settings of JAX and the user's
+    own files.
+    """
+    keys = {key: value for key, value in flatten(given).items() if key != "data.cache_dir"}
+    return {**keys, "code": code_hash(), **versions(), **jax_settings(), **own_files()}
 
 
 def read_about(checkpoint: epath.Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.memory import check_memory
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
-from alibi.runs import RunDirectory, method_files
+from alibi.runs import RunDirectory, method_files, process_facts
 from alibi.runs.checkpoint import Checkpoints
 from alibi.runs.overrides import effective, overridden
 
@@ -95,6 +95,7 @@ class TrainedRun:
         model = build_model(
             self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh)
         )
+        hosts.check_alike({**process_facts(self._tested), **now})  # its methods are loaded now
         return evaluated(model, self.config)
 
     def undefined(self, length: int) -> str:

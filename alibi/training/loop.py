@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from alibi.config import Config, flatten
+from alibi.config import Config
 from alibi.errors import (
     SIGNALS,
     Interrupted,
@@ -28,14 +28,7 @@ from alibi.errors import (
 from alibi.model.loss import training_loss
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
-from alibi.runs import (
-    RunDirectory,
-    code_hash,
-    jax_settings,
-    make_provenance,
-    method_files,
-    versions,
-)
+from alibi.runs import RunDirectory, make_provenance, method_files, process_facts
 from alibi.runs.checkpoint import Checkpoints, check_replicas
 from alibi.runs.former import saved
 from alibi.storage.claims import LostError
@@ -70,9 +63,7 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
     with signals_raised(signals) as received, contextlib.ExitStack() as stack:
         if config.init_from:  # absolute: the command may be given elsewhere again
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
-        keys = {key: value for key, value in flatten(config).items() if key != "data.cache_dir"}
-        keys |= {"workdir": workdir, "code": code_hash(), **versions(), **jax_settings()}
-        hosts.check_alike(keys)
+        hosts.check_alike({"workdir": workdir, **process_facts(config)})
         run = RunDirectory(workdir)
         job = make_job(config, run, make_mesh(config.mesh))
         if hosts.broadcast(lambda: _is_finished(run, config.train.steps)):

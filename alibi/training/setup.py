@@ -30,8 +30,6 @@ from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
 
-SAME_TEXT = ("sha256", "tokenizer_fingerprint", "tokens")
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -66,7 +64,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     sharding = batch_sharding(mesh)
     check_config(config, mesh)
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
-    hosts.check_alike(own_files())  # with those of position methods, loaded now
+    hosts.check_alike({**own_files(), **method_files(config.position)})  # loaded now
     hosts.broadcast(lambda: check_writers(config))
     model.check_length(config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
@@ -98,7 +96,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     hosts.check_alike(
-        {f"{split}'s {key}": corpus[split][key] for split in corpus for key in SAME_TEXT}
+        {key: value for file in files.values() for key, value in file.manifest.identity.items()}
     )
     hosts.broadcast(lambda: run.check_same(corpus, method_files(config.position)))
     model = build_model(config, text.vocab_size, sharding=sharding)

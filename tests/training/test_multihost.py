@@ -7,6 +7,7 @@ import pathlib
 import re
 import signal
 import socket
+import subprocess
 import sys
 
 import jax
@@ -20,7 +21,7 @@ from alibi.parallel.hosts import local_devices
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.training import loop
-from tests.hosts import finish, free_port, start_hosts
+from tests.hosts import ROOT, finish, free_port, start_hosts
 from tests.training.runs import assert_same, final_state
 
 
@@ -55,6 +56,38 @@ def test_processes_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch)
         outer = [("192.0.2.1", free_port()), ("127.0.1.1", free_port())]
         monkeypatch.setattr(hosts, "_places", outer)
         assert 1 not in hosts.lost_processes()
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        # JAX raises what a computation on CPUs met as it was dispatched as a ValueError
+        (ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [::1]:25500"), True),
+        (jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed"), True),
+        (ValueError("the hub's model a/b can't be had (timed out)"), False),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),
+    ],
+)
+def test_an_error_that_a_lost_process_leaves(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, lost: bool
+) -> None:
+    assert not hosts.is_lost_connection(error), "a process alone loses none"
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert hosts.is_lost_connection(error) is lost
+
+
+def test_a_process_that_waits_for_another_says_so() -> None:
+    address = f"localhost:{free_port()}"
+    code = (
+        f"from alibi.parallel import hosts; hosts.TOLD_SECONDS = 0; hosts.join({address!r}, 2, 0)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    line = process.stderr.readline()
+    process.kill()
+    process.communicate()
+    assert line.startswith(f"waiting for the other processes at {address}, for 300 s in all")
 
 
 def overrides(text: pathlib.Path, cache: pathlib.Path) -> dict[str, object]:
@@ -121,7 +154,9 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     words[1:2] = ["-c", DIFFERING]
     for output in finish(start_hosts(words, 2), code=1):
         assert "error: after update 1, process 0 and process 1 hold different parameters" in output
-        assert re.search(rf'XLA_FLAGS: .* on process 0, ".*{OTHER_FLAG}" on process 1', output)
+        assert re.search("XLA_FLAGS: .*hash .* on process 0, .*hash .* on process 1", output)
+        assert OTHER_FLAG not in output, "a value may be a secret"
+        assert "NVIDIA_API_KEY" not in output
     assert (RunDirectory(parts).status()["state"], RunDirectory(parts).saved_steps()) == (
         "failed",
         [],
@@ -141,6 +176,7 @@ OTHER_FLAG = "--xla_cpu_max_isa=SSE4_2"
 DIFFERING = f"""
 import os, runpy, sys
 if "--process_id=1" in sys.argv:
+    os.environ["NVIDIA_API_KEY"] = "nvapi-secret"
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " {OTHER_FLAG}"
     from alibi.training import loop
     initial_state = loop.initial_state
@@ -210,3 +246,42 @@ def test_two_hosts_evaluate_as_one(whole: pathlib.Path, tmp_path: pathlib.Path) 
         with np.load(path) as expected, np.load(two / "nll" / path.name) as dump:
             np.testing.assert_array_equal(dump["targets"], expected["targets"])
             np.testing.assert_allclose(dump["nll_nats"], expected["nll_nats"], atol=1e-5)
+
+
+OWN = """
+import dataclasses
+
+from alibi.positions.alibi import Alibi
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(Alibi):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [("corpus.txt", "file's sha256"), ("own_method.py", "own file own_method")],
+)
+def test_hosts_whose_files_differ_evaluate_nothing(
+    whole: pathlib.Path, tiny_text, tmp_path: pathlib.Path, file: str, named: str
+) -> None:
+    """The same path holds another text, or another method, on the second host."""
+    contents = {"corpus.txt": tiny_text["valid"].read_text(), "own_method.py": OWN}
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+        for name, content in contents.items():
+            (folder / name).write_text(content)
+    with (folders[1] / file).open("a") as changed:
+        changed.write("# the\n")
+    words = [
+        *(sys.executable, str(ROOT / "eval_extrapolation.py"), f"--workdirs={whole}"),
+        *("--lengths=16", "--text_file=corpus.txt", "--position=own_method:Own"),
+        f"--output_dir={tmp_path / 'out'}",
+    ]
+    for output in finish(start_hosts(words, 1, folders=folders), code=1):
+        assert "error: the processes differ; start the same command and code on all:" in output
+        assert re.search(rf'\n  {named}: ".*" on process 0, ".*" on process 1', output)
+    assert not (tmp_path / "out").exists()
