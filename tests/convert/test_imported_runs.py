@@ -3,6 +3,7 @@
 import datetime
 import json
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from alibi.training.loop import train
 from alibi.training.parent import Parent
 from tests.convert.described import FAMILIES
 from tests.convert.imported import save_tokenizer
-from tests.hosts import finish, start_hosts
+from tests.hosts import ROOT, finish, start_hosts
 
 FullPass = Callable[[np.ndarray], np.ndarray]
 
@@ -215,12 +216,21 @@ def test_two_hosts_import_the_parts_of_their_devices(
     imported: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """Two processes with two devices each, over which every large parameter is split, write the
-    checkpoint that a single device writes.
+    checkpoint that a single device writes; nothing if the folder is another on the second host.
     """
-    words = [sys.executable, "scripts/import_hf.py", f"--model={imported.parent / 'hub'}"]
+    words = [sys.executable, str(ROOT / "scripts/import_hf.py"), "--model=hub"]
     words.append(f"--workdir={tmp_path / 'run'}")
-    words.append("--config=configs/base.py:mesh.data=1,mesh.fsdp=2,mesh.tensor=2")
-    first, second = finish(start_hosts(words, devices=2))
+    words.append(f"--config={ROOT}/configs/base.py:mesh.data=1,mesh.fsdp=2,mesh.tensor=2")
+    here = imported.parent
+    shutil.copytree(here / "hub", tmp_path / "hub")
+    family = FAMILIES["mpt"]
+    other = family.tensors(json.loads((here / "hub/config.json").read_text()), 1)
+    save_file(other, tmp_path / "hub" / "model.safetensors")
+    for output in finish(start_hosts(words, devices=2, folders=(here, tmp_path)), code=1):
+        assert re.search(
+            'differ; .*:\n  imported_from: ".*" on process 0, ".*" on process 1', output
+        )
+    first, second = finish(start_hosts(words, devices=2, folders=(here, here)))
     assert "MPTForCausalLM: position=alibi (alibi_bias_max=8.0), L=16" in first
     assert "MPTForCausalLM" not in second
     alone, apart = TrainedRun(imported), TrainedRun(tmp_path / "run")
