@@ -140,6 +140,7 @@ def test_a_command_line(
             "def get_config():\n    return 1 / 0",
             "fails at line 2: ZeroDivisionError: division by zero",
         ),
+        ("import sys\nsys.exit(0)", "fails at line 2: SystemExit: 0"),
         ("def get_config(arg, more):\n    return 1", "TypeError: get_config() missing"),
         (
             "from configs import base\ndef get_config():\n    it = base.get_config()\n    it.model.widht = 3\n"

@@ -187,7 +187,7 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
         return getattr(module, function)(*arguments)
     except ValueError:
         raise  # its message names the cause
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() there would end the command with success
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)

@@ -208,6 +208,13 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
             f"position={name}: {error}; write package.module:Class of a module that Python finds from here "
             "(PYTHONPATH names further directories)"
         ) from error
+    except (Exception, SystemExit) as error:  # what the module's own lines raise
+        *_, last = traceback.extract_tb(error.__traceback__)
+        at = "" if isinstance(error, SyntaxError) else f" ({last.filename}:{last.lineno})"
+        raise ValueError(
+            f"position={name}: the import of {module} fails{at}: {type(error).__name__}: {error}; mend the module, "
+            "or name another method"
+        ) from error
     return _checked(name, found)
 
 

@@ -423,6 +423,27 @@ def test_a_function_of_ones_own_that_fails_is_named_with_its_line(
         make(f"{name}:Method")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("sys.exit(0)", "the import of theirs fails ({file}:2): SystemExit: 0; mend the module"),
+        ("1 / 0", "fails ({file}:2): ZeroDivisionError: division by zero; mend the module"),
+        ("def f(:", "the import of theirs fails: SyntaxError: invalid syntax (theirs.py, line 2)"),
+    ],
+)
+def test_a_module_that_fails_is_named(tmp_path, monkeypatch, line: str, message: str) -> None:
+    """Also one that an installed package's entry point names; sys.exit(0) would be a success."""
+    file = tmp_path / "theirs.py"
+    file.write_text(f"import sys\n{line}\n")
+    installed = {"theirs": "theirs:Method"}
+    monkeypatch.setattr("alibi.positions.installed_methods", lambda: installed)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("theirs", "theirs:Method"):
+        with pytest.raises(ValueError, match=re.escape(message.format(file=file))) as error:
+            make(name)
+        assert str(error.value).startswith(f"position={name}: ")
+
+
 def test_a_name_of_the_library_stays_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
