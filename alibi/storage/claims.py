@@ -23,10 +23,14 @@ ATTEMPTS, ATTEMPT_SECONDS = 3, 0.1  # `is_held` takes the lock for a moment
 
 
 class HeldError(ValueError):
-    """Another process, `doing` something in `place`, holds the lock."""
+    """Another process, `doing` something in `place`, holds the lock, whose file names it."""
 
     def __init__(self, doing: str, place: epath.Path):
-        super().__init__(f"another process is {doing} in {place}; wait for it, or stop it")
+        named = ""
+        with contextlib.suppress(OSError):
+            named = (place / LOCK_FILE).read_text().strip()
+        who = f" ({named}, or one that it started)" if named else ""
+        super().__init__(f"another process is {doing} in {place}{who}; wait for it, or stop it")
 
 
 class LostError(UserError):
@@ -101,6 +105,9 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
     for _ in range(ATTEMPTS):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(OSError):  # a full disk
+                file.truncate(0)
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             return file
         except BlockingIOError:
             time.sleep(ATTEMPT_SECONDS)

@@ -78,8 +78,8 @@ class Sweeper:
       share: the runs of a task, which reports if all runs of the sweep have ended; None: all runs.
 
     Attributes:
-      unfinished: names of runs that were stopped while the others went on, or are held by another
-        process.
+      unfinished: why runs were stopped while the others went on, or which process holds them, by
+        name.
       left: names of runs that a process with a later start has taken over.
     """
 
@@ -122,7 +122,7 @@ class Sweeper:
         self._trained: set[str] = set()  # names of runs
         self._evaluated: set[str] = set()
         self.failures: dict[str, str] = {}
-        self.unfinished: list[str] = []
+        self.unfinished: dict[str, str] = {}
         self.left: list[str] = []
         self.report = report or functools.partial(
             write_report, self.workdir, sweep.title, runs=run_sources(sweep, self.workdir)
@@ -177,7 +177,10 @@ class Sweeper:
             if self.flags:  # the other hosts wait for this run
                 raise
             # After a lost run the same command would take the run back; after any other it goes on.
-            (self.left if isinstance(error, LostError) else self.unfinished).append(run.name)
+            if isinstance(error, LostError):
+                self.left.append(run.name)
+            else:
+                self.unfinished[run.name] = str(error)
             say(f"{run.name} is unfinished: {error}")
             return
         # such as a damaged file of this run; the others go on
@@ -301,11 +304,9 @@ def run_sweeper(sweeper: Sweeper) -> int:
         print("the same command tries the failed runs again", file=sys.stderr)
     if sweeper.left:
         print(f"left to processes that started later: {', '.join(sweeper.left)}", file=sys.stderr)
+    for name, reason in sweeper.unfinished.items():
+        print(f"unfinished: {name}: {reason}; the same command goes on there", file=sys.stderr)
     if sweeper.unfinished:
-        print(
-            f"unfinished: {', '.join(sweeper.unfinished)}; the same command goes on there",
-            file=sys.stderr,
-        )
         return REQUEUE
     if not failures and not sweeper.left and not sweeper.is_task and sweeper.primary:
         _print_next(sweeper)

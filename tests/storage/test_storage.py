@@ -5,6 +5,7 @@ in a place.
 import concurrent.futures
 import errno
 import fcntl
+import os
 import pathlib
 import time
 
@@ -123,13 +124,15 @@ def test_a_lock_lets_one_process_in(place: epath.Path) -> None:
     assert is_held(place) is False
     held = Claim(place, "training")
     assert is_held(place) is True
-    with pytest.raises(HeldError, match="another process is training in"):
+    named = rf"is training in .* \(process {os.getpid()} on \S+, or one that it started\); wait"
+    with pytest.raises(HeldError, match=named):
         Claim(place, "training")
     held.check()
     held.release()
     assert is_held(place) is False
     assert listed(place) == []
     Claim(place, "training").release()
+    assert (place / LOCK_FILE).read_text().count("process") == 1, "the last one alone"
 
 
 def test_a_process_that_only_looks_keeps_nobody_from_a_claim(place: epath.Path) -> None:

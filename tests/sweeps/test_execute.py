@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import pathlib
+import re
 import time
 import types
 
@@ -147,11 +148,12 @@ def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
     )
     sweeper = sweeper_of(sweep, tmp_path, Trainer(sweep, tmp_path, ends=ends))
     assert run_sweeper(sweeper) == REQUEUE
-    assert sweeper.unfinished == ["t5-L128-seed0"]
+    assert sweeper.unfinished == {"t5-L128-seed0": "process 1 was lost: no heartbeat"}
     printed = capsys.readouterr()
     assert "t5-L128-seed0 is unfinished: process 1 was lost: no heartbeat" in printed.out
     assert "failures: {}\n" in printed.out
-    assert printed.err == "unfinished: t5-L128-seed0; the same command goes on there\n"
+    why = "process 1 was lost: no heartbeat; the same command goes on there"
+    assert printed.err == f"unfinished: t5-L128-seed0: {why}\n"
 
 
 @pytest.mark.parametrize(("code", "primary"), [(REQUEUE, True), (-6, False)])
@@ -211,7 +213,11 @@ def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys, fold
     assert set(trainer.commands) == made("t5", "none")
     printed = capsys.readouterr()
     assert "2 of 3 runs of the sweep have ended; the last task reports" in printed.out
-    assert printed.err == "unfinished: alibi-L128-seed0; the same command goes on there\n"
+    assert re.fullmatch(
+        rf"unfinished: alibi-L128-seed0: another process is .* in {tmp_path}/.* \(process {os.getpid()} on .*, "
+        "or one that it started\\); wait for it, or stop it; the same command goes on there\n",
+        printed.err,
+    )
     held.release()
     plain = Trainer(sweep, tmp_path)
     assert run_sweeper(sweeper_of(sweep, tmp_path, plain)) == 0
