@@ -232,6 +232,7 @@ def test_two_hosts_import_the_parts_of_their_devices(
         )
     first, second = finish(start_hosts(words, devices=2, folders=(here, here)))
     assert "MPTForCausalLM: position=alibi (alibi_bias_max=8.0), L=16" in first
+    assert "documents end with '</s>'; answers at ids 0\n" in first
     assert "MPTForCausalLM" not in second
     alone, apart = TrainedRun(imported), TrainedRun(tmp_path / "run")
     assert apart.config.mesh == MeshConfig(data=1, fsdp=2, tensor=2)
