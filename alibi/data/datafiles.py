@@ -92,7 +92,7 @@ def read_column(
         raise ValueError(
             f'{path} holds a line that is no object; a row must be one, such as {{"{column}": "a text"}}'
         ) from error
-    except (json.JSONDecodeError, csv.Error, ArrowException) as error:
+    except (json.JSONDecodeError, RecursionError, csv.Error, ArrowException) as error:
         raise ValueError(f"{path} is not a whole {kind} file ({error}); make it again") from error
 
 

@@ -106,6 +106,9 @@ def test_every_line_ends_with_its_boundary_blank_ones_too():
         2,
     ]
     assert tokenizer.decode([a, b, 2, 2, 3, 2]) == "a b\n\n<unk>\n"
+    rows = tokenizer.vocab_size  # a model may have more
+    assert tokenizer.decode([a, rows, b, rows + 9]) == "a b"
+    assert ByteTokenizer().decode([97, 256, 98, 299]) == "ab"
 
 
 def test_words_are_the_same_in_pieces():

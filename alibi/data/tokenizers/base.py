@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from alibi.data.corpus import Piece, split_long
 from alibi.storage.cache import file_sha256
 
 SAVED = "tokenizer_config.json"
+UNFINISHED = "\ufffd"  # stands for the first bytes of a character, and for wrong bytes
 
 Ids = Integer[np.ndarray, " tokens"]  # uint8 for bytes, else int32
 
@@ -29,6 +30,7 @@ class Tokenizer(abc.ABC):
     ends: tuple[int, ...] = ()  # the ids at which an answer ends
     file: str = ""  # the name of the vocabulary's file, if there is one
     unknown_id: int | None = None  # for words outside the vocabulary
+    special_ids: Mapping[str, int] = {}  # of names that don't become their token in a text
     # Whether a document cut at a `BORDER` has the same ids.
     cuts_documents: bool = True
     changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
@@ -46,7 +48,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of `ids`."""
+        """Returns the text of `ids`; those beyond the vocabulary, rows that fill up a model, add nothing."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -103,7 +105,7 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text; bytes that aren't UTF-8 become U+FFFD."""
-        return bytes(map(int, ids)).decode("utf-8", errors="replace")
+        return bytes(int(i) for i in ids if i < 256).decode("utf-8", errors="replace")
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the method's name."""

@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from alibi.data.corpus import Piece
-from alibi.data.tokenizers.base import Ids, Tokenizer
+from alibi.data.tokenizers.base import UNFINISHED, Ids, Tokenizer
 from alibi.extras import needs
 
 if TYPE_CHECKING:
@@ -60,6 +60,11 @@ class SentencePiece:
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
         return {self._model.id_to_piece(i): i for i in range(self._model.get_piece_size())}
+
+    @property
+    def control_pieces(self) -> list[str]:
+        """The names of tokens that no text becomes."""
+        return [piece for piece, i in self.get_vocab().items() if self._model.is_control(i)]
 
     def token_to_id(self, token: str) -> int | None:
         return self.get_vocab().get(token)
@@ -120,6 +125,16 @@ class BpeTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.boundary_id = vocabulary[boundary]
         self.ends = tuple(dict.fromkeys([self.boundary_id, *ends]))
+        special = (
+            tokenizer.control_pieces
+            if isinstance(tokenizer, SentencePiece)
+            else [token["content"] for token in rules["added_tokens"] if token["special"]]
+        )
+        self.special_ids = {name: vocabulary[name] for name in special}
+        # each byte by its id, if the decoder joins them to characters
+        self._bytes = {vocabulary.get(f"<0x{byte:02X}>", -1): byte for byte in range(256)}
+        if -1 in self._bytes or self.decode(self._in_bytes(UNFINISHED)) != UNFINISHED:
+            self._bytes = {}
 
     def encode_stream(
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
@@ -195,8 +210,24 @@ class BpeTokenizer(Tokenizer):
         ]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text, with boundaries spelt out."""
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+        """Returns the text, with boundaries spelt out, and U+FFFD once for an unfinished character."""
+        known: Iterable[int] = (int(i) for i in ids if i < self.vocab_size)
+        if self._bytes:
+            # Of a run of bytes that is not UTF-8, tokenizers loses the whole characters too, and
+            # sentencepiece repeats U+FFFD for each byte.
+            runs = itertools.groupby(known, self._bytes.__contains__)
+            known = itertools.chain.from_iterable(
+                self._in_bytes(bytes(self._bytes[i] for i in run).decode(errors="replace"))
+                if in_bytes
+                else run
+                for in_bytes, run in runs
+            )
+        return self._tokenizer.decode(list(known), skip_special_tokens=False)
+
+    def _in_bytes(self, text: str) -> list[int]:
+        """Returns the ids of the text's bytes."""
+        ids = list(self._bytes)
+        return [ids[byte] for byte in text.encode()]
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the tokenizer's JSON and its boundary."""

@@ -46,7 +46,8 @@ class WordTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the words with a space between them, and a line end for each `</s>`."""
-        text = " ".join("\n" if i == self.boundary_id else self.symbols[i] for i in ids)
+        known = (i for i in ids if i < self.vocab_size)
+        text = " ".join("\n" if i == self.boundary_id else self.symbols[i] for i in known)
         return text.replace(" \n", "\n").replace("\n ", "\n")
 
     def fingerprint(self) -> str:
