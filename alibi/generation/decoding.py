@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from alibi.data.tokenizers.base import Tokenizer
 from alibi.generation.sampling import GREEDY, Sampler
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import unstacked
+from alibi.parallel.memory import check_memory
 from alibi.positions.distance import as_array
 
 JOINED = 16  # tokens of a prompt that are decoded with its answer
@@ -102,7 +103,7 @@ def generate(
         JAX arrays.
       tokenizer: of the run, for texts.
       sample: draws the next token from the logits: `Sampling`, or a function of your own.
-      seed: of the keys to draw by: sequence i has the key `jax.random.key(seed + i)`.
+      seed: of the keys to draw by, from 0 to 2**32 - 1: sequence i has `jax.random.key(seed + i)`.
       chunk: tokens of the prompt read at a time, which bounds the memory; the cache of a layer
         under a sliding window holds a window and a chunk.
       total: the largest number of tokens of prompt and answer together. Prompts are then padded to
@@ -114,7 +115,7 @@ def generate(
     Raises:
       ValueError: a prompt of another shape or dtype, or with ids beyond the vocabulary (if their
         values are known here, padding aside); a text without a tokenizer; a number out of its range;
-        or more tokens in all than the position method is defined for.
+        or more tokens in all than the position method is defined for, or than fit into the memory.
     """
     given: Any = prompt
     of_texts = None
@@ -129,7 +130,7 @@ def generate(
     model, params, cache, logits = prefill(
         model, params, tokens, positions, new_tokens, chunk, total
     )
-    keys = sequence_keys(seed + np.arange(len(tokens)))
+    keys = sequence_keys([checked_seed(seed) + number for number in range(len(tokens))])
     made = decode(model, params, cache, logits, keys, 0, sample=sample, count=new_tokens)[0]
     if of_texts is None or tokenizer is None:
         return made
@@ -185,10 +186,15 @@ def stream(
 
 
 def decode_answer(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """Returns what the tokens add to the text of the prompt: with a space if words need one."""
-    before = list(prompt[-JOINED:])
+    """Returns what the tokens add to the text of the prompt: with a space if words need one, and
+    with a character whose first bytes end the prompt.
+    """
+    # after a boundary the tokens begin a text, so many decoders leave out their first space
+    before = [] if prompt[-1] == tokenizer.boundary_id else list(prompt[-JOINED:])
     text, whole = tokenizer.decode(before), tokenizer.decode([*before, *tokens])
-    return whole[len(text) :] if whole.startswith(text) else tokenizer.decode(tokens)
+    while not whole.startswith(text):
+        text = text[:-1]
+    return whole[len(text) :]
 
 
 def padded_prompts(
@@ -203,9 +209,20 @@ def padded_prompts(
     return tokens, np.arange(longest) - (longest - lengths)[:, None]
 
 
-def sequence_keys(seeds: Any) -> PRNGKeyArray:
-    """Returns the key of each sequence."""
-    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+def checked_seed(seed: Any) -> Any:
+    """Returns the seed; raises ValueError if it is no whole number of 32 bits, since it would draw
+    what another seed draws.
+    """
+    if not isinstance(seed, jax.core.Tracer):
+        number = np.asarray(seed)
+        if number.ndim or number.dtype.kind not in "iu" or not 0 <= number < 2**32:
+            raise ValueError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
+    return seed
+
+
+def sequence_keys(seeds: Iterable[Any]) -> PRNGKeyArray:
+    """Returns the key of each sequence; raises ValueError for a seed out of range."""
+    return jax.vmap(jax.random.key)(jnp.array([checked_seed(seed) for seed in seeds], jnp.uint32))
 
 
 def prefill(
@@ -231,6 +248,7 @@ def prefill(
             raise ValueError(f"{name} is {value} and must be at least 1")
     model, params = unrolled(model, params)
     slots, stand = length + new_tokens, positions
+    model.check_length(slots if total is None else total)
     if total is not None:
         if total < slots:
             raise ValueError(
@@ -243,7 +261,10 @@ def prefill(
         pad = np.pad if isinstance(prompt, np.ndarray) else jnp.pad
         prompt, stand = pad(prompt, padding), pad(stand, padding, constant_values=-1)
         length = prompt.shape[1]
-    cache = new_cache(model, batch, slots, total or slots, chunk)
+    sizes = batch, slots, total or slots, chunk
+    needed = jax.eval_shape(lambda: new_cache(model, *sizes))
+    check_memory(f"a cache of {batch} x {slots:,} tokens", needed, "ask for fewer new tokens")
+    cache = new_cache(model, *sizes)
     # the first chunk takes the remainder
     starts = [0, *range(length % chunk or chunk, length, chunk)]
     for start, end in zip(starts, [*starts[1:], length], strict=True):

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+TINY = 1e-30  # quotients of logits by less, and some probabilities below, are no float32
+
 
 class Sampler(Protocol):
     """A function that draws the next token of each sequence; it must be hashable, as functions and
@@ -55,7 +57,7 @@ class Sampling:
     def __call__(
         self, logits: Float[Array, "batch vocabulary"], keys: PRNGKeyArray
     ) -> Int[Array, " batch"]:
-        if self.temperature == 0:
+        if self.temperature < TINY:  # differences divided by it leave the likeliest token alone
             return jnp.argmax(logits, axis=-1).astype(jnp.int32)
         logits = logits / self.temperature
         if self.top_k and self.top_k < logits.shape[-1]:
@@ -65,7 +67,7 @@ class Sampling:
             falling = -jnp.sort(-logits, axis=-1)
             weights = jax.nn.softmax(falling, axis=-1)
             # A token is left if those before it have less than top_p.
-            left = jnp.cumsum(weights, axis=-1) - weights < self.top_p
+            left = jnp.cumsum(weights, axis=-1) - weights < max(self.top_p, TINY)
             least = jnp.where(left, falling, jnp.inf).min(axis=-1, keepdims=True)
             logits = jnp.where(logits < least, -jnp.inf, logits)
         if self.min_p > 0:

@@ -149,6 +149,10 @@ class DecoderLM(nn.Module):
 
     def check_length(self, length: int) -> None:
         """Raises ValueError if the model is not defined for sequences of `length` tokens."""
+        if length > (last := jnp.iinfo(jnp.int32).max):
+            raise ValueError(
+                f"a sequence of {length:,} tokens is too long: positions end at {last:,}; use fewer"
+            )
         most = self.config.max_position
         if most and length > most:
             raise ValueError(

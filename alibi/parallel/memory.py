@@ -9,17 +9,23 @@ from jaxtyping import PyTree
 
 def check_memory(what: str, tree: PyTree, remedy: str) -> None:
     """Raises ValueError, before anything is read, if arrays with the shapes, dtypes and shardings of
-    `tree` don't fit into the free memory of this process's devices.
+    `tree` don't fit into the free memory of this process's devices; arrays without a sharding count
+    as split over them.
 
     Args:
       what: of the arrays, for the error.
       remedy: what to do, for the error.
     """
+    devices = jax.local_devices()
     needed = sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        leaf.dtype.itemsize
+        * (
+            math.prod(leaf.sharding.shard_shape(leaf.shape))
+            if leaf.sharding
+            else leaf.size / len(devices)
+        )
         for leaf in jax.tree.leaves(tree)
     )
-    devices = jax.local_devices()
     known = devices[0].memory_stats()
     if known is None:  # CPU devices share the memory of the machine
         needed, free = needed * len(devices), psutil.virtual_memory().available

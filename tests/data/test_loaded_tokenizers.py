@@ -16,6 +16,7 @@ from alibi.data.corpus import Piece
 from alibi.data.tokenizers import BpeTokenizer, Tokenizer, bpe, given_tokenizer, load_tokenizer
 from alibi.data.tokenizers.words import with_whole_words
 from alibi.data.tokens import make_corpus, prepare
+from alibi.generation.decoding import decode_answer
 
 SPECIALS = ["<unk>", "</s>"]
 LLAMA3 = (
@@ -43,6 +44,7 @@ def made(kind: str, text: str) -> hf.Tokenizer:
         tokenizer = hf.Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
         trainer = trainers.WordPieceTrainer(
             vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False
         )
@@ -60,6 +62,7 @@ def made(kind: str, text: str) -> hf.Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
+        tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
             vocab_size=400, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
@@ -79,7 +82,23 @@ def made(kind: str, text: str) -> hf.Tokenizer:
     tokenizer.train_from_iterator(parts, trainer)
     if kind == "Llama 2":
         tokenizer.pre_tokenizer = None
+        spaces = decoders.Replace("\u2581", " ")
+        tokenizer.decoder = decoders.Sequence(
+            [spaces, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
     return tokenizer
+
+
+def sentencepiece_model(text: str, **options: object) -> bytes:
+    library = pytest.importorskip("sentencepiece")
+    content = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(text[:15_000].splitlines()),
+        model_writer=content,
+        minloglevel=2,
+        **options,
+    )
+    return content.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -111,13 +130,8 @@ def test_the_ids_are_those_of_the_whole_document(text, kind, changes, has_unknow
 @pytest.mark.usefixtures("small_windows")
 def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
-    content, lines = io.BytesIO(), iter(text[:15_000].splitlines())
-    options = {"vocab_size": 300, "model_type": kind, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=lines, model_writer=content, **options
-    )
     file = tmp_path / "spm.model"
-    file.write_bytes(content.getvalue())
+    file.write_bytes(sentencepiece_model(text, vocab_size=300, model_type=kind))
     data = DataConfig(tokenizer="bpe", tokenizer_file=str(file))
     tokenizer = given_tokenizer(data)
     library = sentencepiece.SentencePieceProcessor(model_file=str(file))
@@ -130,6 +144,47 @@ def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
     file.write_bytes(b"other")
     with pytest.raises(ValueError, match=r"nor a SentencePiece .model: it is no SentencePiece"):
         given_tokenizer(data)
+
+
+@pytest.mark.parametrize("library", ["tokenizers", "sentencepiece"])
+def test_whole_characters_before_an_unfinished_one_are_kept(text, library) -> None:
+    """As Python decodes the bytes, at each of them: tokenizers and transformers, by themselves, make
+    five replacements of an emoji and one byte, sentencepiece up to three of one emoji.
+    """
+    if library == "tokenizers":
+        own: object = made("Llama 2", text)
+    else:
+        own = bpe.SentencePiece(
+            sentencepiece_model(text, vocab_size=400, model_type="bpe", byte_fallback=True)
+        )
+    tokenizer = BpeTokenizer(own, "</s>")
+    vocabulary = {token: name for name, token in own.get_vocab().items()}
+    shown = "the \U0001f642\U0001f642\u00df cat \U0001f642\u00df"
+    ids, so_far = tokenizer.encode_open(shown), b""
+    assert tokenizer.decode(ids) == shown == own.decode(ids, skip_special_tokens=False)
+    # a byte that begins nothing, a padded row of the model, bytes of two characters that never end
+    byte = {name[3:5]: token for token, name in vocabulary.items() if name.startswith("<0x")}
+    ids += [byte["82"], tokenizer.vocab_size, byte["F0"], byte["9F"], byte["C3"], ids[0]]
+    for count, token in enumerate(ids, start=1):
+        name = vocabulary.get(token, "")
+        in_bytes = name.startswith("<0x")
+        so_far += bytes.fromhex(name[3:5]) if in_bytes else name.replace("\u2581", " ").encode()
+        right = so_far.decode(errors="replace").removeprefix(" ")
+        assert tokenizer.decode(ids[:count]) == right
+
+
+@pytest.mark.parametrize("kind", ["Llama 2", "Llama 3", "BERT", "T5"])
+def test_an_answer_begins_with_a_space_only_after_words(text, kind) -> None:
+    """After an empty prompt, which is the boundary, it begins a document."""
+    library = made(kind, text)
+    boundary = next(name for name in ("</s>", "[SEP]") if library.token_to_id(name) is not None)
+    tokenizer = BpeTokenizer(library, boundary)
+    assert tokenizer.encode_beginning("") == [tokenizer.boundary_id]
+    both, first = (tokenizer.encode_open(words) for words in ("the cat", "the"))
+    assert decode_answer(tokenizer, tokenizer.encode_beginning(""), both) == "the cat"
+    assert decode_answer(tokenizer, [*both, tokenizer.boundary_id], both) == "the cat"
+    assert decode_answer(tokenizer, first, both[len(first) :]) == " cat"
+    assert tokenizer.special_ids[boundary] == tokenizer.boundary_id
 
 
 def test_parts_of_a_file_that_gpt2s_own_tokenizer_lacks(text) -> None:

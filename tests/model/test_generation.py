@@ -189,6 +189,36 @@ def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch
     np.testing.assert_array_equal(np.asarray(logits)[:, 10:-1].argmax(axis=-1), new)
 
 
+def test_what_would_be_another_draw_or_no_end_is_refused(tiny_config) -> None:
+    model, params = make(tiny_config, "alibi")
+    draw = functools.partial(generate, model, params, [[1, 2], [3, 4]], sample=Sampling())
+    for seed in (2**32, -1, 1.5, 2**80, "1", True, None, 2**32 - 1):  # the last: of two sequences
+        with pytest.raises(
+            ValueError, match=r"seed=.* must be a whole number from 0 to 4294967295"
+        ):
+            draw(1, seed=seed)
+    with pytest.raises(ValueError, match="seed=4294967296 must"):
+        next(stream(model, params, [[1], [2]], 1, seeds=[0, 2**32]))
+    for seed in (np.int64(2**32 - 2), jnp.uint32(2**32 - 2)):
+        np.testing.assert_array_equal(draw(1, seed=seed), draw(1, seed=2**32 - 2))
+    for count, message in (
+        (10**30, "is too long: positions end at 2,147,483,647; use fewer"),
+        (10**9, r"a cache of 2 x 1,000,000,002 tokens needs .* GB .* ask for fewer new tokens"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            draw(count)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"temperature": x} for x in (5e-39, 1.2e-38, 1e-320)] + [{"top_p": 1e-38}]
+)
+def test_the_least_numbers_leave_the_likeliest_token(limits) -> None:
+    """Of quotients and probabilities that float32 doesn't have."""
+    logits = jnp.tile(jnp.array([5.0, 4.0, 6.0, 5.9]), (64, 1))
+    keys = jax.vmap(jax.random.key)(jnp.arange(64, dtype=jnp.uint32))
+    np.testing.assert_array_equal(Sampling(**limits)(logits, keys), 2)
+
+
 def test_tokens_are_drawn_by_temperature_and_seed(tiny_config) -> None:
     model, params = make(tiny_config, "alibi")
     prompt = np.zeros((256, 2), np.int32)
