@@ -4,8 +4,9 @@
 
 Prints a table, and writes a JSON line for each metric to harness/ in the output directory. It needs
 the package lm-eval, and the tasks' data in the cache of the hub or a network once; tasks of your own
-are YAML files in --include_path, with local data. --position, --position_options and --window test a
-run as another method, as in eval_extrapolation.py.
+are YAML files in --include_path, with local data. A task runs the Python functions that its YAML names
+(`!function`): read the tasks of others first. --position, --position_options and --window test a run
+as another method, as in eval_extrapolation.py.
 """
 
 import pathlib
@@ -24,7 +25,9 @@ from alibi.cli import command_line, evaluation_flags
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "work directory of train.py")
 _TASKS = flags.DEFINE_list("tasks", None, "tasks of the harness, separated by commas")
-_INCLUDE_PATH = flags.DEFINE_string("include_path", None, "folder of YAML files of further tasks")
+_INCLUDE_PATH = flags.DEFINE_string(
+    "include_path", None, "folder of YAML files of further tasks; runs their Python (!function)"
+)
 _LENGTH = flags.DEFINE_integer(
     "length", None, "tokens of a window; default: the length of training", lower_bound=1
 )

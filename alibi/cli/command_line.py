@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import faulthandler
+import io
 import os
 import re
 import resource
@@ -105,6 +106,8 @@ def execute(
         flag.unparse()
         flags.FLAGS[flag.name] = flag
         flags.FLAGS.register_flag_by_module(argv[0], flag)  # as if the program defined it
+    if isinstance(sys.stdout, io.TextIOWrapper):  # may lack characters of a text or a path
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         words = _parse(argv, takes, required, absent or {})
         _check_values(addresses)

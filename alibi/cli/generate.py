@@ -64,7 +64,12 @@ def main() -> None:
     if _PROMPTS.value is not None:
         prompts = read_prompts(_PROMPTS.value, run.tokenizer, _SEED.value, print_line)
         for answer in writer.write(prompts):
-            print(json.dumps(answer.to_json(), ensure_ascii=False), flush=True)
+            line = json.dumps(answer.to_json(), ensure_ascii=False)
+            try:
+                line.encode(sys.stdout.encoding)
+            except UnicodeEncodeError:  # another encoding, or half a character in a prompt's key
+                line = json.dumps(answer.to_json())
+            print(line, flush=True)
         return
     if _PROMPT.value is not None:
         given = {"prompt": _PROMPT.value}

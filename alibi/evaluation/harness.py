@@ -229,6 +229,12 @@ def harness_model(run: TrainedRun, length: int) -> Any:
             return super().loglikelihood(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+            for (before, continuation), _context, to in requests:
+                if not to:
+                    raise ValueError(
+                        f"the continuation {continuation!r} has no token of its own after {before[-60:]!r}, whose last "
+                        "token takes it in; put a space between them, or use a run of bytes"
+                    )
             return scorer.score([(context, to) for _, context, to in requests], title="choices")
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:

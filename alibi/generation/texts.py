@@ -3,14 +3,15 @@
 import dataclasses
 import json
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from alibi.data.tokenizers import Tokenizer
-from alibi.generation.decoding import decode_answer, stream, unrolled
+from alibi.data.tokenizers.base import UNFINISHED, Tokenizer
+from alibi.generation.decoding import checked_seed, decode_answer, stream, unrolled
 from alibi.generation.sampling import Sampler
 from alibi.runs.trained import TrainedRun
-from alibi.storage.files import resolve
+from alibi.storage.files import is_address, resolve
 
 CHUNKS = 16, 512  # the least and the most tokens of a prompt that are read at a time
 BATCH = 32  # prompts at a time, if their caches fit
@@ -62,7 +63,8 @@ class Writer:
       run: whose model, parameters and tokenizer are used.
       sample: draws the next token.
       max_tokens: the most tokens of an answer.
-      stop: texts at which an answer ends, which it doesn't contain.
+      stop: texts at which an answer ends, which it doesn't contain; of several the one that ends
+        first in the text (of these the longest), as if one token were read at a time.
 
     Raises:
       ValueError: fewer tokens than one, an empty stop string, or a run without a causal model.
@@ -151,15 +153,20 @@ class Writer:
         def text(count: int) -> str:
             return decode_answer(tokenizer, answer.prompt.ids, answer.tokens[:count])
 
+        def stops_in(text: str) -> list[tuple[int, int]]:
+            """Returns the end and the beginning of each stop string in the text."""
+            found = [(text.find(stop), len(stop)) for stop in self.stop]
+            return [(first + length, first) for first, length in found if first >= 0]
+
         answer.text = text(len(answer.tokens) - ends)
         answer.end = "document" if ends else "length" * (len(answer.tokens) == self.max_tokens)
-        if any(stop in answer.text for stop in self.stop):
+        # an unfinished character may become another one
+        if stops := stops_in(answer.text if answer.end else answer.text.rstrip(UNFINISHED)):
             answer.end = "stop"
             # with the token that completed it
-            while any(stop in text(len(answer.tokens) - 1) for stop in self.stop):
+            while stops_in(text(len(answer.tokens) - 1).rstrip(UNFINISHED)):
                 del answer.tokens[-1], answer.nll[-1]
-            places = [answer.text.find(stop) for stop in self.stop if stop in answer.text]
-            answer.text = answer.text[: min(places)]
+            answer.text = answer.text[: min(stops)[1]]
 
     def settled(self, answer: Answer) -> str:
         """Returns the part of its text that further tokens don't change: without an unfinished
@@ -167,10 +174,12 @@ class Writer:
         """
         if answer.end:
             return answer.text
-        text = answer.text.rstrip("\ufffd")
-        beginnings = {stop[:length] for stop in self.stop for length in range(1, len(stop))}
-        held = max((len(start) for start in beginnings if text.endswith(start)), default=0)
-        return text[: len(text) - held]
+        text = answer.text.rstrip(UNFINISHED)
+        first = max(0, len(text) - max(map(len, self.stop), default=0))
+        for at in range(first, len(text)):
+            if any(stop.startswith(text[at:]) for stop in self.stop):
+                return text[:at]
+        return text
 
 
 def make_prompt(
@@ -179,20 +188,30 @@ def make_prompt(
     """Returns the prompt of a row with "prompt", a text, or "tokens", its ids; and perhaps "seed".
 
     Args:
-      said: is told of words that the vocabulary lacks.
+      said: is told of words that the vocabulary lacks, and of special tokens that a text spells.
 
     Raises:
-      ValueError: a row of another kind.
+      ValueError: a row of another kind, or with keys of its answer.
     """
-    seed = given.get("seed", seed)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
+    seed = checked_seed(given.get("seed", seed))
     if ("prompt" in given) == ("tokens" in given):
         raise ValueError('it needs either "prompt", a text, or "tokens", a list of ids')
+    own = {"text", "nll", "end", "prompt_tokens" if "tokens" in given else "tokens"}
+    if taken := sorted(own & given.keys()):
+        raise ValueError(f'its answer has a key "{taken[0]}" of its own; give yours another name')
     if "prompt" in given:
         if not isinstance(given["prompt"], str):
             raise ValueError(f'"prompt" is {given["prompt"]!r} and must be a text')
-        ids = tokenizer.encode_beginning(given["prompt"])
+        try:
+            ids = tokenizer.encode_beginning(given["prompt"])
+        except UnicodeEncodeError as error:
+            wrong = f"character {error.start + 1} is {error.object[error.start]!a}"
+            raise ValueError(f'"prompt" is no text, since {wrong}, a part of one') from None
+        for name, token in tokenizer.special_ids.items():
+            if name in given["prompt"]:
+                said(
+                    f'the prompt spells {name}, which is read as text; "tokens" takes its id, {token}'
+                )
         unknown = tokenizer.unknown_id
         if unknown is not None and (count := ids.count(unknown)):
             name = tokenizer.decode([unknown])
@@ -219,7 +238,10 @@ def read_prompts(
     """
     file, found = resolve(os.fspath(path)), []
     try:
-        lines = file.read_text().splitlines()
+        # a device may never end, and a pipe never begin
+        if not is_address(path) and not pathlib.Path(file).is_file():
+            raise OSError("there is no such file, or it is none; write the lines to a file")
+        lines = file.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--prompts={path} can't be read: {error}") from None
     for number, line in enumerate(lines):
@@ -228,7 +250,7 @@ def read_prompts(
         try:
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"it is no JSON: {error}") from None
             if not isinstance(row, dict):
                 raise ValueError('it is no object such as {"prompt": "It was"}')

@@ -153,6 +153,8 @@ def test_pairs_are_encoded_together(runs):
     for request in (Request("", " "), Request("the", " "), Request("the c", "at")):
         with pytest.raises(ValueError, match=r"no token|has 0 tokens"):
             lm.loglikelihood([request])
+    with pytest.raises(ValueError, match=r"'at' has no token of its own after 'the c', whose last"):
+        lm.loglikelihood([Request("the c", "at")])
     with pytest.raises(ValueError, match="has 17 tokens; it needs 1 to --length=16"):
         lm.loglikelihood([Request("a", " the" * 17)])
 
