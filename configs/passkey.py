@@ -1,5 +1,6 @@
-"""The quickstart's model on books with passkeys, a key in the text and later a question for it: see
-scripts/passkey.py.
+"""The quickstart's model on books with passkeys, a key in the text and later a question for it.
+
+`python eval_extrapolation.py --evaluators=passkey` measures how many it finds.
 
 python train.py --config=configs/passkey.py:position=alibi,length=128 --workdir=workdirs/passkey-alibi
 """

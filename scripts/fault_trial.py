@@ -109,7 +109,7 @@ class Trial:
         """
         from alibi.config.files import load_config
         from alibi.errors import explain
-        from alibi.evaluation.extrapolation import Options, evaluate_runs
+        from alibi.evaluation.evaluate import Options, evaluate_runs
         from alibi.training.loop import train
 
         os.environ["ALIBI_CACHE"] = self.environment["ALIBI_CACHE"]
@@ -137,7 +137,7 @@ class Trial:
         found = {f"parameters of step {trained.step}": _digest(*leaves)}
         for line in (self.folder / "results.jsonl").read_text().splitlines():
             row = {key: value for key, value in json.loads(line).items() if key not in OWN_KEYS}
-            name = f"row at {row['eval_length']}"
+            name = f"{row['evaluator']} at {row['cell']}"
             found[name + "again" * (name in found)] = json.dumps(row, sort_keys=True)
         for file in self.folder.glob("nll/*.npz"):
             dump = read_dump(file)

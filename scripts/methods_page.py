@@ -21,7 +21,9 @@ from alibi.cli import command_line
 from alibi.config.former import BY_LENGTH, DEFAULTS
 from alibi.config.override import Override
 from alibi.positions import METHODS, PositionMethod, make_position, method_class
+from alibi.reporting.measure import measure_of
 from alibi.reporting.rows import Row, latest, read_rows
+from alibi.reporting.tables import BITS_PER_BYTE, CONTEXT_GAIN
 from configs.sweeps import all_methods, passkey, passkey_late
 
 PAGE = clone.ROOT / "docs" / "methods.md"
@@ -275,22 +277,13 @@ def _extrapolation(found: list[Row]) -> list[str]:
     seeds.
     """
     cells = []
+    known = [entry for row in found if row.is_measured for entry in measure_of(row).entries(row)]
     for times in (1, 16):
-        at = [
-            row for row in found if row.eval_length == times * row.train_length and row.is_measured
-        ]
-        # Of the whole text, not of the tokens that all lengths have in common.
-        bits = [
-            row.bits_per_byte
-            for row in at
-            if not (row.context_use or row.passkey) and row.bits_per_byte
-        ]
+        at = [entry for entry in known if entry.column == times * entry.row.train_length]
+        # of the whole text, not of the tokens that all lengths have in common
+        bits = [value for entry in at if (value := BITS_PER_BYTE.value(entry))]
         cells.append(f"{statistics.fmean(bits):.3f}" if bits else "-")
-    gains = [
-        row.context_use.gain_nats
-        for row in at
-        if row.context_use and row.context_use.gain_nats is not None
-    ]
+    gains = [value for entry in at if (value := CONTEXT_GAIN.value(entry)) is not None]
     return [*cells, f"{statistics.fmean(gains):+.4f}" if gains else "-"]
 
 
@@ -299,11 +292,11 @@ def _passkeys(rows: list[Row]) -> list[str]:
     cells = []
     for times, distance in ASKED:
         shares = [
-            row.passkey.accuracy
+            row.results["accuracy"]
             for row in rows
-            if row.passkey is not None
-            and (row.eval_length, row.passkey.distance) == (times * row.train_length, distance)
-            and not row.error
+            if row.evaluator == "passkey"
+            and row.cell == {"length": times * row.train_length, "distance": distance}
+            and row.is_measured
         ]
         cells.append(f"{statistics.fmean(shares):.0%}" if shares else "-")
     if rows and rows[0].series in passkey_late.STEPS:

@@ -85,7 +85,14 @@ class Figures:
     def namespace(self) -> dict[str, Any]:
         """Returns what an expression can name."""
         of_rows = (self.rows, self.series, self.ppl, self.nats, self.bits, self.ratio)
-        of_use = (self.gain, self.gain_interval, self.found, self.wilson, self.curse)
+        of_use = (
+            self.gain,
+            self.gain_interval,
+            self.gain_intervals,
+            self.found,
+            self.wilson,
+            self.curse,
+        )
         named = (*BUILTINS, *of_rows, *of_use, self.paper, self.paper_ratio, self.ours)
         return {"__builtins__": {}} | {one.__name__: one for one in named}
 
@@ -94,12 +101,12 @@ class Figures:
     ) -> list[Row]:
         """Returns the rows with these values; `length` is that of the window."""
         where |= {"series": series} if series is not None else {}
-        where |= {"eval_length": length} if length is not None else {}
+        where |= {"length": length} if length is not None else {}
         file = file or self.files[0]
         found = [
             row
             for row in _read(self.folder / file)
-            if all(getattr(row, key) == value for key, value in where.items())
+            if all(_value(row, key) == value for key, value in where.items())
         ]
         if not found:
             at = f" at {length}" if length is not None else ""
@@ -115,7 +122,7 @@ class Figures:
         self, value: Callable[[Row], float], series: str, length: int, **where: Any
     ) -> PerSeed:
         """Returns a figure of the whole text; windows don't overlap if `where` has no stride."""
-        where = {"split": "valid", "stride": length, "context_use": None, "passkey": None} | where
+        where = {"split": "valid", "stride": length, "evaluator": "perplexity"} | where
         found = [row for row in self.rows(series, length, **where) if row.is_measured]
         if not found:
             raise LookupError(f"no result of {series} at {length}")
@@ -123,15 +130,17 @@ class Figures:
 
     def ppl(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the perplexity of the text."""
-        return self._text(operator.attrgetter("perplexity"), series, length, **where)
+        return self._text(lambda row: row.results["perplexity"], series, length, **where)
 
     def nats(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the NLL in nats a token."""
-        return self._text(operator.attrgetter("nats_per_token"), series, length, **where)
+        return self._text(
+            lambda row: row.results["nll_nats"] / row.results["tokens"], series, length, **where
+        )
 
     def bits(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the bits per byte."""
-        return self._text(operator.attrgetter("bits_per_byte"), series, length, **where)
+        return self._text(lambda row: row.results["bits_per_byte"], series, length, **where)
 
     def ratio(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the perplexity divided by that of the same run at its training length."""
@@ -143,27 +152,41 @@ class Figures:
         """Returns the gain of windows of `length` over the shortest ones on the same tokens, in
         nats a token.
         """
-        found = self.rows(series, length, mode="same tokens", **where)
-        return _per_seed(found, lambda row: row.context_use.gain_nats)
+        return _per_seed(*self._gains("gain_nats", series, length, where))
 
     def gain_interval(self, series: str, length: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% interval of one run's gain, over the text's windows."""
-        (row,) = self.rows(series, length, mode="same tokens", **where)
-        return row.context_use.interval
+        (row,), of = self._gains("interval", series, length, where)
+        return of(row)
+
+    def gain_intervals(self, length: int, **where: Any) -> list[tuple[float, float]]:
+        """Returns the 95% interval of each run's gain at a length."""
+        found, of = self._gains("interval", None, length, where)
+        return [of(row) for row in found]
+
+    def _gains(
+        self, name: str, series: str | None, length: int, where: Mapping
+    ) -> tuple[list[Row], Callable[[Row], Any]]:
+        """Returns the rows with gains at a length, and the function that gives their result `name`."""
+        rows = self.rows(series, evaluator="context_use", **where)
+        found = [row for row in rows if length in row.results.get("lengths", ())]
+        if not found:
+            raise LookupError(f"no gain of {series} at {length}")
+        return found, lambda row: row.results[name][row.results["lengths"].index(length)]
 
     def found(self, series: str, length: int, distance: int, **where: Any) -> PerSeed:
         """Returns the share of passkeys found `distance` tokens back, in windows of `length`."""
         asked = self._asked(series, length, distance, where)
-        return _per_seed(asked, lambda row: row.passkey.accuracy)
+        return _per_seed(asked, lambda row: row.results["accuracy"])
 
     def wilson(self, series: str, length: int, distance: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% Wilson interval of one run's share of passkeys."""
         (row,) = self._asked(series, length, distance, where)
-        return share_interval([row.passkey.accuracy], row.passkey.prompts).bounds
+        return share_interval([row.results["accuracy"]], row.results["prompts"]).bounds
 
     def _asked(self, series: str, length: int, distance: int, where: Mapping) -> list[Row]:
-        asked = self.rows(series, length, mode="passkey", **where)
-        found = [row for row in asked if row.passkey.distance == distance]
+        asked = self.rows(series, length, evaluator="passkey", **where)
+        found = [row for row in asked if row.cell["distance"] == distance]
         if not found:
             raise LookupError(f"no row of {series} at {length} with passkeys {distance} back")
         return found
@@ -199,6 +222,14 @@ class Figures:
         columns = [column.removesuffix(": ours") for column in columns[1:]]
         rows = [[cell.partition(" (")[0] for cell in row[1:]] for row in rows]
         return float(_cell(columns, rows, cell))
+
+
+def _value(row: Row, key: str) -> Any:
+    """Returns the value of a field of a row, or of its cell or options; the stride defaults to the
+    length.
+    """
+    given = {"stride": row.length} | row.options | row.cell
+    return given[key] if key in given else getattr(row, key)
 
 
 def _per_seed(rows: list[Row], value: Callable[[Row], float]) -> PerSeed:
@@ -240,18 +271,18 @@ def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
     lengths.
     """
     rows = [row for file in files if file != PAPER for row in _read(folder / file)]
-    asked = [row.passkey for row in rows if row.passkey]
     integers = _paper_lengths() if PAPER in files else set()
-    integers |= {number for one in asked for number in (one.distance, one.prompts)}
     for row in rows:
-        integers |= {row.train_length, row.eval_length, row.step, row.parameters}
-        integers |= {row.tokens, row.words, row.bytes}
+        integers |= {row.train_length, row.step, row.parameters}
+        for found in (row.cell, row.options, row.results):
+            whole = (value if isinstance(value, tuple) else (value,) for value in found.values())
+            integers |= {one for several in whole for one in several if type(one) is int}
     return Facts(
         frozenset(integers - {None}),
-        frozenset(row.eval_length / row.train_length for row in rows if row.is_trained),
+        frozenset(row.length / row.train_length for row in rows if row.is_trained and row.length),
         frozenset(row.parameters for row in rows),
         frozenset(row.seed for row in rows),
-        frozenset(row.stride for row in rows),
+        frozenset(row.options.get("stride", row.length) for row in rows),
     )
 
 

@@ -130,7 +130,7 @@ pip_install() {
 # Compiles the modules that the project imports. Where Python can't write to .venv later, as in many containers,
 # each process would otherwise compile JAX again, for 5 s.
 compile_imports() {
-  local modules="alibi.training.loop, alibi.evaluation.extrapolation, alibi.sweeps.execute, alibi.reporting.report"
+  local modules="alibi.training.loop, alibi.evaluation.evaluate, alibi.sweeps.execute, alibi.reporting.report"
   [[ "$requirements" == requirements.txt ]] || modules="$modules, hypothesis, pytest"
   say "compiling the modules"
   (cd "$root" && env -u PYTHONDONTWRITEBYTECODE JAX_PLATFORMS=cpu "$venv/bin/python" -c "import $modules") \

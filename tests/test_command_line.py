@@ -196,8 +196,9 @@ def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib
     seed = [f"{QUICKSTART}:seed=3", "--print_config"]
     code, printed, _ = run("train", *seed)
     assert (code, "config.seed = 3" in printed) == (0, True)
-    _, _, told = run("passkey", "--prompts=some.jsonl")
-    assert "flag --prompts=some.jsonl" in told
+    words = ("--workdirs=a", f"--output_dir={tmp_path}", "--evaluators=passkey")
+    _, _, told = run("eval_extrapolation", *words, "--prompts=some.jsonl")
+    assert "prompts='some.jsonl' must be of type int" in told
     _, _, told = run("generate", f"--workdir={tmp_path}", f"--prompts={tmp_path}/some.jsonl")
     assert f"{tmp_path} is no work directory of a run" in told
     code, _, told = run("train", QUICKSTART)

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from alibi.config.tree import check_key
+from alibi.evaluation.base import options_by_name
+from alibi.reporting.measure import EVALUATORS, evaluator_class
 from tests.hosts import ROOT
 
 PAGES = [
@@ -45,6 +47,7 @@ def test_commands_name_scripts_flags_and_keys_that_exist(page):
     sources = [*ROOT.glob("*.py"), *ROOT.glob("scripts/**/*.py"), *ROOT.glob("alibi/cli/*.py")]
     text = "\n".join(path.read_text() for path in sources)
     known = set(re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"", text)) | {"config"}
+    known |= options_by_name(map(evaluator_class, EVALUATORS)).keys()
     for command in commands(page):
         command = command.partition(" #")[0]
         for script in re.findall(r"(?:python|bash) ([\w/]+\.(?:py|sh))", command):

@@ -77,7 +77,7 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
     done = run(files, "scripts/submit.py", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": training; ") == 2
-    by_cell = {(row["position"], row["eval_length"]): row for row in rows(workdir)}
+    by_cell = {(row["position"], row["cell"]["length"]): row for row in rows(workdir)}
     assert set(by_cell) == {
         (position, length) for position in ("alibi", "learned") for length in (16, 32)
     }
@@ -87,17 +87,13 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
             assert "16 positions" in row["error"], (
                 "beyond its table learned is an error in the report, not a crash"
             )
-            assert "perplexity" not in row
+            assert "results" not in row
             continue
-        assert row["tokens"] == row["bytes"] == size, (
+        assert row["results"]["tokens"] == row["results"]["bytes"] == size, (
             "every token of the split is scored exactly once"
         )
-        assert (row["step"], row["train_length"], row["mode"], row["seed"]) == (
-            6,
-            16,
-            "nonoverlapping",
-            0,
-        )
+        assert (row["step"], row["train_length"], row["seed"]) == (6, 16, 0)
+        assert (row["evaluator"], "options" in row) == ("perplexity", False)
     assert (workdir / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
     assert "learned" in (workdir / "report.md").read_text()
     shown = run_script(ROOT / "scripts/status.py", workdir, "--once")
@@ -224,14 +220,10 @@ def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(
     assert evaluated.returncode == 0, evaluated.stderr
     assert (output / "extrapolation.png").exists()
     found = rows(output)
-    assert [row["eval_length"] for row in found] == [16, 24]
+    assert [row["cell"]["length"] for row in found] == [16, 24]
     for row in found:
-        assert (row["position"], row["mode"], row["stride"]) == (
-            "my_package.square:Square",
-            "sliding",
-            5,
-        )
-        assert (output / f"nll/outside-length={row['eval_length']}-stride=5.npz").exists()
+        assert (row["position"], row["options"]) == ("my_package.square:Square", {"stride": 5})
+        assert (output / f"nll/outside-length={row['cell']['length']}-stride=5.npz").exists()
     wrong = run(files, *words, "--config.position=my_package.square:Circle", cwd=folder)
     assert wrong.returncode == 1
     assert (

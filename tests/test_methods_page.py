@@ -10,7 +10,7 @@ from alibi.config.override import Override
 from alibi.positions import METHODS
 from alibi.reporting.rows import read_rows
 from tests.hosts import ROOT
-from tests.reporting.rowmaker import make_row
+from tests.reporting.rowmaker import make_gains, make_key, make_row
 
 
 @pytest.fixture
@@ -60,8 +60,7 @@ def test_measurements_stand_beside_their_method(script):
             override=Override("yarn", (("fast", 32.0),)).to_json(),
         )
     ]
-    use = {"windows": 9, "from_length": 128, "gain_nats": -0.25, "interval": [-0.3, -0.2]}
-    rows += [make_row("rotary", 2048, 4.0, run="rotary-seed0", mode="same tokens", context_use=use)]
+    rows += [make_gains("rotary", {128: 0.0, 2048: -0.25}, run="rotary-seed0")]
     speeds = [
         {"contender": name, "length": length, "run": {"of_none": 0.9}}
         for name in ("t5", "rotary")
@@ -82,11 +81,8 @@ def test_measurements_stand_beside_their_method(script):
 
 def test_passkeys_are_means_over_seeds(script):
     def row(position, length, distance, accuracy, seed=0):
-        key, run = (
-            {"distance": distance, "prompts": 200, "accuracy": accuracy},
-            f"{position}-seed{seed}",
-        )
-        return make_row(position, length, mode="passkey", passkey=key, seed=seed, run=run)
+        known = {"seed": seed, "run": f"{position}-seed{seed}"}
+        return make_key(position, length, distance, accuracy, **known)
 
     asked = ((128, 64), (1024, 64), (1024, 512))
     rows = [row("t5", *cell, share) for cell, share in zip(asked, (1.0, 0.5, 0.25), strict=True)]

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tests.hosts import ROOT
-from tests.reporting.rowmaker import append_rows, make_row
+from tests.reporting.rowmaker import append_rows, make_key, make_row
 
 PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES = [
@@ -34,8 +34,8 @@ def page(script, tmp_path):
         at = {"run": f"alibi-seed{seed}", "seed": seed}
         append_rows(tmp_path / "results.jsonl", [make_row("alibi", 128, perplexity, **at)])
         append_rows(tmp_path / "results.jsonl", [make_row("alibi", 256, 2 * perplexity, **at)])
-    key = {"distance": 64, "prompts": 200, "accuracy": 0.08}
-    asked = make_row("alibi", 256, run="alibi-seed0", mode="passkey", passkey=key)
+    found = {"results": {"accuracy": 0.08, "prompts": 200}, "options": {}}
+    asked = make_key("alibi", 256, 64, 0.08, run="alibi-seed0", **found)
     append_rows(tmp_path / "results.jsonl", [asked])
 
     def check(line):

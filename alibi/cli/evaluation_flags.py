@@ -9,6 +9,8 @@ from absl import flags
 from alibi.config.fields import parsed
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.config.tree import read_value
+from alibi.evaluation.base import Evaluator, options_by_name
+from alibi.reporting.measure import EVALUATORS, evaluator_class, make_evaluator
 from alibi.runs import RunDirectory
 
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
@@ -76,9 +78,56 @@ def define_model() -> None:
     )
 
 
+def define_evaluators() -> None:
+    """Defines --evaluators, and a flag for each option of the evaluators in the registry."""
+    names = ", ".join(EVALUATORS)
+    flags.DEFINE_list(
+        "evaluators",
+        ["perplexity"],
+        f"what is measured: {names}; your own as package.module:Class",
+    )
+    flags.DEFINE_list(
+        "evaluator_options", [], "KEY=VALUE,... of an evaluator of your own, such as bins=8"
+    )
+    for name, field in options_by_name(map(evaluator_class, EVALUATORS)).items():
+        text = field.metadata["meaning"]
+        if field.default not in (None, "", False):
+            text += f"; defaults to {field.default}"
+        if field.metadata.get("names"):
+            flags.DEFINE_enum(name, None, field.metadata["names"], text)
+        elif isinstance(field.default, bool):
+            flags.DEFINE_bool(name, None, text)
+        else:
+            flags.DEFINE_string(name, None, text)
+
+
+def evaluators() -> tuple[Evaluator, ...]:
+    """Returns the evaluators of --evaluators, with their options.
+
+    Raises:
+      ValueError: an unknown evaluator, a refused value, or an option of none of them.
+    """
+    names = [name.strip() for name in flags.FLAGS.evaluators]
+    known = {name: list(options_by_name([evaluator_class(name)])) for name in names}
+    of_registry = options_by_name(map(evaluator_class, EVALUATORS))
+    given = {name: value for name in of_registry if (value := flags.FLAGS[name].value) is not None}
+    given |= dict(_pairs("evaluator_options"))
+    for name, value in given.items():
+        if not any(name in own for own in known.values()):
+            owners = [one for one in EVALUATORS if name in options_by_name([evaluator_class(one)])]
+            raise ValueError(
+                f"--{name}={value} is for --evaluators={' or '.join(owners) or 'another one'}; add it, or leave "
+                f"--{name} out"
+            )
+    return tuple(
+        make_evaluator(name, {key: given[key] for key in own if key in given})
+        for name, own in known.items()
+    )
+
+
 def length_options() -> dict[str, Any]:
     """Returns the values of the flags of `define_lengths` by the names of the fields of
-    `alibi.evaluation.extrapolation.LengthOptions`.
+    `alibi.evaluation.evaluate.LengthOptions`.
 
     Raises:
       ValueError: no run is named, two flags contradict each other, or the directory of the results
@@ -109,14 +158,14 @@ def length_options() -> dict[str, Any]:
 
 def options() -> dict[str, Any]:
     """Returns the values of the flags by the names of the fields of
-    `alibi.evaluation.extrapolation.RunOptions`; raises as `length_options`.
+    `alibi.evaluation.evaluate.RunOptions`; raises as `length_options`.
     """
     return {**length_options(), **model_options()}
 
 
 def model_options() -> dict[str, Any]:
     """Returns the values of the flags of `define_model` by the names of the fields of
-    `alibi.evaluation.extrapolation.RunOptions`; raises ValueError for other values.
+    `alibi.evaluation.evaluate.RunOptions`; raises ValueError for other values.
     """
     given = flags.FLAGS
     changed = {key: value for key in MODEL_KEYS if (value := given[key].value) is not None}
@@ -124,7 +173,7 @@ def model_options() -> dict[str, Any]:
     return {
         "checkpoint": given.checkpoint,
         "batch_tokens": given.batch_tokens,
-        "override": Override(given.position, _position_options(), **model),
+        "override": Override(given.position, _pairs("position_options"), **model),
     }
 
 
@@ -139,15 +188,13 @@ def _whole_names(words: list[str]) -> list[str]:
     return words[:1] + _whole_names(words[1:]) if words else []
 
 
-def _position_options() -> tuple[tuple[str, Any], ...]:
-    """Returns --position_options, with values as train.py reads them."""
+def _pairs(flag: str) -> tuple[tuple[str, Any], ...]:
+    """Returns the options of a flag KEY=VALUE,..., with values as train.py reads them."""
     options = {}
     # A comma in [0.5,0.25] or (0.5,0.25) separates no options.
-    for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(flags.FLAGS.position_options))):
+    for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(flags.FLAGS[flag].value or []))):
         name, separator, value = word.partition("=")
         if not (name and separator):
-            raise ValueError(
-                f"--position_options={word} is not KEY=VALUE; write for example factor=4"
-            )
+            raise ValueError(f"--{flag}={word} is not KEY=VALUE; write for example factor=4")
         options[name] = parsed(value)
     return tuple(options.items())

@@ -1,10 +1,5 @@
-"""Perplexity of token streams at any sequence length, each token scored exactly once."""
+"""Evaluators: what is measured of a trained run, at any sequence length."""
 
-from alibi.extras import EXTRAS, needs
+from alibi.evaluation.base import Evaluator, NoResultError, option
 
-needs(__name__, *EXTRAS["train"])
-
-from alibi.evaluation.perplexity import Score, Scorer, model_nll
-from alibi.evaluation.windows import Windows, windows_of
-
-__all__ = ["Score", "Scorer", "Windows", "model_nll", "windows_of"]
+__all__ = ["Evaluator", "NoResultError", "option"]

@@ -14,9 +14,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from alibi.evaluation.dumps import Dump
-from alibi.reporting.analyses import Analysis, ByContext, ByPosition, EarlyTokenCurse, GainShare
+from alibi.reporting.analyses import (
+    Analysis,
+    ByContext,
+    ByPosition,
+    EarlyTokenCurse,
+    GainShare,
+    Scoring,
+)
 from alibi.reporting.intervals import interval
-from alibi.reporting.rows import Scoring
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Analysis]:

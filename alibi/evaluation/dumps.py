@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from alibi.reporting.rows import Scoring
+from alibi.reporting.analyses import Scoring
 from alibi.storage.files import made_whole, resolve
 
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from alibi.evaluation.output import print_once
-from alibi.evaluation.perplexity import unrounded
+from alibi.evaluation.scorer import unrounded
 from alibi.generation.sampling import Sampling
 from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import DecoderLM

@@ -16,14 +16,15 @@ from alibi.data.corpus import SPLITS
 from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare
-from alibi.evaluation.extrapolation import LengthOptions, evaluate_each
+from alibi.evaluation.base import Cell
+from alibi.evaluation.evaluate import LengthOptions, evaluate_each
 from alibi.evaluation.ngram import ngram_scores
 from alibi.evaluation.output import Output, made_here
+from alibi.evaluation.perplexity import Perplexity, text_results
 from alibi.evaluation.separately import documents_of
-from alibi.evaluation.windows import Windows, windows_of
 from alibi.objectives import Objective, make_objective
 from alibi.reporting.intervals import part_sums, six_digits
-from alibi.reporting.rows import Documents, Row
+from alibi.reporting.rows import Row
 from alibi.reporting.writers import aligned
 from alibi.runs import RunDirectory
 from alibi.storage.cache import content_key
@@ -85,7 +86,7 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
 
     The best order is chosen on the scored text, which favours the baseline. Masked tokens are scored
     by order 1, their frequency, since n-grams predict from the left. Runs need no checkpoint; runs
-    of the same texts are counted once. See also `alibi.evaluation.extrapolation.evaluate_each`.
+    of the same texts are counted once. See also `alibi.evaluation.evaluate.evaluate_each`.
     """
     counted: dict[tuple, list[NGram]] = {}
     shown = set()
@@ -93,10 +94,9 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
     def evaluate(workdir: str, output: Output) -> None:
         run = RunDirectory(workdir)
         texts = read_texts(run, options)
-        windows = [
-            windows_of(texts.own.tokens, length, options.stride, causal=texts.objective.causal)
-            for length in options.lengths_of(run.config().train_length)
-        ]
+        config, perplexity = run.config(), Perplexity(stride=options.stride)
+        lengths = options.lengths_of(config.train_length)
+        perplexity.check(config, lengths)
         key = texts.train_key, texts.scored.manifest.sha256, texts.config.objective
         if key not in counted:
             counted[key] = _score(texts)
@@ -106,8 +106,8 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
         for smoothing in dict.fromkeys(found.smoothing for found in counted[key]):
             alike = (found for found in counted[key] if found.smoothing == smoothing)
             best = min(alike, key=lambda found: found.nll_nats)
-            for each in windows:
-                output.add(_row(texts, best, each, options, output))
+            for cell in perplexity.cells(config, lengths):
+                output.add(_row(texts, best, perplexity, cell, options, output))
 
     return evaluate_each(workdirs, options, evaluate)
 
@@ -197,14 +197,20 @@ def _table(run: RunDirectory, texts: Texts, found: Sequence[NGram]) -> str:
     )
 
 
-def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output: Output) -> Row:
-    """Returns the row beside those of models in `windows`; an n-gram has its full context everywhere.
+def _row(
+    texts: Texts,
+    found: NGram,
+    perplexity: Perplexity,
+    cell: Cell,
+    options: Options,
+    output: Output,
+) -> Row:
+    """Returns the row beside those of models in a cell; an n-gram has its full context everywhere.
 
     Rows of n-grams of another text, or per token of another tokenizer, may have its name: then part
     of a hash follows it.
     """
     own, given = texts.own, texts.config.objective
-    isolated = texts.config.data.isolate_documents
     key = content_key({"train": texts.train_key, "tokenizer": own.tokenizer_fingerprint})[:12]
     kind = "ngram" if options.unit == "bytes" else "token-ngram"
     end = found.smoothing
@@ -214,28 +220,8 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
         end += f"-train_bytes={options.train_bytes}"
     if any(row.position == f"{kind}-{end}" and row.config_hash != key for row in output.rows):
         end += f"#{key[:6]}"
-    row = Row(
-        run=f"{kind}-{found.order}-{end}",
-        position=f"{kind}-{end}",
-        train_length=0,
-        eval_length=windows.length,
-        mode=windows.mode,
-        stride=windows.stride,
-        corpus=output.name_text(texts.title, own.split, own.text_hash),
-        split=own.split,
-        seed=0,
-        step=0,
-        parameters=found.grams,
-        **made_here(),
-        dtype="float64",
-        config_hash=key,
-        tokens_sha256=own.sha256,
-        text_hash=own.text_hash,
-        unknown_tokens=(own.unknown_words or None) if kind == "token-ngram" else None,
-        documents=Documents(isolated) if isolated else None,
-        masks=None if given.causal else (given.mask_rate, given.mask_random, given.mask_kept),
-    )
-    return row.scored(
+    masks = {key: given[key] for key in ("name", "mask_rate", "mask_random", "mask_kept")}
+    results = text_results(
         found.nll_nats,
         tokens=texts.tokens,
         words=own.words if given.causal else None,
@@ -243,4 +229,27 @@ def _row(texts: Texts, found: NGram, windows: Windows, options: Options, output:
         seconds=found.seconds,
         # of the run's tokens, with which the parts of its rows are paired
         parts=found.parts if texts.scored.manifest.sha256 == own.sha256 else None,
+    )
+    return Row(
+        run=f"{kind}-{found.order}-{end}",
+        position=f"{kind}-{end}",
+        train_length=0,
+        seed=0,
+        step=0,
+        parameters=found.grams,
+        corpus=output.name_text(texts.title, own.split, own.text_hash),
+        split=own.split,
+        evaluator=perplexity.name(),
+        cell=cell,
+        options=perplexity.options,
+        results=results,
+        seconds=found.seconds,
+        **made_here(),
+        dtype="float64",
+        config_hash=key,
+        tokens_sha256=own.sha256,
+        text_hash=own.text_hash,
+        unknown_tokens=(own.unknown_words or None) if kind == "token-ngram" else None,
+        documents=texts.config.data.isolate_documents or None,
+        objective=None if given.causal else masks,
     )

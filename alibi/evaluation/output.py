@@ -8,27 +8,22 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-import jax
 from etils import epath
-from jaxtyping import PyTree
 
 from alibi import progress
 from alibi.config import flatten
 from alibi.errors import UserError, cause
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
-from alibi.evaluation.windows import Windows
-from alibi.parallel.hosts import broadcast, gather, is_primary
+from alibi.parallel.hosts import is_primary
+from alibi.reporting.analyses import Scoring
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.report import RunSource, write_report
-from alibi.reporting.rows import SEPARATELY, Device, Documents, Row, Scoring, latest
-from alibi.runs import RunDirectory, evaluation_hash, git_commit, processor
-from alibi.runs.trained import TrainedRun
+from alibi.reporting.rows import Row, latest
+from alibi.runs import RunDirectory, git_commit, processor
 from alibi.storage.cache import content_key
 from alibi.storage.files import check_writable, resolve, write_whole
 
 Found = TypeVar("Found")
-
-ALIKE_SECONDS = 60  # if one process runs out of memory, all must do so within this time
 
 
 class OutputError(UserError):
@@ -86,51 +81,6 @@ class Output:
         print_once(f"{title}: {error}")
         self.add(dataclasses.replace(row, error=error))
 
-    def measure(
-        self,
-        run: TrainedRun,
-        row: Row,
-        title: str,
-        score: Callable[[PyTree], Found],
-        *,
-        limit: str,
-        is_done: Callable[[Row], bool],
-    ) -> tuple[Row, Found] | None:
-        """Returns the row, of the step that was loaded, and the `score` of the run's parameters.
-
-        None, and a printed line, if the row is done, if there can be no result for the reason
-        `limit`, or if memory does not suffice.
-        """
-        if limit:
-            self.add_error(dataclasses.replace(row, limit=True), title, limit)
-            return None
-        if broadcast(lambda: is_done(row)):
-            print_once(f"{title}: done before")
-            return None
-        params = run.params  # a failure to load them is no limit of this measurement
-        # another step, if the checkpoint was replaced or is damaged
-        row = dataclasses.replace(row, step=run.step)
-        found = self.try_score(row, title, lambda: score(params))
-        return None if found is None else (row, found)
-
-    def try_score(self, row: Row, title: str, score: Callable[[], Found]) -> Found | None:
-        """Returns the result of `score`; None if memory does not suffice, which becomes a row."""
-        try:
-            return score()
-        except (MemoryError, jax.errors.JaxRuntimeError) as error:
-            if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            try:
-                gather(None, seconds=ALIKE_SECONDS)
-            # this process fails alone: the others wait for it in the computation
-            except jax.errors.JaxRuntimeError:
-                raise error from None
-            message = (
-                f"out of memory at {row.eval_length} tokens; try fewer batch_tokens or more devices"
-            )
-            self.add_error(row, title, message)
-            return None
-
     def write_dump(self, dump: Dump) -> None:
         """Writes an NLL dump."""
         self._guard(lambda: write_dump(find_name(self.folder, dump.of), dump))
@@ -144,8 +94,8 @@ class Output:
 
         This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash of the text and the config.
         """
-        key = content_key({"of": str(row.scoring), "text": row.text_hash})[:8]
-        name = f"documents/{row.run}-length={row.eval_length}-step={row.step}-{key}.jsonl"
+        key = content_key({"of": str(row.measurement)})[:8]
+        name = f"documents/{row.run}-length={row.length}-step={row.step}-{key}.jsonl"
         return self.folder / name
 
     def write_documents(self, row: Row, lines: Iterable[str]) -> None:
@@ -202,33 +152,3 @@ def made_here() -> dict[str, Any]:
         "processor": processor(),
         "commit": git_commit(),
     }
-
-
-def row_of(run: TrainedRun, windows: Windows, **text: Any) -> Row:
-    """Returns the row of `run` in these windows, without results; `text` are the fields of the
-    text.
-    """
-    config, given = run.config, run.config.objective
-    positions = config.data.isolate_documents if windows.mode != SEPARATELY else SEPARATELY
-    return Row(
-        run=run.name,
-        position=config.position,
-        train_length=config.train_length,
-        eval_length=windows.length,
-        mode=windows.mode,
-        stride=windows.stride,
-        seed=config.seed,
-        step=run.step,
-        parameters=run.num_parameters,
-        device=Device(jax.devices()[0].device_kind, jax.device_count()),
-        jax=jax.__version__,
-        **made_here(),
-        dtype=config.eval.dtype,
-        config_hash=evaluation_hash(config),
-        seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0)),
-        trained_on=run.trained_on,
-        override=run.override,
-        **text,
-        documents=Documents(positions) if positions else None,
-        masks=None if given.causal else (given.mask_rate, given.mask_random, given.mask_kept),
-    )

@@ -1,231 +1,262 @@
-"""The negative log-likelihood (NLL) of every token of a stream, on any number of devices and hosts."""
+"""Perplexity: the negative log-likelihood of every token of a text, in windows of each length (paper,
+section 2.1 and appendix B).
+"""
 
-import collections
-import contextlib
 import dataclasses
-import time
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Tokens, Windows, read_sequences, windows_of
-from alibi.model.decoder import DecoderLM
-from alibi.objectives import Batch, Objective, Sequences, make_objective
-from alibi.parallel.sharding import batch_parts, local_rows
-from alibi.runs.trained import TrainedRun
+from alibi.config import Config
+from alibi.evaluation.base import (
+    Cell,
+    Evaluator,
+    NoResultError,
+    option,
+    refuse_absent_split,
+    refuse_other_objectives,
+)
+from alibi.evaluation.windows import Windows, mean_context, windows_of
+from alibi.reporting.analyses import Scoring
+from alibi.reporting.intervals import part_sums, six_digits
+from alibi.reporting.rows import Row
+from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, PSEUDO_PERPLEXITY, Kind, fact
 
-# (params, *Batch) -> nats [rows, scored]. With a causal objective the NLL of a target does not
-# depend on inputs after its own.
-NllFunction = Callable[..., Array]
+if TYPE_CHECKING:
+    from alibi.evaluation.subject import Subject, Text
+    from alibi.reporting.panels import Panel
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
-    """The NLL of scored tokens."""
+class OfText(Evaluator):
+    """The options of evaluators that score a text of the user's choice."""
 
-    windows: Windows
-    nll_nats: Float[np.ndarray, " tokens"]  # float32, in the order of the windows
-    # from reading the first batch to the last result on the host, without compilation
-    seconds: float
+    split: str = option("valid", "train, valid or test, of each run's own corpus", of_row=False)
+    text_file: str = option(
+        "",
+        "score this text in place of a split: paths or globs of texts, or of .jsonl, .csv and .parquet files, whose "
+        "rows are documents; .gz, .xz, .zst, .bz2",
+        of_row=False,
+    )
+    document_end: str = option(
+        "",
+        "end of the documents in --text_file; defaults to the run's data.document_end",
+        of_row=False,
+        names=("", "file", "blank_line", "line"),
+    )
+    column: str = option(
+        "", "column of the rows in --text_file; defaults to the run's data.column", of_row=False
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text_file and self.split != "valid":
+            raise ValueError(
+                f"--split={self.split} names a split of each run's own corpus, --text_file={self.text_file} another "
+                "text; give one of them"
+            )
+        for name in ("document_end", "column"):
+            if (value := getattr(self, name)) and not self.text_file:
+                raise ValueError(
+                    f"--{name}={value} is for --text_file; name the files of a split there to read it otherwise"
+                )
 
     @property
-    def total_nats(self) -> float:
-        """The sum over the tokens, computed in float64."""
-        return float(self.nll_nats.sum(dtype=np.float64))
+    def row_split(self) -> str:
+        return "file" if self.text_file else self.split
+
+    def check(self, config: Config, lengths: Sequence[int]) -> None:
+        if not self.text_file:
+            refuse_absent_split(self.split, config)
+
+    def text(self, subject: "Subject", cell: Cell) -> "Text":
+        return subject.text(
+            self.split,
+            file=self.text_file,
+            document_end=self.document_end,
+            column=self.column,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Perplexity(OfText):
+    """Perplexity and bits per byte, by length of the windows; each token is scored exactly once."""
+
+    stride: int | None = option(
+        None,
+        "tokens that each window scores; defaults to the length, without overlap",
+        at_least=1,
+    )
+    separately: bool = option(
+        False, "score each document on its own, and write the NLL of its tokens"
+    )
+    dump_nll: bool = option(
+        False, "write each token's NLL to nll/RUN-length=l-stride=s.npz", of_row=False
+    )
+
+    kinds: ClassVar = (PERPLEXITY, BITS_PER_BYTE)
+    figure: ClassVar = "extrapolation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.separately and (self.stride or self.dump_nll):
+            raise ValueError(
+                "--separately scores each document on its own, and writes the NLL of its tokens; --stride and "
+                "--dump_nll are for a whole text, so leave them out"
+            )
 
     @property
-    def tokens(self) -> int:
-        return self.nll_nats.size
+    def isolates(self) -> bool:
+        return self.separately
+
+    def check(self, config: Config, lengths: Sequence[int]) -> None:
+        super().check(config, lengths)
+        for flag in ("dump_nll", "separately"):
+            if getattr(self, flag):
+                refuse_other_objectives(f"--{flag}", config)
+        if self.dump_nll and config.data.isolate_documents:
+            raise ValueError(
+                "documents are isolated, and --dump_nll is for models that see whole windows; leave it out"
+            )
+        for length in lengths:
+            windows_of(1, length, self.stride, causal=config.objective.causal)
+
+    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+        return "" if self.separately else text.too_short(cell["length"])
+
+    def title(self, cell: Cell) -> str:
+        stride = f", stride {self.stride:,}" if self.stride else ""
+        return super().title(cell) + stride + ", each document on its own" * self.separately
+
+    def is_done(self, subject: "Subject", row: Row) -> bool:
+        output = subject.output
+        return (not self.dump_nll or output.has_dump(scoring(row))) and (
+            not self.separately or output.documents_file(row).exists()
+        )
+
+    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+        """Writes the dump before the row is written: a row without its dump would count as done."""
+        from alibi.evaluation.dumps import Dump
+        from alibi.evaluation.scorer import run_objective
+        from alibi.evaluation.separately import lines_of, padded
+
+        assert text.file is not None
+        manifest, objective = text.file.manifest, run_objective(subject.run)
+        title, tokens = f"{subject.run.title} {self.title(row.cell)}", text.tokens
+        documents = text.documents if self.separately else None
+        if documents is not None:
+            tokens = padded(documents, row.cell["length"])
+        windows = self._windows(len(tokens), row.cell["length"], objective.causal)
+        score = subject.score(tokens, windows, title)
+        nll = score.nll_nats
+        if documents is not None:
+            nll = nll[tokens[:] >= 0]  # padding is no token, of the speed neither
+        total = float(nll.sum(dtype=np.float64))
+        if not math.isfinite(total):
+            raise NoResultError(
+                f"the NLL is {total}; the parameters or the method overflow at this length"
+            )
+        if self.dump_nll:
+            subject.output.write_dump(Dump(scoring(row), nll, np.asarray(tokens, np.int32)))
+        if documents is not None:
+            subject.output.write_documents(row, lines_of(documents, nll))
+        isolated = {}
+        if row.documents:
+            isolated["mean_context"] = mean_context(objective, tokens, windows)
+        return isolated | text_results(
+            total,
+            tokens=nll.size,
+            # among masked tokens the counts would be of the whole text
+            words=manifest.words if objective.causal else None,
+            bytes=manifest.bytes if objective.causal else None,
+            seconds=score.seconds,
+            read=manifest.tokens,
+            parts=six_digits(part_sums(nll)),
+        )
+
+    def _windows(self, num_tokens: int, length: int, causal: bool) -> Windows:
+        return windows_of(num_tokens, length, self.stride, causal=causal)
+
+    def summary(self, row: Row) -> str:
+        value = row.results.get("perplexity")
+        return f"perplexity {'too large to write' if value is None else f'{value:.3f}'}"
+
+    # ---- how reports show it
+
+    def kinds_of(self, row: Row) -> tuple[Kind, ...]:
+        return (PSEUDO_PERPLEXITY,) if row.objective else self.kinds
+
+    def alike(self, row: Row) -> Hashable:
+        return bool(row.objective)
+
+    def windows(self, panel: "Panel") -> str:
+        if self.stride:
+            return f"sliding windows, stride {self.stride:,}"
+        return "non-overlapping windows (stride = length)"
+
+    def axis(self) -> str:
+        return f"stride {self.stride:,}" if self.stride else ""
+
+    def suffix(self, row: Row) -> str:
+        stride = f"-stride{self.stride}" if self.stride else ""
+        alone = "-documents-separately" * self.separately
+        return stride + "-masked" * bool(row.objective) + super().suffix(row) + alone
+
+    def facts(self, panel: "Panel") -> list[str]:
+        contexts = (
+            row.results["mean_context"] for row in panel.rows if "mean_context" in row.results
+        )
+        alone = "each document scored on its own" * self.separately
+        title, tokens, reading, unknown = super().facts(panel)
+        reading = "; ".join(filter(None, [alone, reading]))
+        mean = fact("mean context {}", (f"{value:,.1f}" for value in contexts), " or ")
+        return [title, tokens, reading, unknown, mean]
 
 
-class Scorer:
-    """Scores streams with a function, compiled once for each batch shape.
+def scoring(row: Row) -> Scoring:
+    """Returns the key of the dump of a row of perplexity."""
+    length = row.cell["length"]
+    stride = row.options.get("stride", length)
+    known = row.run, row.step, row.tokens_sha256, row.config_hash
+    return Scoring(*known, length, stride, str(row.override or ""))
+
+
+def text_results(
+    nll_nats: float,
+    *,
+    tokens: int,
+    words: int | None,
+    bytes: int | None,
+    seconds: float,
+    read: int | None = None,
+    parts: tuple[float, ...] | None = None,
+) -> dict[str, Any]:
+    """Returns the results of scoring a text; a perplexity beyond float64 is None.
 
     Args:
-      nll_function: see `model_nll`.
-      objective: makes inputs and targets of a stream's tokens.
-      batch_tokens: inputs per device and batch, but at least a window: longer windows come in
-        smaller batches.
-      sharding: of the batch dimension; by default on the first device. Each of several hosts reads
-        only the rows of its own devices, and all get the result.
+      nll_nats: summed over the tokens, so that rows can be pooled without loss.
+      tokens: scored: of the text, or those masked.
+      words, bytes: of the text; None if only some tokens are scored.
+      seconds: of scoring.
+      read: tokens that count in the speed; None: `tokens`.
+      parts: `nll_nats` of consecutive parts of the text, see
+        `alibi.reporting.intervals.part_sums`.
     """
-
-    def __init__(
-        self,
-        nll_function: NllFunction,
-        *,
-        objective: Objective,
-        batch_tokens: int,
-        sharding: Sharding | None = None,
-    ):
-        if batch_tokens < 1:
-            raise ValueError(f"eval.batch_tokens={batch_tokens} must be at least 1")
-        self._sharding = replicated = (
-            SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
-        )
-        self._objective, self._batch_tokens = objective, batch_tokens
-        if isinstance(sharding, NamedSharding):
-            # each host gets the whole batch
-            replicated = NamedSharding(sharding.mesh, PartitionSpec())
-        self._jitted = jax.jit(nll_function, out_shardings=replicated)
-        self._compiled: dict[tuple[int, int, int], Any] = {}
-
-    def check(self, windows: Windows) -> None:
-        """Raises ValueError if no token of `windows` is predicted: a masked objective may mask none
-        of a few.
-        """
-        # more tokens without a masked one are no chance
-        few = [(start, min(stop, start + (1 << 16))) for start, stop in windows.spans]
-        if not any(np.empty(b - a)[self._objective.predicted(a, b)].size for a, b in few):
-            raise ValueError(
-                f"none of the {windows.num_tokens:,} tokens of the text is masked, so there is nothing to score; "
-                "use a longer text"
-            )
-
-    def score(
-        self,
-        params: PyTree,
-        tokens: Tokens,
-        length: int,
-        stride: int | None = None,
-        *,
-        progress: Callable[[int], object] = lambda tokens: None,
-    ) -> Score:
-        """Returns the NLL of each of `tokens` in windows of `length` inputs that score `stride`
-        (default: `length`).
-
-        The NLL of a token depends neither on the batch nor on the devices.
-
-        Args:
-          progress: called with the number of tokens scored since the last call.
-
-        Raises:
-          ValueError: no tokens, a stride outside 1..length, or a length beyond the model's.
-        """
-        windows = windows_of(len(tokens), length, stride, causal=self._objective.causal)
-        return self.score_windows(params, tokens, windows, progress=progress)
-
-    def score_windows(
-        self,
-        params: PyTree,
-        tokens: Tokens,
-        windows: Windows,
-        *,
-        progress: Callable[[int], object] = lambda tokens: None,
-    ) -> Score:
-        """Returns the NLL of the tokens that `windows` score and the objective predicts, in their
-        order; `progress` as in `score`.
-        """
-        compiled = [(group, *self._compile(params, group)) for group in windows.groups]
-        running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
-        nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
-        left = nll
-        for group, function, batch_size in compiled:
-            for first in range(0, len(group), batch_size):
-                # the last batch may extend beyond the last row
-                rows = np.arange(first, first + batch_size)
-                result = function(params, *self._place(tokens, group, rows))
-                size = min(batch_size * group.stride, group.num_tokens - first * group.stride)
-                running.append((left[:size], result))
-                left = left[size:]
-                if len(running) > 1:  # a batch is fetched only after the devices have the next one
-                    progress(_fetch(*running.popleft()))
-        while running:
-            progress(_fetch(*running.popleft()))
-        seconds = time.perf_counter() - start
-        pieces = np.split(nll, len(windows.spans))
-        scored = [
-            piece[self._objective.predicted(*span)]
-            for piece, span in zip(pieces, windows.spans, strict=True)
-        ]
-        return Score(windows, np.concatenate(scored), seconds)
-
-    def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
-        """Returns the function compiled for the shape of `windows`, and the rows of its batch.
-
-        A batch has as many rows as `batch_tokens` allows on each device, and not more than
-        `windows`. The function is kept, so validations during training compile once.
-        """
-        devices = batch_parts(self._sharding)
-        rows = devices * min(
-            max(1, self._batch_tokens // windows.length), -(-len(windows) // devices)
-        )
-        shape = rows, windows.length, windows.stride
-        if shape not in self._compiled:
-            none = Sequences(np.zeros((0, windows.length + 1), np.int32), np.zeros(0, np.int64))
-            batch = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(
-                    (rows, x.shape[1]), np.int32, sharding=self._sharding
-                ),
-                self._batch(none, windows),
-            )
-            self._compiled[shape] = (
-                self._jitted
-                if jax.config.values["jax_disable_jit"]
-                else self._jitted.lower(params, *batch).compile()
-            )
-        return self._compiled[shape], rows
-
-    def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:
-        """Returns the batch on the devices; reads only the rows of this host's devices."""
-        own = rows[local_rows(self._sharding, rows.size)]
-        return jax.tree.map(
-            lambda local: jax.make_array_from_process_local_data(
-                self._sharding, local, (rows.size, local.shape[1])
-            ),
-            self._batch(read_sequences(tokens, windows, own), windows),
-        )
-
-    def _batch(self, sequences: Sequences, windows: Windows) -> Batch:
-        batch = self._objective.batch(sequences)
-        return batch._replace(targets=batch.targets[:, -windows.stride :])
+    found = {
+        "nll_nats": nll_nats,
+        "parts": parts,
+        "tokens": tokens,
+        "words": words,
+        "bytes": bytes,
+        "perplexity": _exp(nll_nats / tokens),
+        "word_perplexity": _exp(nll_nats / words) if words else None,
+        "bits_per_byte": nll_nats / math.log(2) / bytes if bytes else None,
+        "tokens_per_second": (read or tokens) / seconds,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def run_scorer(run: TrainedRun) -> Scorer:
-    """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`."""
-    return Scorer(
-        model_nll(run.model),
-        objective=run_objective(run),
-        batch_tokens=run.batch_tokens,
-        sharding=run.model.sharding,
-    )
-
-
-def run_objective(run: TrainedRun) -> Objective:
-    """Returns the objective that a run was trained for, with its tokenizer."""
-    tokenizer = run.tokenizer
-    return make_objective(
-        run.config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
-    )
-
-
-def model_nll(model: DecoderLM) -> NllFunction:
-    """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
-
-    def nll(params: PyTree, *batch: Array) -> Array:
-        arguments: dict[str, Any] = Batch(*batch)._asdict()
-        with unrounded(model):
-            return jnp.asarray(model.apply({"params": params}, method="token_nll", **arguments))
-
-    return nll
-
-
-def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which accelerators, too, compute the products of a float32 model in
-    float32.
-
-    By default they round the operands to fewer bits.
-    """
-    rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
-    return jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext()
-
-
-def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:
-    """Waits for a batch, writes its first values to `nll`, and returns their number."""
-    nll[:] = np.asarray(result).ravel()[: nll.size]
-    return nll.size
+def _exp(nats: float) -> float | None:
+    return math.exp(nats) if nats < 709 else None

@@ -20,10 +20,10 @@ import jax
 import numpy as np
 
 from alibi.data.hosted import offline, reachable
-from alibi.evaluation.extrapolation import RunOptions
+from alibi.evaluation.evaluate import RunOptions
 from alibi.evaluation.harness import harness_model
-from alibi.evaluation.output import print_once, row_of
-from alibi.evaluation.windows import windows_of
+from alibi.evaluation.output import print_once
+from alibi.evaluation.subject import row_of
 from alibi.extras import needs
 from alibi.progress import is_terminal
 from alibi.reporting.rows import Row
@@ -87,7 +87,7 @@ class TaskResult:
         """Returns the content of the result's line; keys without a value are left out."""
         own = {key: value for key, value in vars(self).items() if key != "of" and value is not None}
         about = self.of.to_json()
-        return {key: about[key] for key in about if key not in ("corpus", "split", "stride")} | own
+        return {key: about[key] for key in about if key not in ("corpus", "split")} | own
 
 
 def evaluate_tasks(workdir: str | os.PathLike[str], options: Options) -> list[TaskResult]:
@@ -197,8 +197,8 @@ def _results(
     """Returns the results of a length from those of `lm_eval.evaluator.evaluate`."""
     made = []
     for task, metrics in found["results"].items():
-        windows = dataclasses.replace(windows_of(1, length), mode=FOLDER)
-        row = row_of(run, windows, corpus=task, split="")
+        cell = {"length": length, "task": task}
+        row = row_of(run, corpus=task, split="", evaluator=FOLDER, cell=cell)
         samples = found["n-samples"].get(task, {}).get("effective", metrics.get("sample_len"))
         for key, value in metrics.items():
             metric, comma, name = key.partition(",")
@@ -227,9 +227,9 @@ def _finite(value: Any) -> float | None:
 
 def _file_name(result: TaskResult) -> str:
     """Returns the name of a task's file: another evaluation of the same kind replaces it."""
-    key = {"of": str(result.of.scoring), "task": result.task}
+    key = {"of": str(result.of.measurement)}
     key |= {"shots": str(result.num_fewshot), "limit": str(result.limit)}
-    run, length, step = result.of.run, result.of.eval_length, result.of.step
+    run, length, step = result.of.run, result.of.length, result.of.step
     return f"{run}-length={length}-step={step}-{content_key(key)[:8]}.jsonl"
 
 
@@ -242,7 +242,7 @@ def _table(results: Sequence[TaskResult]) -> str:
     header = ["task", "metric", "filter", "length", "shots", "samples", "value", "stderr"]
     body = [
         [
-            *(one.task, one.metric, one.filter, f"{one.of.eval_length:,}", str(one.num_fewshot)),
+            *(one.task, one.metric, one.filter, f"{one.of.length:,}", str(one.num_fewshot)),
             *(f"{one.samples:,}" if one.samples else "-", number(one.value), number(one.stderr)),
         ]
         for one in results

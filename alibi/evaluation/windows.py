@@ -21,9 +21,6 @@ import numpy as np
 from jaxtyping import Int
 
 from alibi.objectives import IsolatedDocuments, Objective, Sequences
-from alibi.reporting.rows import MASKED
-
-SAME_TOKENS = "same tokens"  # the mode of windows of several lengths that score the same tokens
 
 
 @runtime_checkable
@@ -43,7 +40,6 @@ class Windows:
     stop: int
     length: int  # inputs of a window at most (L)
     stride: int  # tokens that a window scores (S); the last window may score fewer
-    mode: str  # the mode in result rows
     # tokens from the first scored token of a window to that of the next; 0: `stride`
     spacing: int = 0
     causal: bool = True  # the model sees no inputs after those of a target
@@ -117,8 +113,7 @@ def windows_of(
             f"stride={stride} is for models that see the tokens before each; leave it out: masked tokens are "
             f"scored in windows of {length} that do not overlap"
         )
-    mode = "nonoverlapping" if stride == length else "sliding"
-    return Windows(0, num_tokens, length, stride, mode if causal else MASKED, causal=causal)
+    return Windows(0, num_tokens, length, stride, causal=causal)
 
 
 def spread_windows(num_tokens: int, length: int, most: int, *, causal: bool = True) -> Windows:
@@ -158,9 +153,7 @@ def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) ->
     count = min(windows, (last - start) // stride + 1)
     spacing = (last - start) // (count - 1) if count > 1 else stride
     stop = start + (count - 1) * spacing + stride
-    return [
-        Windows(start, stop, length, stride, SAME_TOKENS, spacing) for length in sorted(lengths)
-    ]
+    return [Windows(start, stop, length, stride, spacing) for length in sorted(lengths)]
 
 
 def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Sequences:

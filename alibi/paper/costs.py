@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from alibi.data.tokens import prepare
+from alibi.evaluation.perplexity import Perplexity
 from alibi.model.decoder import build_model, count_parameters
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
 from alibi.paper.definitions import parse_printed
@@ -83,18 +84,23 @@ def evaluation_cost(
 
     All layers are counted for each input.
     """
-    tokens = text.tokens.get(evaluation.split)
+    scored = _scored(evaluation)
+    tokens = text.tokens.get(scored.split)
     if tokens is None:
         return None
-    flops = sum(
-        tokens
-        * length
-        // (evaluation.stride or length)
-        * forward_flops(run.config, text.vocab_size, length)
-        for length in evaluation.lengths
-    )
+    flops = 0.0
+    for length in evaluation.lengths:
+        inputs = tokens * length // (scored.stride or length)
+        flops += inputs * forward_flops(run.config, text.vocab_size, length)
     lengths = len(evaluation.lengths)
     return Cost(tokens * lengths, flops, processor.hours(flops, lengths))
+
+
+def _scored(evaluation: Evaluation) -> Perplexity:
+    """Returns the evaluator of an evaluation of the paper."""
+    (found,) = evaluation.evaluators
+    assert isinstance(found, Perplexity)
+    return found
 
 
 def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:
@@ -156,9 +162,10 @@ def describe_costs(reproduction: Reproduction, processor: Processor, *, measured
                 max(evaluation.lengths),
             )
             lengths = f"{first:,}" if number == 1 else f"{number} lengths, {first:,} to {last:,}"
-            stride = "" if evaluation.stride is None else f", stride {evaluation.stride:,}"
+            scored = _scored(evaluation)
+            stride = "" if scored.stride is None else f", stride {scored.stride:,}"
             command = evaluation_command(run, evaluation, directory)
-            fact = f"evaluate {evaluation.split} at {lengths}{stride}: {{}}"
+            fact = f"evaluate {scored.split} at {lengths}{stride}: {{}}"
             add(
                 fact,
                 evaluation_cost(run, evaluation, text, processor),
@@ -211,7 +218,7 @@ def describe_text(reproduction: Reproduction) -> Text:
     setting.check_files(reproduction.files)
     data = runs[0].config.data
     tokenizer = prepare(data, "train").tokenizer()
-    splits = sorted({evaluation.split for run in runs for evaluation in run.evaluations})
+    splits = sorted({_scored(evaluation).split for run in runs for evaluation in run.evaluations})
     return Text(
         tokenizer.vocab_size,
         {split: prepare(data, split, tokenizer).manifest.tokens for split in splits},

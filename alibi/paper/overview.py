@@ -33,7 +33,7 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
     """
     lines = [("table", "setting", "runs", "results", "written", "committed", "what")]
     files = {file: read_rows(file) for file in sorted(folder.glob("*.jsonl"))}
-    counted: set[Row] = set()
+    counted: set[int] = set()
     for one in reproductions:
         states = survey(one.sweep.runs, one.directory)
         runs = f"{sum(state.is_trained for state in states)}/{len(states)}"
@@ -41,7 +41,7 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
         written = "yes" if (one.outputs / f"table{one.number:02d}.md").exists() else "no"
         tables = _on_either_text(one)
         found = [find_committed(tables, rows) for rows in files.values()]
-        counted.update(row for part in found for row in part.rows)
+        counted.update(id(row) for part in found for row in part.rows)
         measured = f"{sum(state.results for state in states)}/{results}"
         lines.append(
             (
@@ -59,7 +59,7 @@ def overview(reproductions: Sequence[Reproduction], folder: pathlib.Path) -> str
         page = pathlib.Path(folder.parent.name, folder.name, "README.md")
         text += f"\n{page} says how the committed results were made.\n"
     for file, rows in files.items():
-        if left := sum(row.is_trained and row not in counted for row in rows):
+        if left := sum(row.is_trained and id(row) not in counted for row in rows):
             text += f"Of other configs, and not counted here: {left} results in {file.name}\n"
     if others := _others(reproductions):
         text += f"\nOf other --overrides or files, and not counted here:\n{others}"
@@ -93,7 +93,7 @@ def find_committed(tables: Sequence[Reproduction], rows: Sequence[Row]) -> Commi
             for evaluation in run.evaluations
         ]
         results = sum(run.results for run in table.sweep.runs) - sum(
-            len(evaluation.lengths) for evaluation in left if evaluation
+            len(evaluation.cells) for evaluation in left if evaluation
         )
         found.append(Committed(results, tuple(own), bool(table.files)))
     return max(found, key=lambda part: part.results)

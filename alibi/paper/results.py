@@ -4,16 +4,27 @@ files of the table.
 
 from collections.abc import Mapping, Sequence
 
+from alibi.evaluation.perplexity import Perplexity
 from alibi.paper.definitions import POSITIONS, REFERENCES, Quantity, published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
-from alibi.reporting.cells import VALUES, make_cell
+from alibi.reporting.cells import make_cell
 from alibi.reporting.charts import COLOURS, Spec, apart, named_lines, png
-from alibi.reporting.panels import Panel, Series, fact, origin
+from alibi.reporting.measure import measure_of
+from alibi.reporting.panels import Panel, Series, origin
 from alibi.reporting.recorded import find_rows, merge_rows
 from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest
-from alibi.reporting.tables import Kind, Missing, Number, Part, Table, compare, spread_note
+from alibi.reporting.tables import (
+    Kind,
+    Missing,
+    Number,
+    Part,
+    Table,
+    compare,
+    fact,
+    spread_note,
+)
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from alibi.runs import evaluation_hash
 from alibi.storage.files import write_whole
@@ -51,8 +62,8 @@ def compare_with_paper(one: Reproduction) -> Table:
             return published(printed, kind), NOT_RUN_HERE
         ours: Part = NOT_RUN_YET
         if quantity in rows:
-            ours = make_cell([rows[quantity]], quantity.kind)
-        elif quantity.kind not in VALUES:
+            ours = make_cell(measure_of(rows[quantity]).entries(rows[quantity]), quantity.kind)
+        elif quantity.kind.value is None:
             value = trainings[one.runs[quantity.model].name].get(quantity.kind)
             ours = NOT_RUN_YET if value is None else Number((value,), quantity.kind)
         return published(printed, quantity.kind), ours
@@ -88,12 +99,16 @@ def _rows(one: Reproduction) -> dict[Quantity, Row]:
         row
         for row in find_rows(one.directory)
         if (row.step, row.config_hash) == trained.get(row.run)
-        and not (row.override or row.context_use or row.passkey)
+        and row.evaluator == Perplexity.name()
+        and not row.override
     )
-    by_windows = {(row.run, row.eval_length, row.stride, row.split): row for row in found}
+    by_windows = {
+        (row.run, row.length, row.options.get("stride", row.length), row.split): row
+        for row in found
+    }
     rows = {}
     for quantity in one.quantities.values():
-        if quantity.kind in VALUES and quantity.eval_length:
+        if quantity.kind.value is not None and quantity.eval_length:
             length = one.setting.length(quantity.eval_length)
             stride, run = one.stride(quantity) or length, one.runs[quantity.model]
             if row := by_windows.get((run.name, length, stride, quantity.split)):
@@ -170,9 +185,9 @@ def _caption(
         for tokens, at in sorted(of_update.items())
     )
     windows = (
-        "non-overlapping windows"
-        if row.mode == "nonoverlapping"
-        else f"{row.mode} windows of stride {row.stride:,}"
+        f"sliding windows of stride {row.options['stride']:,}"
+        if "stride" in row.options
+        else "non-overlapping windows"
         for row in rows
     )
     cores = (training[CORES] for training in trainings.values() if CORES in training)
@@ -182,7 +197,9 @@ def _caption(
         fact("corpus {}", (row.corpus for row in rows)),
         fact("split {}", (row.split for row in rows), " and "),
         fact("{}", windows, " and "),
-        fact("{} tokens scored in each cell", (f"{row.tokens:,}" for row in rows), " or "),
+        fact(
+            "{} tokens scored in each cell", (f"{row.results['tokens']:,}" for row in rows), " or "
+        ),
         fact("{} parameters", sorted({f"{row.parameters:,}" for row in rows}), " or "),
         fact("seed {}", (row.seed for row in rows)),
         fact("step {}", (f"{row.step:,}" for row in rows)),
@@ -239,7 +256,8 @@ def _lines(one: Reproduction, compared: Table, side: int) -> Spec:
     ]
     strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
     stride = strides.pop() if len(strides) == 1 else None
-    panel = Panel(f"table {one.number}", "valid", stride, tables.PERPLEXITY, tuple(series), rows=())
+    measure, kind = Perplexity(stride=stride), tables.PERPLEXITY
+    panel = Panel(measure, f"table {one.number}", "valid", kind, tuple(series), rows=())
     return named_lines(panel)
 
 

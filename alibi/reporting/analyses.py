@@ -3,7 +3,23 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from alibi.reporting.rows import Scoring
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Scoring:
+    """A run, a text and windows: the key of an NLL dump, and of its analyses."""
+
+    run: str
+    step: int  # updates of the checkpoint
+    tokens_sha256: str | None  # of the token file: tells texts apart
+    # of the config keys of the run and its evaluation: a run's name may be used again
+    config_hash: str | None
+    length: int  # inputs of a window
+    stride: int  # tokens scored by each window
+    override: str = ""  # the row's `Override` as text; empty: the run was scored as it was trained
+
+    @property
+    def mode(self) -> str:
+        return "nonoverlapping" if self.stride == self.length else "sliding"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ def length_figure(panel: Panel) -> Spec:
     """
     if len(panel.series) <= MOST_LINES:
         return named_lines(panel)
-    worth = 1 if panel.kind is tables.CONTEXT_GAIN else -1
+    worth = -1 if panel.kind.is_loss else 1
 
     def last(series: Series) -> tuple[int, float]:
         found = [
@@ -125,7 +125,7 @@ def named_lines(panel: Panel) -> Spec:
         y["scale"].get("constant"),
     )
     low, high = (_height(bound, linear) for bound in y["scale"]["domain"])
-    right = max(panel.lengths, default=0)
+    right = max(panel.columns, default=0)
     labels = sorted(ends.values(), key=lambda end: end["value"])
     wanted = [(_height(end["value"], linear) - low) / (high - low) for end in labels]
     placed = [
@@ -166,18 +166,18 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
     Args:
       styles: number of the colour, marker and dash of each line.
     """
-    gain, lengths = panel.kind is tables.CONTEXT_GAIN, panel.lengths or [1]
+    gain, lengths = not panel.kind.is_loss, panel.columns or [1]
     values = [value for series in panel.series for value in _length_values(series)]
     spread_is = tables.spread_of(panel.numbers)
     spread_is = spread_is and f"{'bars' if gain else 'bands'}: {spread_is}"
-    windows = "" if panel.stride is None or panel.use is not None else f", stride {panel.stride:,}"
+    about = panel.corpus, panel.split, panel.measure.axis()
     least, ticks = (lengths[-1] / lengths[0]) ** (1 / MAX_TICKS), lengths[:1]
     for length in lengths:
         ticks += [length] * (length >= least * ticks[-1] and length > ticks[-1])
     x: Spec = {
         "field": "length", "type": "quantitative",
         "title": [
-            f"evaluation length in tokens ({panel.corpus}, {panel.split}{windows})",
+            f"evaluation length in tokens ({', '.join(filter(None, about))})",
             *filter(None, [panel.reading, spread_is]),
         ],
         "scale": {"type": "log", "base": 2, "domain": [0.9 * lengths[0], 1.1 * lengths[-1]], "nice": False},
@@ -187,12 +187,12 @@ def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
         abs(value["value"]) for value in {value["run"]: value for value in values}.values()
     ] or [0.0]
     # gains of hundredths stand beside losses of nats
-    mixed = max(ends) > max(LARGE_GAIN, MOST_RATIO * min(ends))
+    mixed = not panel.kind.trials and max(ends) > max(LARGE_GAIN, MOST_RATIO * min(ends))
     linear = (LINEAR if mixed else 1e3) if gain else None
     domain = _domain(values, linear)
     y: Spec = {
         "field": "value", "type": "quantitative",
-        "title": panel.kind.title.lower() + (" per token" if gain else " (log scale)"),
+        "title": panel.kind.title.lower() + panel.kind.axis,
         "scale": {"type": "symlog", "constant": linear} if gain else {"type": "log"},
         "axis": {"tickCount": 6, "format": "~r"},
     }  # fmt: skip
@@ -309,7 +309,7 @@ def train_lengths(panel: Panel) -> dict[int, str]:
     has all text.
     """
     lengths = sorted({series.train_length for series in panel.series} - {0})  # 0: of an n-gram
-    least = (panel.lengths[-1] / panel.lengths[0]) ** MARK_WIDTH if panel.lengths else 1.0
+    least = (panel.columns[-1] / panel.columns[0]) ** MARK_WIDTH if panel.columns else 1.0
     if all(b >= least * a for a, b in itertools.pairwise(lengths)):
         return {length: f"trained at L = {length:,}" for length in lengths}
     return dict.fromkeys(lengths, "") | {lengths[0]: "dotted: lengths of training"}

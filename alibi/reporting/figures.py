@@ -1,16 +1,17 @@
-"""Figures of passkeys, contexts and biases, as Vega-Lite specifications."""
+"""Figures of shares, contexts and biases, as Vega-Lite specifications."""
 
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from alibi.reporting.analyses import Analysis, ByContext
+from alibi.reporting.analyses import Analysis, ByContext, Scoring
 from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart
-from alibi.reporting.rows import Scoring
-from alibi.reporting.tables import Number, Table
+from alibi.reporting.panels import Panel
+from alibi.reporting.tables import Number
 from alibi.reporting.writers import heading_text
 
 MOST_CELLS = 64  # in each direction of the picture of a head
@@ -19,22 +20,23 @@ WIDEST_INTERVAL = 0.1
 LETTERS = 80  # of a legend below a figure, side by side
 
 
-def passkey_figure(table: Table) -> Spec:
-    """Returns the shares of found keys: a row for each run, a part for each length of windows."""
-    values = [
+def share_figure(panel: Panel) -> Spec:
+    """Returns the shares of a panel as colours: a row for each run, a part for each of its labels."""
+    heading = panel.measure.labels[0]
+    values: list[dict[str, Any]] = [
         {
-            "run": heading_text(name),
-            "window": length,
-            "distance": distance,
+            "run": series.label,
+            "part": series.labels[0],
+            "column": column,
             "share": part.mean,
             "text": part.kind.write(part.mean),
         }
-        for (name, length), cells in zip(table.labels, table.cells, strict=True)
-        for distance, (part,) in zip(table.header, cells, strict=True)
+        for series in panel.series
+        for column, part in series.cells.items()
         if isinstance(part, Number)
     ]
-    names = list(dict.fromkeys(heading_text(name) for name, _ in table.labels))
-    x = {"field": "distance", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}}
+    names = list(dict.fromkeys(series.label for series in panel.series))
+    x = {"field": "column", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}}
     y = {
         "field": "run",
         "type": "nominal",
@@ -61,10 +63,10 @@ def passkey_figure(table: Table) -> Spec:
     parts = [
         spec
         | {
-            "transform": [{"filter": f"datum.window == {length}"}],
-            "title": {"text": f"windows of {length:,}", "offset": 8},
+            "transform": [{"filter": f"datum.part == {json.dumps(part)}"}],
+            "title": {"text": f"{heading} {heading_text(part)}", "offset": 8},
         }
-        for length in sorted({value["window"] for value in values})
+        for part in sorted({value["part"] for value in values})
     ]
     for part in parts[1:]:  # the names stand beside the first part only
         part["encoding"] = {"x": x, "y": y | {"axis": None}}
@@ -72,7 +74,7 @@ def passkey_figure(table: Table) -> Spec:
         "data": {"values": values},
         "hconcat": [part | {"width": {"step": 56}, "height": {"step": 24}} for part in parts],
         "spacing": 8,
-        "title": {"text": "tokens from the key to its answer, and keys found again", "offset": 16},
+        "title": {"text": panel.measure.alt(panel), "offset": 16},
     }
 
 

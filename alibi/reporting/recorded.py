@@ -14,7 +14,7 @@ import re
 
 from etils import epath
 
-from alibi.reporting.rows import Row, read_rows, warn_once
+from alibi.reporting.rows import OLDER, OlderRowError, Row, read_rows, warn_once
 from alibi.storage.files import SHA256, digest, listed, resolve, write_whole
 
 ROWS_FILE = "results.jsonl"  # for readers
@@ -40,7 +40,8 @@ def record_row(directory: str | os.PathLike[str], row: Row) -> bool:
         repr((row.measurement, not row.is_measured and row.error)).encode()
     ).hexdigest()[:16]
     run = re.sub(r"[^-.=@+A-Za-z0-9_]", "_", row.run)
-    file = folder / FOLDER / run / f"{row.eval_length}-{key}.json"
+    named = "-".join(map(str, [row.evaluator.rpartition(":")[2], *row.cell.values()]))
+    file = folder / FOLDER / run / f"{re.sub(r'[^-.=@+A-Za-z0-9_]', '_', named)[:80]}-{key}.json"
     if file.exists() and _parse(file):
         return False
     about = {"written": datetime.datetime.now(datetime.UTC).isoformat(), "row": row.to_json()}
@@ -89,6 +90,8 @@ def _parse(file: epath.Path) -> tuple[str, Row] | None:
         if about.pop(SHA256, None) not in (None, digest(about)):  # None: of an older version
             raise ValueError("it was altered")
         return about["written"], Row.from_json(about["row"])
+    except OlderRowError:
+        raise OlderRowError(f"{file}: {OLDER}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         warn_once(f"{file} is damaged and was left out: evaluate again, and it is made anew")
         return None

@@ -32,18 +32,16 @@ from alibi.reporting.charts import (
     style_numbers,
     training_chart,
 )
-from alibi.reporting.figures import passkey_figure
+from alibi.reporting.figures import share_figure
 from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
     Panel,
     build_table,
     explanation,
     panel_groups,
-    passkey_table,
 )
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import Row, latest
-from alibi.reporting.tables import PSEUDO_PERPLEXITY, Table, spread_note
 from alibi.reporting.writers import to_html, to_markdown, to_text
 from alibi.storage.cache import cache_root, content_key, find_or_make
 from alibi.storage.files import read_rows, resolve, write_whole
@@ -98,44 +96,28 @@ def write_report(
     rows = sorted(rows, key=lambda row: order.get(row.run, -1))
     markdown, text = [f"# {title}\n"], []
 
-    def add(shown: Sequence[Table], spec: Spec, figure: str, about: str, notes: str = "") -> None:
-        write_whole(folder / figure, png(spec))
-        markdown.extend(
-            [*map(to_markdown, shown), *filter(None, [notes]), f"![{about}]({figure})\n"]
-        )
-        text.extend([*map(to_text, shown), f"figure: {folder}/{figure}\n"])
-
-    groups, passkeys = panel_groups(rows), passkey_table(rows)
     figures: list[str] = []
-    for group in groups:
-        figures.append(_figure_name(group[0], figures))
-        about = f"{group[0].kind.title.lower()} by evaluation length"
-        add(
-            [build_table(panel) for panel in group],
-            length_figure(group[0]),
-            figures[-1],
-            "nats gained by context" if group[0].use else about,
-            explanation(group[0]) + "\n",
-        )
-    if passkeys:
-        notes = spread_note(passkeys.numbers) + "\n"
-        figure, about = passkey_figure(passkeys), "keys found again, by distance"
-        add([passkeys], figure, "passkey.png", about, notes)
+    for group in (groups := panel_groups(rows)):
+        panel, tables = group[0], [build_table(panel) for panel in group]
+        figures.append(figure := _figure_name(panel, figures))
+        draw = share_figure if panel.measure.labels else length_figure
+        write_whole(folder / figure, png(draw(panel)))
+        markdown += [*map(to_markdown, tables), explanation(panel) + "\n"]
+        markdown.append(f"![{panel.measure.alt(panel)}]({figure})\n")
+        text += [*map(to_text, tables), f"figure: {folder}/{figure}\n"]
     if failures:
         markdown.append(failed_runs(failures))
     write_whole(folder / REPORT_FILE, "\n".join(markdown))
-    write_whole(folder / PAGE_FILE, _page(title, groups, passkeys, rows, failures or {}, runs))
+    write_whole(folder / PAGE_FILE, _page(title, groups, rows, failures or {}, runs))
     return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
 
 
 def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     """Returns the file of a panel's figure, which is none of those before it."""
-    windows = "" if panel.stride is None else f"-stride{panel.stride}"
-    windows += "-masked" if panel.kind is PSEUDO_PERPLEXITY else ""
-    documents = panel.rows[0].documents  # of all rows of a panel alike
-    windows += f"-documents-{documents.positions}" if documents else ""
-    suffix = re.sub(r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{windows}") if taken else ""
-    stem = "context_use" if panel.use else f"extrapolation{suffix}"
+    measure, stem = panel.measure, panel.measure.figure or panel.measure.name().rpartition(":")[2]
+    if f"{stem}.png" in taken:
+        end = f"-{panel.corpus}-{panel.split}{measure.suffix(panel.rows[0])}"
+        stem += re.sub(r"[^\w.-]+", "_", end)
     return next(
         name
         for number in ("", *range(-2, -999, -1))  # -2 is a hyphen and a 2
@@ -193,7 +175,6 @@ def differing(runs: Sequence[RunSource]) -> tuple[dict[str, Any], list[dict[str,
 def _page(
     title: str,
     groups: Sequence[tuple[Panel, ...]],
-    passkeys: Table | None,
     rows: Sequence[Row],
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
@@ -206,13 +187,11 @@ def _page(
     names = series_names(latest(rows))
     labels = {name: name for name in curves}  # of a run that failed, for example
     labels |= {row.run: names[row.tested] for row in latest(rows) if row.override is None}
-    positions = {one.label: one.position for panel, *_ in groups for one in panel.series}
+    charted = [panel for panel, *_ in groups if not panel.measure.labels]
+    positions = {one.label: one.position for panel in charted for one in panel.series}
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
     sections = [_group_section(group, number, styles, specs) for number, group in enumerate(groups)]
-    if passkeys:
-        note = f"<p>{html.escape(spread_note(passkeys.numbers))}</p>"
-        sections.append(_section("Keys found again", to_html(passkeys), note))
     if curves:
         scored = sorted(
             {point["tokens"] for of in curves.values() for point in of if "tokens" in point}
@@ -306,21 +285,19 @@ def _group_section(
         for index, one in enumerate(group)
     )
     field = f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>'
-    shown = [
-        f'<div data-kind="{name}" data-value="{index}"{" hidden" if index else ""}>\n'
-        f"{_figure(length_chart(one, styles), specs)}\n{to_html(build_table(one))}\n</div>"
+
+    def shown(one: Panel) -> str:
+        chart = "" if one.measure.labels else _figure(length_chart(one, styles), specs) + "\n"
+        return chart + to_html(build_table(one))
+
+    parts = [
+        f'<div data-kind="{name}" data-value="{index}"{" hidden" if index else ""}>\n{shown(one)}\n</div>'
         for index, one in enumerate(group)
     ]
-    windows = (
-        f"sliding windows, stride {panel.stride:,}"
-        if panel.stride
-        else "windows that don't overlap"
-    )
-    heading = ", ".join(filter(None, [panel.corpus, panel.split, panel.reading]))
-    heading = f"What context gains: {heading}" if panel.use else f"{heading}, {windows}"
-    heading = f"Masked tokens: {heading}" if panel.kind is PSEUDO_PERPLEXITY else heading
+    about = [panel.corpus, panel.split, panel.reading, panel.measure.axis()]
+    heading = f"{panel.kind.title}: {', '.join(filter(None, about))}"
     note = f"<p>{html.escape(explanation(panel))}</p>"
-    return _section(heading, field if len(group) > 1 else "", *shown, note)
+    return _section(heading, field if len(group) > 1 else "", *parts, note)
 
 
 def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:

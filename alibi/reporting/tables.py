@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from alibi.reporting.intervals import Interval, Sample, difference
+from alibi.reporting.rows import Entry, Heading
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -25,6 +26,12 @@ class Kind:
     write_plain: Callable[[float], str] = "{:.6g}".format  # for programs
     # of a mean over tokens, whose interval is known: perplexity of nats
     of_mean: Callable[[float], float] = float
+    # the number of an entry; None: no evaluator measures this kind
+    value: Callable[[Entry], float | None] | None = None
+    # the number in units of which means are taken, for an interval over the text
+    mean: Callable[[Entry], float | None] | None = None
+    trials: str = ""  # of a share: the result that counts the trials, for an interval over them
+    axis: str = ""  # what stands after the title at the axis of a chart
 
 
 def write_perplexity(value: float) -> str:
@@ -63,16 +70,59 @@ def perplexity(nats: float) -> float:
     return math.exp(min(nats, 709.0))
 
 
-PERPLEXITY = Kind("Perplexity", write_perplexity, is_loss=True, of_mean=perplexity)
-PSEUDO_PERPLEXITY = Kind(
-    "Pseudo-perplexity of masked tokens", write_perplexity, is_loss=True, of_mean=perplexity
+def result(name: str) -> Callable[[Entry], float | None]:
+    """Returns a function that takes the result `name` of an entry."""
+    return lambda entry: entry.results.get(name)
+
+
+def nats_per_token(entry: Entry) -> float | None:
+    """Returns the mean NLL of the scored tokens."""
+    nats, tokens = entry.results.get("nll_nats"), entry.results.get("tokens")
+    return None if nats is None or not tokens else nats / tokens
+
+
+def _gain(entry: Entry) -> float | None:
+    """Returns the gain, but of the shortest length, which gains nothing by definition."""
+    is_start = entry.column == entry.results.get("from_length")
+    return None if is_start else entry.results.get("gain_nats")
+
+
+def speed_of_device(entry: Entry) -> float | None:
+    """Returns the tokens per second of a single device."""
+    rate, device = entry.results.get("tokens_per_second"), entry.row.device
+    return rate and rate / (device.count if device else 1)
+
+
+PERPLEXITY = Kind(
+    "Perplexity",
+    write_perplexity,
+    is_loss=True,
+    of_mean=perplexity,
+    value=result("perplexity"),
+    mean=nats_per_token,
+    axis=" (log scale)",
 )
-BITS_PER_BYTE = Kind("Bits per byte", "{:.3f}".format, is_loss=True)
-CONTEXT_GAIN = Kind("Nats gained by context", "{:+.4f}".format)
-ACCURACY = Kind("Keys found again", "{:.0%}".format)
+PSEUDO_PERPLEXITY = dataclasses.replace(PERPLEXITY, title="Pseudo-perplexity of masked tokens")
+BITS_PER_BYTE = Kind(
+    "Bits per byte",
+    "{:.3f}".format,
+    is_loss=True,
+    value=result("bits_per_byte"),
+    mean=result("bits_per_byte"),
+    axis=" (log scale)",
+)
+CONTEXT_GAIN = Kind(
+    "Nats gained by context",
+    "{:+.4f}".format,
+    value=result("gain_nats"),
+    mean=_gain,
+    axis=" per token",
+)
 # Those of the paper's tables; speeds are tokens per second and device.
-EVALUATION_SPEED = Kind("Evaluation speed", write_thousands)
-WORDS_PER_SECOND = Kind("Words per second of the evaluation", "{:.0f}".format)
+EVALUATION_SPEED = Kind("Evaluation speed", write_thousands, value=speed_of_device)
+WORDS_PER_SECOND = Kind(
+    "Words per second of the evaluation", "{:.0f}".format, value=speed_of_device
+)
 TRAINING_SPEED = Kind("Training speed", write_thousands)
 MEMORY = Kind("Memory of a device, the most in training", lambda value: f"{value / 1e9:.1f} GB")
 PARAMETERS = Kind("Parameters", write_millions)
@@ -115,6 +165,12 @@ class Number:
         return f"{text} ± {self.kind.write(half).removeprefix('+')}"
 
 
+def fact(template: str, values: Iterable, separator: str = ", ") -> str:
+    """Returns `template` with the distinct `values`; "" if there are none."""
+    distinct = list(dict.fromkeys(values))
+    return template.format(separator.join(map(str, distinct))) if distinct else ""
+
+
 def spread_of(numbers: Iterable[Number]) -> str:
     """Returns in words which intervals `numbers` have; "" if they have none."""
     covered = dict.fromkeys(number.interval.covers for number in numbers if number.interval)
@@ -136,7 +192,6 @@ class Missing:
     is_reason: bool = False  # it stands below the table, and its number in the cell
 
 
-Heading = str | int  # of a row or column: a text, or a length in tokens
 Part = Number | Missing | None
 Cell = tuple[Part, ...]  # a part, or several side by side; None for an empty part
 Grid = Sequence[Sequence[Part]]  # a part of each cell, by row and column

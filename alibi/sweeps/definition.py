@@ -9,52 +9,74 @@
 
 `product` makes a run of each combination of config keys; `runs` lists further runs as dictionaries
 of config keys, which may also hold a `name`, a `config` and the evaluation keys. Evaluation keys,
-for the sweep or for a run: `multiples` or `lengths`, `stride` (a number or several; default: the
-length), `split` (default: valid), `context_use` (True: the same tokens at each length too),
-`passkey` (True: passkey retrieval at each length in place of perplexity), `override` (test the run
-with other values than it was trained with, any of {"position": "rotary_ntk", "options": {"factor":
-4}, "window": 256}) and `evaluations`, a list of dictionaries of these keys. Values in `product` or
-`runs` replace values of `config`.
+for the sweep or for a run: `multiples` or `lengths`, `evaluators` (a name or several; defaults to
+perplexity), any option of these evaluators, such as `split` or `stride` (a list: each in turn),
+`override` (test the run with other values than it was trained with, any of {"position":
+"rotary_ntk", "options": {"factor": 4}, "window": 256}) and `evaluations`, a list of dictionaries of
+these keys. Values in `product` or `runs` replace values of `config`.
 """
 
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from alibi.config import Config
 from alibi.config import files as config_files
 from alibi.config.fields import as_text, did_you_mean, without_lists
 from alibi.config.override import MODEL_KEYS, Override
+from alibi.evaluation.base import Cell, Evaluator, options_by_name
+from alibi.reporting.measure import EVALUATORS, evaluator_class, make_evaluator
+from alibi.reporting.names import grouped
 
-EVALUATION_KEYS = ("multiples", "lengths", "stride", "split", "context_use", "passkey", "override")
-SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title", *EVALUATION_KEYS)
+EVALUATION_KEYS = ("multiples", "lengths", "evaluators", "override")
+SWEEP_KEYS = ("config", "product", "runs", "evaluations", "title")
 OVERRIDE_KEYS = ("position", "options", *MODEL_KEYS)
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of a run.
+    """An evaluation of a run, by one process.
 
     Attributes:
       lengths: in tokens.
-      stride: in tokens; None: each length's own.
-      context_use: score the same tokens at each length too.
-      passkey: measure passkey retrieval at each length in place of perplexity.
       override: other values than in training, as `effective` returns them.
+      cells: what is measured, by which of the evaluators.
     """
 
+    evaluators: tuple[Evaluator, ...]
     lengths: tuple[int, ...]
-    stride: int | None
-    split: str
-    context_use: bool = False
-    passkey: bool = False
-    override: Override | None = None
+    override: Override | None
+    cells: tuple[tuple[Evaluator, Cell], ...]
+
+    def __str__(self) -> str:
+        named = grouped(self.cells, lambda pair: pair[0].name())
+        lengths = ", ".join(f"{length:,}" for length in self.lengths)
+        return " and ".join(f"{len(cells)} of {name}" for name, cells in named.items()) + (
+            f" at {lengths}"
+        )
+
+    def to_json(self) -> str:
+        """Returns the evaluation as text, for `from_json` in another process."""
+        named = [{"evaluator": one.name()} | dataclasses.asdict(one) for one in self.evaluators]
+        override = self.override and self.override.to_json()
+        return json.dumps({"evaluators": named, "lengths": self.lengths, "override": override})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Evaluation":
+        """Returns the evaluators, lengths and override of a text of `to_json`."""
+        content = without_lists(json.loads(text))
+        evaluators = tuple(
+            make_evaluator(one.pop("evaluator"), one) for one in content["evaluators"]
+        )
+        override = content["override"] and Override.from_json(content["override"])
+        return cls(evaluators, content["lengths"], override, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +91,7 @@ class Run:
     @property
     def results(self) -> int:
         """The number of results of a complete run."""
-        return sum(len(evaluation.lengths) for evaluation in self.evaluations)
+        return sum(len(evaluation.cells) for evaluation in self.evaluations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +145,8 @@ def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
     """Returns the sweep of `definition`, see the head of this module; raises ValueError as
     `load_sweep`.
     """
-    _check_keys(definition, SWEEP_KEYS, "the sweep")
+    known = (*SWEEP_KEYS, *evaluation_keys([definition, *definition.get("evaluations", ())]))
+    _check_keys(definition, known, "the sweep")
     if "config" not in definition:
         raise ValueError(
             "the sweep names no config; add for example 'config': 'configs/quickstart.py'"
@@ -203,15 +226,13 @@ def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
     # Loads JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.training.setup import check_trainable
 
-    evaluation_keys = {"evaluations", *EVALUATION_KEYS}
-    overrides = {
-        key: given[key] for key in given if key not in {"name", "config", *evaluation_keys}
-    }
+    of_evaluation = {"evaluations", *evaluation_keys([given, *given.get("evaluations", ())])}
+    overrides = {key: given[key] for key in given if key not in {"name", "config", *of_evaluation}}
     try:
         named, others = _named(given.get("config", sweep["config"]), overrides)
         config = config_files.load_config(named, others)
         check_trainable(config)
-        evaluations = _evaluations(given if evaluation_keys & given.keys() else sweep, config)
+        evaluations = _evaluations(given if of_evaluation & given.keys() else sweep, config)
     except ValueError as error:
         shown = ", ".join(f"{key}={value}" for key, value in given.items() if key != "evaluations")
         raise ValueError(f"run ({shown or 'without keys'}): {error}") from None
@@ -227,23 +248,31 @@ def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
     return Run(name, flags, config, evaluations)
 
 
-def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, ...]:
-    own = {key: given[key] for key in EVALUATION_KEYS if key in given}
-    parts = [*([own] if own else []), *given.get("evaluations", ())]
-    evaluations = tuple(evaluation for part in parts for evaluation in _of_strides(part, config))
-    if not evaluations:
-        raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
-    return evaluations
-
-
-def _of_strides(part: Mapping[str, Any], config: Config) -> list[Evaluation]:
-    """Returns an evaluation for each stride of `part`; raises ValueError if it would fail after
-    the training.
+def evaluation_keys(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Returns the keys of evaluations: their own, and the options of the evaluators in the registry
+    and in `parts`.
     """
-    from alibi.data.corpus import SPLITS
-    from alibi.evaluation.windows import windows_of
+    named = {*EVALUATORS, *(name for part in parts for name in _names(part))}
+    return [*EVALUATION_KEYS, *options_by_name(map(evaluator_class, sorted(named)))]
 
-    _check_keys(part, EVALUATION_KEYS, "an evaluation")
+
+def _names(part: Mapping[str, Any]) -> list[str]:
+    names = part.get("evaluators", "perplexity")
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, ...]:
+    keys = evaluation_keys([given])
+    own = {key: given[key] for key in keys if key in given}
+    parts = [*([own] if own else []), *given.get("evaluations", ())]
+    if not parts:
+        raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
+    return tuple(_evaluation(part, config) for part in parts)
+
+
+def _evaluation(part: Mapping[str, Any], config: Config) -> Evaluation:
+    """Returns an evaluation; raises ValueError if it would fail after the training."""
+    _check_keys(part, evaluation_keys([part]), "an evaluation")
     if ("multiples" in part) == ("lengths" in part):
         raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}")
     lengths = part.get("lengths", [])
@@ -252,31 +281,25 @@ def _of_strides(part: Mapping[str, Any], config: Config) -> list[Evaluation]:
         raise ValueError(
             f"evaluation lengths must be whole numbers of tokens, at least 1; got {lengths}"
         )
-    split, passkey = part.get("split", "valid"), part.get("passkey", False)
-    if passkey and {"stride", "split", "context_use"} & part.keys():
+    lengths = sorted(set(lengths))
+    options = {key: value for key, value in part.items() if key not in EVALUATION_KEYS}
+    several = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
+    evaluators = []
+    for values in itertools.product(*several.values()):
+        left = dict(zip(several, values, strict=True))
+        for name in _names(part):
+            own = options_by_name([evaluator_class(name)])
+            evaluators.append(make_evaluator(name, {key: left[key] for key in own if key in left}))
+    evaluators = list(dict.fromkeys(evaluators))
+    if unused := options.keys() - options_by_name(map(type, evaluators)):
         raise ValueError(
-            f"an evaluation of passkeys has lengths and an override alone; got {dict(part)}"
+            f"no evaluator of {', '.join(_names(part))} has the option {', '.join(sorted(unused))}"
         )
-    if passkey and config.data.tokenizer != "bytes":
-        raise ValueError(
-            f"data.tokenizer={config.data.tokenizer} with passkeys, which need byte models"
-        )
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} is unknown; use one of {', '.join(SPLITS)}")
-    if not getattr(config.data, split):
-        raise ValueError(f"the config names no {split} text: data.{split} is empty; set it")
-    stride = part.get("stride")
-    strides = stride if isinstance(stride, Sequence) else [stride]
-    if any(stride is not None and not isinstance(stride, int) for stride in strides):
-        raise ValueError(f"stride={stride!r} must be a whole number of tokens, or a list of them")
-    for length, stride in itertools.product(lengths, strides):
-        windows_of(1, length, stride, causal=config.objective.causal)
-    use, override = part.get("context_use", False), _override(part.get("override", {}), config)
-    if (use or passkey) and not config.objective.causal:
-        raise ValueError(
-            f"objective={config.objective.name} with context_use or passkey, which need objective=next_token"
-        )
-    return [Evaluation(tuple(lengths), stride, split, use, passkey, override) for stride in strides]
+    for one in evaluators:
+        one.check(config, lengths)
+    cells = tuple((one, cell) for one in evaluators for cell in one.cells(config, lengths))
+    override = _override(part.get("override", {}), config)
+    return Evaluation(tuple(evaluators), tuple(lengths), override, cells)
 
 
 def _override(given: Mapping[str, Any], config: Config) -> Override | None:

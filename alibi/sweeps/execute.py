@@ -27,7 +27,7 @@ from alibi.reporting.writers import format_duration
 from alibi.runs import usable_cores
 from alibi.storage.claims import Claim, HeldError, LostError, is_held
 from alibi.storage.files import resolve
-from alibi.sweeps.definition import PROJECT, Evaluation, Run, Sweep
+from alibi.sweeps.definition import PROJECT, Run, Sweep
 from alibi.sweeps.estimates import seconds_left
 from alibi.sweeps.processes import LocalProcesses, Slot, is_on_cpu, make_slots
 from alibi.sweeps.state import (
@@ -248,7 +248,7 @@ class Sweeper:
             self._trained.add(run.name)
             (state,) = survey([run], self.workdir)
         for evaluation in state.missing:
-            say(f"{heading}: evaluating at {_lengths(evaluation)}; {self._time_left()}")
+            say(f"{heading}: evaluating {evaluation}; {self._time_left()}")
             command = evaluation_command(run, evaluation, self.workdir)
             failure = self._run(command, slot, "evaluation")
             (state,) = survey([run], self.workdir)
@@ -257,7 +257,7 @@ class Sweeper:
             self._evaluated.add(run.name)
         if not (state.missing and self.primary):
             return ""
-        return f"no result at {'; '.join(map(_lengths, state.missing))}; results.jsonl says why"
+        return f"no result: {'; '.join(map(str, state.missing))}; results.jsonl says why"
 
     def _time_left(self) -> str:
         states = survey(self._runs, self.workdir)
@@ -339,10 +339,6 @@ def is_primary(process_id: int | None, multihost: bool) -> bool:
         return True
     ranks = (os.environ.get(name, "") for name in RANK_VARIABLES)
     return int(next(filter(str.isdigit, ranks), "0")) == 0
-
-
-def _lengths(evaluation: Evaluation) -> str:
-    return ", ".join(f"{length:,}" for length in evaluation.lengths)
 
 
 def say(text: str) -> None:

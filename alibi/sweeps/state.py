@@ -3,11 +3,9 @@ rest.
 """
 
 import contextlib
-import csv
 import dataclasses
 import datetime
 import hashlib
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -15,10 +13,8 @@ from typing import Any
 
 from etils import epath
 
-from alibi.config.fields import as_text
-from alibi.data.books import distances
 from alibi.reporting.recorded import find_rows
-from alibi.reporting.rows import Row
+from alibi.reporting.rows import Row, frozen
 from alibi.runs import RunDirectory, evaluation_hash
 from alibi.storage.claims import is_held
 from alibi.storage.files import listed, resolve, write_whole
@@ -139,7 +135,7 @@ class RunState:
     @property
     def results(self) -> int:
         """The number of existing results."""
-        return self.run.results - sum(len(evaluation.lengths) for evaluation in self.missing)
+        return self.run.results - sum(len(evaluation.cells) for evaluation in self.missing)
 
     @property
     def tokens_left(self) -> int:
@@ -179,31 +175,11 @@ def train_command(run: Run, workdir: Directory) -> list[str]:
 
 def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> list[str]:
     """Returns the script and flags for the rows of `evaluation` of a trained run."""
-    words = [
-        "scripts/passkey.py" if evaluation.passkey else "eval_extrapolation.py",
-        f"--workdirs={run_directory(workdir, run)}",
-        f"--lengths={','.join(map(str, evaluation.lengths))}",
-    ]
-    if evaluation.stride is not None:
-        words.append(f"--stride={evaluation.stride}")
-    if evaluation.context_use:
-        words.append("--context_use")
-    if override := evaluation.override:
-        if override.position is not None:
-            words.append(f"--position={override.position}")
-        if override.options:
-            # absl reads lists as a line of CSV, so the commas of a tuple must be quoted
-            line = io.StringIO()
-            csv.writer(line, lineterminator="").writerow(
-                f"{name}={value}" for name, value in override.options
-            )
-            words.append(f"--position_options={line.getvalue()}")
-        words += [f"--{key}={as_text(value)}" for key, value in override.model.items()]
-    if not evaluation.passkey:
-        words.append(f"--split={evaluation.split}")
     # If the last checkpoint is damaged, no other replaces it.
     return [
-        *words,
+        "eval_extrapolation.py",
+        f"--workdirs={run_directory(workdir, run)}",
+        f"--evaluation={evaluation.to_json()}",
         f"--output_dir={resolve(workdir)}",
         "--noreport",
         f"--checkpoint={run.config.train.steps}",
@@ -279,38 +255,22 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
 
 
 def still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
-    """Returns `evaluation` with the lengths without rows in `rows`, all of the same run; None if
+    """Returns `evaluation` with the cells without rows in `rows`, all of the same run; None if
     all have rows.
     """
     # A limit is final; any other error may be gone when it is tried again.
-    known = [
-        row
+    known = {
+        (row.evaluator, row.evaluator_code, row.split, frozen(row.options), frozen(row.cell))
         for row in rows
         if (row.is_measured or row.limit) and row.override == evaluation.override
-    ]
-    known = [row for row in known if row.split == evaluation.split]
-    if evaluation.passkey:
-        keys = {(row.eval_length, row.passkey.distance) for row in known if row.passkey is not None}
-        lengths = [
-            at
-            for at in evaluation.lengths
-            if any((at, distance) not in keys for distance in distances(at))
-        ]
-    else:
-        windows = {
-            (row.eval_length, row.stride)
-            for row in known
-            if row.context_use is None and row.passkey is None
-        }
-        lengths = [at for at in evaluation.lengths if (at, evaluation.stride or at) not in windows]
-    if evaluation.context_use:
-        scored = {row.eval_length for row in known if row.is_measured and row.context_use is None}
-        measured = scored & {*evaluation.lengths}
-        shortest, longest = min(measured, default=0), max(measured, default=0)
-        uses = [(row.eval_length, row.context_use) for row in known if row.context_use]
-        gains = {at for at, use in uses if use.from_length == shortest and use.longest == longest}
-        if lengths or (len(measured) > 1 and not measured <= gains):
-            # All: gains are relative to the shortest length, and the longest decides which tokens
-            # are scored.
-            lengths = list(evaluation.lengths)
-    return dataclasses.replace(evaluation, lengths=tuple(lengths)) if lengths else None
+    }
+    cells = tuple(
+        (one, cell)
+        for one, cell in evaluation.cells
+        if (
+            *(one.name(), one.code(), one.row_split),
+            *(frozen(one.options), frozen(cell)),
+        )
+        not in known
+    )
+    return dataclasses.replace(evaluation, cells=cells) if cells else None

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from alibi.config import Config, DataConfig
 from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile, check_paths, check_sources, prepare
-from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.evaluation.scorer import Scorer, model_nll
 from alibi.evaluation.windows import Windows, spread_windows
 from alibi.generation import Sampling, generate
 from alibi.generation.decoding import decode_answer

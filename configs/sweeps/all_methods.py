@@ -85,6 +85,6 @@ def run(name: str, seed: int) -> dict:
     }
     if keys.get("position_options.slopes") == "random":
         keys["position_options.draw"] = seed
-    lengths = {"multiples": [1, 2, 4, 8, 16], "context_use": True}
+    lengths = {"multiples": [1, 2, 4, 8, 16], "evaluators": ["perplexity", "context_use"]}
     tested = [lengths | {"override": override} for override in TESTED_AS.get(name, ())]
     return keys | {"name": f"{name}-seed{seed}", "evaluations": [lengths, *tested]}

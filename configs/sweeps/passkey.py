@@ -3,7 +3,7 @@
 python scripts/sweep.py --sweep=configs/sweeps/passkey.py --workdir=workdirs/passkey --jobs=0
 
 Trained at L = 128 with three seeds and the same number of updates for all, asked at up to 8 times
-this length by `scripts/passkey.py`. Methods that change only the test of a trained model are asked
+this length by the evaluator passkey. Methods that change only the test of a trained model are asked
 on the runs of the method they change.
 """
 
@@ -27,6 +27,6 @@ def run(name: str, seed: int, steps: int = STEPS) -> dict:
     keys = {"position": name, **all_methods.METHODS[name], "seed": seed, "train.steps": steps}
     if keys.get("position_options.slopes") == "random":
         keys["position_options.draw"] = seed
-    asked = LENGTHS | {"passkey": True}
+    asked = LENGTHS | {"evaluators": "passkey"}
     others = [asked | {"override": override} for override in all_methods.TESTED_AS.get(name, ())]
     return keys | {"name": f"{name}-seed{seed}", "evaluations": [LENGTHS, asked, *others]}

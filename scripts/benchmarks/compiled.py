@@ -144,7 +144,7 @@ def _score(config: Config, vocab_size: int, devices: list[Any], _: str) -> Any:
     """Returns the NLL of windows of `SCORED` tokens, as many in all as a training batch has."""
     import jax
 
-    from alibi.evaluation.perplexity import model_nll
+    from alibi.evaluation.scorer import model_nll
     from alibi.model.decoder import build_model
     from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
 

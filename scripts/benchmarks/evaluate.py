@@ -145,7 +145,7 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
     import jax
     import jax.numpy as jnp
 
-    from alibi.evaluation.perplexity import Scorer, model_nll, run_scorer
+    from alibi.evaluation.scorer import Scorer, model_nll, run_scorer
     from alibi.model.decoder import build_model
     from alibi.objectives import NextToken
     from alibi.runs.trained import TrainedRun

@@ -100,7 +100,7 @@ def position_step(config: Config) -> Step:
     """Returns a training step, and the NLL of the same tokens."""
     import jax
 
-    from alibi.evaluation.perplexity import model_nll
+    from alibi.evaluation.scorer import model_nll
     from alibi.model.decoder import build_model
 
     inputs, targets = make_batch(config, VOCABULARY)

@@ -21,7 +21,7 @@ from alibi.convert.exporting import export_model
 from alibi.convert.importing import import_model
 from alibi.data.tokenizers import given_tokenizer
 from alibi.evaluation.harness import PairScorer
-from alibi.evaluation.perplexity import Scorer, model_nll, run_objective
+from alibi.evaluation.scorer import Scorer, model_nll, run_objective
 from alibi.generation import GREEDY, generate
 from alibi.generation.decoding import decode_answer
 from alibi.generation.texts import Prompt, Writer

@@ -16,8 +16,8 @@ from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import WordTokenizer
 from alibi.data.tokens import prepare_text
 from alibi.evaluation.dumps import read_dump
-from alibi.evaluation.extrapolation import Options, evaluate_runs
-from alibi.evaluation.perplexity import Scorer, model_nll, run_objective
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.scorer import Scorer, model_nll, run_objective
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
@@ -27,6 +27,7 @@ from alibi.training.optimizer import make_optimizer, make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.step import abstract_state
 from configs import wikitext103
+from tests.evaluation.runs import options_of
 from tests.hosts import ROOT
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the project: --extra=torch")
@@ -117,7 +118,7 @@ def test_each_tokens_nll_is_that_of_the_formulas(imported, expected, length, str
 
 
 def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, capsys):
-    options = Options(tmp_path, lengths=(16,), text_file=str(TEXT), dump_nll=True, report=False)
+    options = options_of(tmp_path, lengths=(16,), text_file=str(TEXT), dump_nll=True, report=False)
     assert evaluate_runs([imported.path], options) == []
     words = TEXT.read_text().split()
     lacking, literal = words.count("unheard"), words.count("<unk>")

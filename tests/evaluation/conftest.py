@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from alibi.evaluation.extrapolation import Options, evaluate_runs
-from tests.evaluation.runs import TEXT, make_run
+from alibi.evaluation.evaluate import evaluate_runs
+from tests.evaluation.runs import TEXT, make_run, options_of
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def learned_run(folder):
 @pytest.fixture(scope="session")
 def evaluated(folder, alibi_run, learned_run):
     """An output directory with both runs at 16 and 32; a test changes only a copy."""
-    options = Options(output_dir=folder / "out", multiples=(1, 2), dump_nll=True)
+    options = options_of(output_dir=folder / "out", multiples=(1, 2), dump_nll=True)
     assert evaluate_runs([alibi_run, learned_run], options) == []
     return folder / "out"
 

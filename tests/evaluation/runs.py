@@ -2,11 +2,18 @@
 evaluation.
 """
 
+import dataclasses
+
 import jax
 import optax
 
 from alibi.config import make_config
 from alibi.data.tokenizers import make_tokenizer
+from alibi.evaluation.context_use import ContextUse
+from alibi.evaluation.evaluate import Options
+from alibi.evaluation.output import Output
+from alibi.evaluation.perplexity import Perplexity
+from alibi.evaluation.subject import Subject
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.reporting.rows import read_rows
@@ -44,4 +51,21 @@ def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
 
 
 def rows_by_cell(directory):
-    return {(row.run, row.eval_length): row for row in read_rows(directory / "results.jsonl")}
+    return {(row.run, row.length): row for row in read_rows(directory / "results.jsonl")}
+
+
+def options_of(output_dir, lengths=(), *, evaluator=Perplexity, context_windows=0, **given):
+    """Returns the options of an evaluation, given together with those of its evaluator; with
+    `context_windows` also by context use.
+    """
+    common = {field.name for field in dataclasses.fields(Options)}
+    own = {key: given.pop(key) for key in given.keys() - common}
+    evaluators = [evaluator(**own)]
+    if context_windows:
+        evaluators.append(ContextUse(context_windows=context_windows))
+    return Options(output_dir, lengths, evaluators=tuple(evaluators), **given)
+
+
+def subject_of(run, options):
+    """Returns a run under evaluation."""
+    return Subject(options.trained(str(run)), Output(options.output_dir))

@@ -11,7 +11,7 @@ from etils import epath
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
 from alibi.evaluation.dumps import Dump, read_dump, read_scoring, write_dump
 from alibi.evaluation.output import Output
-from alibi.reporting.rows import Scoring
+from alibi.reporting.analyses import Scoring
 from tests.hosts import ROOT
 
 

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi.evaluation.context_use import gain_of
-from alibi.evaluation.extrapolation import Options, evaluate_runs
-from alibi.evaluation.perplexity import Score, Scorer
-from alibi.evaluation.windows import SAME_TOKENS, Windows, read_sequences, same_token_windows
+from alibi.evaluation.context_use import ContextUse, gain_of
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.scorer import Scorer
+from alibi.evaluation.windows import Windows, read_sequences, same_token_windows
 from alibi.objectives import NextToken
+from alibi.reporting.panels import panels
 from alibi.reporting.report import write_report
-from alibi.reporting.rows import ContextUse, latest, read_rows
-from tests.evaluation.runs import make_run
-from tests.reporting.rowmaker import append_rows, make_row
+from alibi.reporting.rows import read_rows
+from alibi.reporting.tables import CONTEXT_GAIN
+from tests.evaluation.runs import make_run, options_of
+from tests.reporting.rowmaker import append_rows, make_gains
 
 BOUNDARY = 999
 
@@ -52,10 +54,10 @@ def test_all_lengths_score_the_same_tokens_with_all_their_context(num_tokens, le
 def test_windows_reach_from_the_texts_start_to_its_end():
     """The first target with the longest context, and the last token of the text."""
     assert same_token_windows(1000, (20, 80), 5) == [
-        Windows(78, 1000, length, 2, SAME_TOKENS, 230) for length in (20, 80)
+        Windows(78, 1000, length, 2, 230) for length in (20, 80)
     ]
     assert same_token_windows(80, (20, 80), 5) == [
-        Windows(78, 80, length, 2, SAME_TOKENS, 2) for length in (20, 80)
+        Windows(78, 80, length, 2, 2) for length in (20, 80)
     ]
     with pytest.raises(ValueError, match="the text has 79 tokens, fewer than one window of 80"):
         same_token_windows(79, (20, 80), 5)
@@ -84,32 +86,31 @@ def test_a_model_that_only_survives_gains_nothing(batch_tokens):
         scorer = Scorer(nll_up_to(most), objective=NextToken(10, 0), batch_tokens=batch_tokens)
         scores = [scorer.score_windows(params, tokens, part) for part in parts]
         assert [score.nll_nats.shape for score in scores] == [(100,)] * 3
-        gains[most] = [gain_of(scores[0], score) for score in scores]
+        gains[most] = [
+            gain_of(scores[0].nll_nats, score.nll_nats, parts[0].stride)["gain_nats"]
+            for score in scores
+        ]
         blocks = [scorer.score(params, tokens, length).nll_nats.mean() for length in (20, 40, 80)]
         assert blocks[0] - blocks[1] > 0.1
         assert blocks[1] - blocks[2] > 0.05
-    assert [gain.gain_nats for gain in gains[18]] == pytest.approx([0, 0, 0], abs=1e-6)
+    assert gains[18] == pytest.approx([0, 0, 0], abs=1e-6)
     of_two = [np.mean(np.log([(length - 1) / 19, length / 20])) for length in (20, 40, 80)]
-    assert [gain.gain_nats for gain in gains[80]] == pytest.approx(of_two, rel=1e-5)
-    assert gains[80][2].windows == 50
-    assert gains[80][2].from_length == 20
+    assert gains[80] == pytest.approx(of_two, rel=1e-5)
 
 
 def test_hard_windows_do_not_widen_the_interval():
     """The differences are resampled, not the costs, which vary much between windows."""
-    random, part = np.random.default_rng(1), Windows(0, 1600, 20, 4, SAME_TOKENS)
+    random = np.random.default_rng(1)
     hard = random.normal(5, 3, (400, 1))
     saved = random.normal(0.02, 0.05, (400, 4))
-    gain = gain_of(
-        Score(part, hard + saved, 1.0), Score(part, np.broadcast_to(hard, (400, 4)), 1.0)
-    )
+    gain = gain_of((hard + saved).ravel(), np.broadcast_to(hard, (400, 4)).ravel(), 4)
     # Student's t of 15 degrees: 64 parts of the windows, in blocks of four
     half = 2.13 * saved.mean(axis=1).std() / np.sqrt(400)
-    low, high = gain.interval
+    low, high = gain["interval"]
     assert (low + high) / 2 == pytest.approx(saved.mean())
     assert high - saved.mean() == pytest.approx(half, rel=0.4)
-    assert len(gain.parts) == 64
-    assert sum(gain.parts) == pytest.approx(saved.sum(), rel=1e-5)
+    assert len(gain["parts"]) == 64
+    assert sum(gain["parts"]) == pytest.approx(saved.sum(), rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -120,29 +121,26 @@ def run(tmp_path_factory):
 
 
 def test_rows_and_report(run, tmp_path, capsys):
-    options = Options(output_dir=tmp_path, multiples=(1, 2, 4), context_windows=20)
+    options = options_of(output_dir=tmp_path, multiples=(1, 2, 4), context_windows=20)
     assert evaluate_runs([run], options) == []
-    rows = {
-        row.eval_length: row
-        for row in read_rows(tmp_path / "results.jsonl")
-        if row.mode == "same tokens"
-    }
-    assert [*rows] == [16, 32, 64]
-    for row in rows.values():
-        assert (row.stride, row.tokens, row.words, row.bits_per_byte) == (1, 20, None, None)
-        assert (row.context_use.windows, row.context_use.from_length) == (20, 16)
-        assert row.context_use.gain_nats == pytest.approx((rows[16].nll_nats - row.nll_nats) / 20)
-        low, high = row.context_use.interval or (0, 0)
-        assert low <= row.context_use.gain_nats <= high
-    assert rows[16].context_use == ContextUse(20, 16, 0.0, None, 64)
+    (row,) = (
+        row for row in read_rows(tmp_path / "results.jsonl") if row.evaluator == "context_use"
+    )
+    assert (row.cell, row.options) == ({"lengths": (16, 32, 64)}, {"context_windows": 20})
+    found = row.results
+    assert (found["lengths"], found["windows"], found["tokens"]) == ((16, 32, 64), 20, 20)
+    nats, gains = np.array(found["nll_nats"]), np.array(found["gain_nats"])
+    np.testing.assert_allclose(gains, (nats[0] - nats) / 20, rtol=1e-5, atol=1e-9)
+    assert (found["interval"][0], found["parts"][0]) == (None, None)
+    for (low, high), gain in zip(found["interval"][1:], gains[1:], strict=True):
+        assert low <= gain <= high
     report = (tmp_path / "report.md").read_text()
     assert (
         "the last 1 tokens of 20 windows, the same at each length, against what they cost at 16"
         in report
     )
-    gain = rows[64].context_use
-    half = (gain.interval[1] - gain.interval[0]) / 2
-    assert f"{gain.gain_nats:+.4f} ± {half:.4f}" in report
+    low, high = found["interval"][2]
+    assert f"{gains[2]:+.4f} ± {(high - low) / 2:.4f}" in report
     assert "95% interval over the text alone" in report
     assert (tmp_path / "context_use.png").stat().st_size > 1000
     assert report.count("Perplexity by evaluation length") == 1, (
@@ -152,35 +150,28 @@ def test_rows_and_report(run, tmp_path, capsys):
     capsys.readouterr()
     options = dataclasses.replace(options, report=False)
     assert evaluate_runs([run], options) == []
-    assert "the same tokens at each length: done before" in capsys.readouterr().err
-    assert evaluate_runs([run], dataclasses.replace(options, context_windows=10)) == []
-    assert len(read_rows(tmp_path / "results.jsonl")) == 9, "other windows are another measurement"
+    assert "the same tokens: done before" in capsys.readouterr().err
+    fewer = dataclasses.replace(options, evaluators=(ContextUse(context_windows=10),))
+    assert evaluate_runs([run], fewer) == []
+    assert len(read_rows(tmp_path / "results.jsonl")) == 5, "other windows are another measurement"
 
 
-def test_gains_of_more_lengths_are_of_other_tokens_and_take_the_place_of_all(run, tmp_path):
+def test_gains_of_more_lengths_are_of_other_tokens_and_stand_in_another_table(run, tmp_path):
     """The longest window decides where the tokens lie; a table of one length's old gain beside new
     ones would mix.
     """
-    options = Options(tmp_path / "both", multiples=(1, 2), context_windows=9, report=False)
-    assert evaluate_runs([run], options) == []
-    for directory in ("both", "once"):
-        both = dataclasses.replace(options, output_dir=tmp_path / directory, multiples=(1, 2, 8))
-        assert evaluate_runs([run], both) == []
-    kept, fresh = (
-        {
-            row.eval_length: (row.nll_nats, row.context_use)
-            for row in latest(read_rows(path))
-            if row.context_use
-        }
-        for path in (tmp_path / name / "results.jsonl" for name in ("both", "once"))
-    )
-    assert [*fresh] == [16, 32, 128]
-    assert kept == fresh
+    for multiples in ((1, 2), (1, 2, 8)):
+        options = options_of(tmp_path, multiples=multiples, context_windows=9, report=False)
+        assert evaluate_runs([run], options) == []
+    rows = [row for row in read_rows(tmp_path / "results.jsonl") if row.evaluator == "context_use"]
+    assert [panel.columns for panel in panels(rows, CONTEXT_GAIN)] == [[16, 32], [16, 32, 128]]
 
 
 def test_one_length_tells_nothing(run, tmp_path, capsys):
     assert (
-        evaluate_runs([run], Options(output_dir=tmp_path, lengths=(16, 9999), context_windows=20))
+        evaluate_runs(
+            [run], options_of(output_dir=tmp_path, lengths=(16, 9999), context_windows=20)
+        )
         == []
     )
     assert "needs two lengths that can be measured, not [16]" in capsys.readouterr().err
@@ -198,19 +189,11 @@ def test_of_several_seeds_the_interval_covers_them(parts, half, tmp_path):
     """Gains of 0.1 and 0.3, and of 0.1 and 0.3 in the halves of the text; the intervals of single
     runs are of an earlier version, and say nothing of another seed.
     """
-    use = {"windows": 2, "from_length": 128, "interval": [0, 1]}
-    rows = [
-        make_row(
-            seed=seed,
-            eval_length=length,
-            mode="same tokens",
-            stride=1,
-            tokens=2,
-            context_use=use | {"gain_nats": gain, "parts": parts[seed] if parts and gain else None},
-        )
-        for seed, gains in ((0, (0.0, 0.1)), (1, (0.0, 0.3)))
-        for length, gain in zip((128, 256), gains, strict=True)
-    ]
+    rows = []
+    for seed, gain in enumerate((0.1, 0.3)):
+        row = make_gains("alibi", {128: 0.0, 256: gain}, seed=seed)
+        own = {"windows": 2, "tokens": 2, "parts": (None, parts and tuple(parts[seed]))}
+        rows.append(dataclasses.replace(row, results=row.results | own))
     append_rows(tmp_path / "results.jsonl", rows)
     write_report(tmp_path)
     report = (tmp_path / "report.md").read_text()

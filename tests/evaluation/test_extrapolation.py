@@ -12,15 +12,21 @@ import pytest
 
 from alibi.data.tokenizers import train_bpe
 from alibi.data.tokens import prepare
-from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_each, evaluate_runs
-from alibi.evaluation.output import Output
-from alibi.evaluation.perplexity import Scorer
+from alibi.evaluation.evaluate import evaluate_each, evaluate_runs
+from alibi.evaluation.scorer import Scorer
 from alibi.model.decoder import build_model, count_parameters
 from alibi.reporting.rows import Device, read_rows
 from alibi.runs import RunDirectory, processor
 from alibi.runs.trained import TrainedRun
 from alibi.training.setup import make_validator
-from tests.evaluation.runs import TEXT, TRAINED_ON, make_run, rows_by_cell
+from tests.evaluation.runs import (
+    TEXT,
+    TRAINED_ON,
+    make_run,
+    options_of,
+    rows_by_cell,
+    subject_of,
+)
 from tests.hosts import ROOT
 
 
@@ -28,24 +34,26 @@ def test_rows_say_what_was_measured(evaluated, alibi_run):
     row = rows_by_cell(evaluated)["alibi-run", 32]
     config = RunDirectory(alibi_run).config()
     assert row.error is None
-    assert (row.position, row.train_length, row.stride, row.mode) == (
-        "alibi",
-        16,
-        32,
-        "nonoverlapping",
-    )
+    assert (row.position, row.train_length, row.evaluator) == ("alibi", 16, "perplexity")
+    assert (row.cell, row.options) == ({"length": 32}, {})
     assert (row.corpus, row.split, row.seed, row.step) == ("text.txt", "valid", 0, 5)
     assert row.trained_on == TRAINED_ON, "the config tells the names of text files alone"
     assert row.parameters == count_parameters(build_model(config, 256))
-    assert row.bytes == len(TEXT.encode())
-    assert row.words == len(TEXT.split())
+    assert row.results["bytes"] == len(TEXT.encode())
+    assert row.results["words"] == len(TEXT.split())
     assert row.device == Device("cpu", 8)
-    assert row.perplexity == pytest.approx(math.exp(row.nll_nats / row.tokens))
-    assert row.word_perplexity == pytest.approx(math.exp(row.nll_nats / row.words))
-    assert row.bits_per_byte == pytest.approx(row.nll_nats / math.log(2) / row.bytes)
-    assert row.tokens_per_second == pytest.approx(row.tokens / row.seconds)
-    assert len(row.parts) == 64
-    assert sum(row.parts) == pytest.approx(row.nll_nats, rel=1e-5)
+    assert row.results["perplexity"] == pytest.approx(
+        math.exp(row.results["nll_nats"] / row.results["tokens"])
+    )
+    assert row.results["word_perplexity"] == pytest.approx(
+        math.exp(row.results["nll_nats"] / row.results["words"])
+    )
+    assert row.results["bits_per_byte"] == pytest.approx(
+        row.results["nll_nats"] / math.log(2) / row.results["bytes"]
+    )
+    assert row.results["tokens_per_second"] == pytest.approx(row.results["tokens"] / row.seconds)
+    assert len(row.results["parts"]) == 64
+    assert sum(row.results["parts"]) == pytest.approx(row.results["nll_nats"], rel=1e-5)
     assert (row.processor, row.jax) == (processor(), jax.__version__)
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(row.date)
     assert datetime.timedelta() < age < datetime.timedelta(days=1), "seconds of UTC"
@@ -55,16 +63,16 @@ def test_dumps_hold_every_token_in_stream_order(evaluated, alibi_run):
     row = rows_by_cell(evaluated)["alibi-run", 16]
     with np.load(evaluated / "nll" / "alibi-run-length=16-stride=16.npz") as dump:
         assert dump["nll_nats"].dtype == np.float32
-        assert dump["nll_nats"].sum(dtype=np.float64) == row.nll_nats
-        assert dump["targets"].size == row.tokens
+        assert dump["nll_nats"].sum(dtype=np.float64) == row.results["nll_nats"]
+        assert dump["targets"].size == row.results["tokens"]
         assert RunDirectory(alibi_run).tokenizer().decode(dump["targets"]).startswith(TEXT)
 
 
 def test_a_length_beyond_the_learned_table_is_a_row_and_no_failure(evaluated):
     row = rows_by_cell(evaluated)["learned-run", 32]
     assert "16 positions and got a sequence of 32 tokens" in row.error
-    assert row.nll_nats is row.perplexity is row.tokens is None
-    assert rows_by_cell(evaluated)["learned-run", 16].nll_nats > 0
+    assert row.results == {}
+    assert rows_by_cell(evaluated)["learned-run", 16].results["nll_nats"] > 0
     assert not (evaluated / "nll" / "learned-run-length=32-stride=32.npz").exists()
 
 
@@ -81,23 +89,25 @@ def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run, le
     )
     for _ in range(2):  # nothing was measured, so the command must not look as if it had worked
         (failure,) = evaluate_runs(
-            [alibi_run], Options(output_dir=tmp_path, lengths=(512,), report=False)
+            [alibi_run], options_of(output_dir=tmp_path, lengths=(512,), report=False)
         )
         assert failure == f"{alibi_run}: no length can be measured: {why}"
     (row,) = read_rows(tmp_path / "results.jsonl")
-    assert (row.error, row.perplexity, row.limit) == (why, None, True)
+    assert (row.error, row.results, row.limit) == (why, {}, True)
     # Beyond a learned table more text would not help.
     assert (
-        evaluate_runs([learned_run], Options(output_dir=tmp_path, lengths=(512,), report=False))
+        evaluate_runs([learned_run], options_of(output_dir=tmp_path, lengths=(512,), report=False))
         == []
     )
 
 
 def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated):
-    evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,), stride=5, report=False))
+    evaluate_runs(
+        [alibi_run], options_of(output_dir=tmp_path, lengths=(16,), stride=5, report=False)
+    )
     (row,) = read_rows(tmp_path / "results.jsonl")
-    assert (row.mode, row.stride) == ("sliding", 5)
-    assert row.tokens == rows_by_cell(evaluated)["alibi-run", 16].tokens
+    assert (row.evaluator, row.options) == ("perplexity", {"stride": 5})
+    assert row.results["tokens"] == rows_by_cell(evaluated)["alibi-run", 16].results["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +116,7 @@ def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated)
         ({"checkpoint": "4"}, "no checkpoint of step 4; there are: 3, 5"),
         (
             {"split": "test"},
-            "data.test is empty; train with data.test=..., or score a file by --text_file",
+            "the config names no test text: data.test is empty",
         ),
         ({"text_file": "none.txt"}, "none.txt"),
         (
@@ -118,7 +128,7 @@ def test_sliding_windows_are_a_mode_of_their_own(tmp_path, alibi_run, evaluated)
 def test_what_a_run_cannot_give(tmp_path, alibi_run, options, message):
     (failure,) = evaluate_runs(
         [alibi_run],
-        Options(**{"output_dir": tmp_path, "lengths": (16,), "report": False} | options),
+        options_of(**{"output_dir": tmp_path, "lengths": (16,), "report": False} | options),
     )
     assert message in failure
     assert read_rows(tmp_path / "results.jsonl") == []
@@ -127,7 +137,7 @@ def test_what_a_run_cannot_give(tmp_path, alibi_run, options, message):
 @pytest.mark.parametrize(("content", "message"), [(b"", "is empty"), (b"caf\xe9 au lait", "UTF-8")])
 def test_a_text_file_that_is_no_text(tmp_path, alibi_run, content, message):
     (tmp_path / "bad.txt").write_bytes(content)
-    options = Options(
+    options = options_of(
         output_dir=tmp_path, lengths=(16,), text_file=str(tmp_path / "bad.txt"), report=False
     )
     (failure,) = evaluate_runs([alibi_run], options)
@@ -160,8 +170,9 @@ def test_a_text_file_is_read_as_the_runs_own_text(tmp_path, monkeypatch):
     }
 
     def tokens(run, **options):
-        options = Options(output_dir=tmp_path / "out", lengths=(16,), report=False, **options)
-        return RunEvaluation(run, options, Output(options.output_dir)).text
+        options = options_of(output_dir=tmp_path / "out", lengths=(16,), report=False, **options)
+        (perplexity,) = options.evaluators
+        return perplexity.text(subject_of(run, options), {})
 
     bpe = f"data.tokenizer=bpe,data.tokenizer_file={tmp_path / 'bpe.json'}"
     for name, (file, keys) in own.items():
@@ -175,9 +186,9 @@ def test_a_text_file_is_read_as_the_runs_own_text(tmp_path, monkeypatch):
     assert split.manifest.documents == 4, "a row, or a null, each"
     nats = []
     for given in ({}, {"text_file": str(valid)}):
-        options = Options(output_dir=tmp_path / "out", lengths=(16,), report=False, **given)
+        options = options_of(output_dir=tmp_path / "out", lengths=(16,), report=False, **given)
         assert evaluate_runs([run], options) == []
-        nats.append(read_rows(tmp_path / "out" / "results.jsonl")[-1].nll_nats)
+        nats.append(read_rows(tmp_path / "out" / "results.jsonl")[-1].results["nll_nats"])
     assert nats[0] == nats[1]
     ends = {
         end: tokens(tmp_path / "blank", text_file=str(text), document_end=end).manifest.documents
@@ -199,7 +210,7 @@ def test_a_text_without_a_masked_token(tmp_path):
     run = make_run(
         tmp_path, "alibi", "masked-run", steps=(3,), text=tmp_path / "text.txt", keys=keys
     )
-    options = Options(output_dir=tmp_path / "out", multiples=(1,), report=False)
+    options = options_of(output_dir=tmp_path / "out", multiples=(1,), report=False)
     (failure,) = evaluate_runs([run], options)
     told = "none of the 5 tokens of the text is masked, so there is nothing to score; use a longer text"
     assert failure == f"{run}: {told}"
@@ -213,27 +224,25 @@ def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monk
     def no_memory(*arguments, **keywords):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes")
 
-    options = Options(output_dir=tmp_path, lengths=(16,), report=False)
+    options = options_of(output_dir=tmp_path, lengths=(16,), report=False)
     with monkeypatch.context() as patch:
         patch.setattr(Scorer, "score_windows", no_memory)
         assert evaluate_runs([alibi_run], options) == []
     assert evaluate_runs([alibi_run], options) == []
     failed, measured = read_rows(tmp_path / "results.jsonl")
-    assert failed.error.startswith("out of memory at 16 tokens")
-    assert measured.nll_nats > 0
+    assert failed.error.startswith("out of memory at 16; try fewer")
+    assert measured.results["nll_nats"] > 0
 
 
 def test_options_are_checked_before_any_work(tmp_path):
-    assert Options(tmp_path, multiples=(4, 1, 4)).lengths_of(128) == [128, 512]
-    assert Options(tmp_path, lengths=(100,)).lengths_of(128) == [100]
-    with pytest.raises(ValueError, match="stride=65 must be between 1 and the length 64"):
-        Options(tmp_path, lengths=(512, 64), stride=65)
+    assert options_of(tmp_path, multiples=(4, 1, 4)).lengths_of(128) == [128, 512]
+    assert options_of(tmp_path, lengths=(100,)).lengths_of(128) == [100]
     with pytest.raises(ValueError, match="must be latest, best or a step"):
-        Options(tmp_path, checkpoint="newest")
+        options_of(tmp_path, checkpoint="newest")
     with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"):
-        Options(tmp_path, batch_tokens=0)
+        options_of(tmp_path, batch_tokens=0)
     with pytest.raises(ValueError, match="have the same name"):
-        evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], Options(tmp_path))
+        evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], options_of(tmp_path))
 
 
 def test_the_command_line(tmp_path, alibi_run, folder):
@@ -250,7 +259,7 @@ def test_the_command_line(tmp_path, alibi_run, folder):
     assert "error: 1 of 2 work directories failed" in done.stderr
     assert "alibi-run as alibi(slopes=0.5:0.25) with window 4" in done.stdout
     row = json.loads((tmp_path / "results.jsonl").read_text())
-    assert (row["device"], row["eval_length"]) == ({"kind": "cpu", "count": 1}, 16), (
+    assert (row["device"], row["cell"]) == ({"kind": "cpu", "count": 1}, {"length": 16}), (
         "once the run's own length"
     )
     options = {"slopes": [0.5, 0.25]}
@@ -263,7 +272,7 @@ def test_all_work_directories_are_looked_at_before_the_first_is_evaluated(
     tmp_path, alibi_run, folder, capsys
 ):
     """A name that is wrong is told at once, and the others are evaluated all the same."""
-    options, told = Options(tmp_path, report=False), []
+    options, told = options_of(tmp_path, report=False), []
     evaluate_each(
         [alibi_run, folder / "nowhere"], options, lambda *_: told.append(capsys.readouterr().err)
     )
@@ -285,8 +294,8 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
     ("program", "flags", "message"),
     [
         (
-            "scripts/passkey.py",
-            ["--checkpoint=last"],
+            "eval_extrapolation.py",
+            ["--evaluators=passkey", "--checkpoint=last"],
             "checkpoint=last must be latest, best or a step, such as 600",
         ),
         (
@@ -308,7 +317,7 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
         (
             "eval_extrapolation.py",
             ["--context_windows=1"],
-            "--context_windows=1 is for --context_use",
+            "--context_windows=1 is for --evaluators=context_use; add it",
         ),
         (
             "eval_extrapolation.py",

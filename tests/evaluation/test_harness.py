@@ -13,7 +13,7 @@ import pytest
 
 from alibi.evaluation import tasks as tasks_module
 from alibi.evaluation.harness import PairScorer, harness_model
-from alibi.evaluation.perplexity import run_scorer
+from alibi.evaluation.scorer import run_scorer
 from alibi.evaluation.tasks import Options, evaluate_tasks
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
@@ -262,8 +262,8 @@ def test_tasks_with_local_data(runs, tasks, run_script, tmp_path, no_network):
     assert answered == greedy
     assert line["value"] == np.mean([text == "" for text in greedy])
 
-    assert (line["run"], line["step"], line["eval_length"]) == (run.name, run.step, 40)
-    assert (line["task_version"], line["num_fewshot"], line["mode"]) == ("2", 0, "harness")
+    assert (line["run"], line["step"], line["cell"]["length"]) == (run.name, run.step, 40)
+    assert (line["task_version"], line["num_fewshot"], line["evaluator"]) == ("2", 0, "harness")
     assert {"date", "processor", "commit", "jax", "harness", "config_hash", "device"} <= set(line)
     assert "requests are longer than 28 tokens, and lost their beginning" in result.stderr
 
@@ -279,7 +279,7 @@ def test_several_lengths_examples_and_a_part_of_the_samples(runs, tasks, tmp_pat
         limit=2,
     )
     results = evaluate_tasks(runs(), options)
-    assert [(one.of.eval_length, one.samples, one.num_fewshot) for one in results] == [
+    assert [(one.of.length, one.samples, one.num_fewshot) for one in results] == [
         (128, 2, 1),
         (256, 2, 1),
     ]

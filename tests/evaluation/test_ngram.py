@@ -215,7 +215,7 @@ def test_rows_of_runs_with_any_tokenizer_hold_the_same_nll(texts, capsys):
     claimed(texts, "of-bpe", "data.tokenizer=bpe,data.bpe_vocab_size=270")
     rows = rows_of(texts, "of-bytes", "rotary", "of-words", "of-bpe")
     assert capsys.readouterr().out.count("n-grams of 155 bytes") == 3
-    by_run = {(row.run, row.eval_length): row for row in rows}
+    by_run = {(row.run, row.length): row for row in rows}
     assert len(rows) == 2 * 2 * 3
     bpe = prepare(RunDirectory(texts / "of-bpe").config().data, "valid").manifest.tokens
     assert 2 < bpe < 19
@@ -224,10 +224,18 @@ def test_rows_of_runs_with_any_tokenizer_hold_the_same_nll(texts, capsys):
         (order,) = {row.run[6] for row in rows if row.run.endswith(f"witten-bell{end}")}
         for length in (16, 32):
             row = by_run[f"ngram-{order}-witten-bell{end}", length]
-            assert (row.tokens, row.words, row.bytes) == (tokens, 4, 19)
-            assert row.nll_nats == pytest.approx(by_run[f"ngram-{order}-witten-bell", 16].nll_nats)
-            assert row.perplexity == pytest.approx(math.exp(row.nll_nats / tokens))
-            assert (row.mode, row.stride, row.train_length) == ("nonoverlapping", length, 0)
+            assert (row.results["tokens"], row.results["words"], row.results["bytes"]) == (
+                tokens,
+                4,
+                19,
+            )
+            assert row.results["nll_nats"] == pytest.approx(
+                by_run[f"ngram-{order}-witten-bell", 16].results["nll_nats"]
+            )
+            assert row.results["perplexity"] == pytest.approx(
+                math.exp(row.results["nll_nats"] / tokens)
+            )
+            assert (row.evaluator, row.options, row.train_length) == ("perplexity", {}, 0)
     repeated = rows_of(texts, "of-bytes", "rotary", "of-words", "of-bpe")
     assert repeated == rows
 
@@ -241,7 +249,7 @@ def test_the_rows_hold_the_best_order_of_the_written_formulas(texts):
     for row in rows_of(texts, "run"):
         _, order, smoothing = row.run.split("-", 2)
         sums = [sum(found[smoothing]) for found in nats]
-        assert row.nll_nats == pytest.approx(min(sums), rel=1e-12)
+        assert row.results["nll_nats"] == pytest.approx(min(sums), rel=1e-12)
         assert sums.index(min(sums)) + 1 == int(order)
 
 
@@ -258,7 +266,7 @@ def test_separate_documents_do_not_see_each_other(texts):
         for documents in ([b"ab ab\n", b"abab\n", b"ab"], [b"ab ab\nabab\nab"])
     )
     rows = rows_of(texts, "alone")
-    assert {row.documents.positions for row in rows} == {"restart"}
+    assert {row.documents for row in rows} == {"restart"}
     row = next(row for row in rows if "witten" in row.run)
     sums = [
         [sum(written.nats(documents, order)["witten-bell"]) for order in range(1, 9)]
@@ -267,8 +275,8 @@ def test_separate_documents_do_not_see_each_other(texts):
             (together, [b"ab\nba\nabab"]),
         )
     ]
-    assert row.nll_nats == pytest.approx(min(sums[0]), rel=1e-12)
-    assert row.nll_nats != pytest.approx(min(sums[1]), rel=1e-3)
+    assert row.results["nll_nats"] == pytest.approx(min(sums[0]), rel=1e-12)
+    assert row.results["nll_nats"] != pytest.approx(min(sums[1]), rel=1e-3)
 
 
 def test_other_train_texts_and_tokens_are_lines_of_their_own(texts):
@@ -325,9 +333,15 @@ def test_masked_tokens_are_scored_by_their_frequency(texts):
     masked = valid[Masked(256, 10, 0.5, 0.1, 0.1).predicted(0, valid.size)]
     counts, kinds = np.bincount(train, minlength=256), np.unique(train).size
     nats = -np.log((counts + kinds / 256) / (train.size + kinds))[masked].sum()
-    assert row.nll_nats == pytest.approx(nats, rel=1e-12)
-    assert (row.run, row.mode, row.tokens) == ("ngram-1-witten-bell", "masked", masked.size)
-    assert (row.bytes, row.masks) == (None, (0.5, 0.1, 0.1)), "as rows of masked models"
+    assert row.results["nll_nats"] == pytest.approx(nats, rel=1e-12)
+    assert (row.run, row.results["tokens"]) == ("ngram-1-witten-bell", masked.size)
+    assert row.objective == {
+        "name": "masked",
+        "mask_rate": 0.5,
+        "mask_random": 0.1,
+        "mask_kept": 0.1,
+    }, "as rows of masked models"
+    assert "bytes" not in row.results
 
 
 def test_bad_input_is_a_line_before_the_work(texts, capsys):

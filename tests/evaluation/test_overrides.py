@@ -6,16 +6,17 @@ import pytest
 
 from alibi.config import make_config, read_config
 from alibi.config.override import Override
-from alibi.evaluation import extrapolation
+from alibi.evaluation import subject
 from alibi.evaluation.dumps import read_dump
-from alibi.evaluation.extrapolation import Options, evaluate_runs
-from alibi.evaluation.perplexity import Scorer
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.perplexity import scoring
+from alibi.evaluation.scorer import Scorer
 from alibi.model.positions import layer_pattern
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest
 from alibi.runs.overrides import effective, overridden
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run
+from tests.evaluation.runs import make_run, options_of
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
     }
 
     def evaluate(override):
-        options = Options(output_dir=tmp_path, lengths=(16,), dump_nll=True, override=override)
+        options = options_of(output_dir=tmp_path, lengths=(16,), dump_nll=True, override=override)
         assert evaluate_runs([plain_run], options) == []
 
     same = (None, Override(), Override("none", window=0), Override(logit_scale=""))
@@ -56,14 +57,16 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
     assert {(row.run, row.position, row.config_hash) for row in rows.values()} == {
         ("none-run", "none", rows[""].config_hash)
     }
-    assert rows["as alibi(slopes=0:0)"].nll_nats == pytest.approx(rows[""].nll_nats, rel=1e-6)
-    assert rows["as alibi with window 16"].nll_nats == pytest.approx(
-        rows["as alibi"].nll_nats, rel=1e-6
+    assert rows["as alibi(slopes=0:0)"].results["nll_nats"] == pytest.approx(
+        rows[""].results["nll_nats"], rel=1e-6
+    )
+    assert rows["as alibi with window 16"].results["nll_nats"] == pytest.approx(
+        rows["as alibi"].results["nll_nats"], rel=1e-6
     )
     for name in ("as alibi", "with window 3"):
-        assert abs(rows[name].nll_nats - rows[""].nll_nats) > 1e-3
+        assert abs(rows[name].results["nll_nats"] - rows[""].results["nll_nats"]) > 1e-3
     dumps = [read_dump(path) for path in (tmp_path / "nll").iterdir()]
-    assert {dump.of for dump in dumps} == {row.scoring for row in rows.values()}
+    assert {dump.of for dump in dumps} == set(map(scoring, rows.values()))
     told = (tmp_path / "report.md").read_text()
     assert "none-run as alibi with window 16" in told, "in the table"
     for dump in dumps:
@@ -95,9 +98,9 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
 def test_what_a_model_cannot_be_tested_under_is_said_before_any_work(
     tmp_path, plain_run, override, message, monkeypatch
 ):
-    monkeypatch.setattr(extrapolation, "prepare", None)
+    monkeypatch.setattr(subject, "prepare", None)
     (failure,) = evaluate_runs(
-        [plain_run], Options(output_dir=tmp_path, override=override, report=False)
+        [plain_run], options_of(output_dir=tmp_path, override=override, report=False)
     )
     assert re.search(message, failure), failure
     assert len(failure.splitlines()) == 1
@@ -128,8 +131,8 @@ def test_a_stretched_method_asks_for_the_length_that_the_run_knows(folder, tmp_p
     positions.
     """
     run = make_run(folder, "rotary,model.max_position=256", "randomised-run")
-    monkeypatch.setattr(extrapolation, "prepare", None)
-    options = Options(
+    monkeypatch.setattr(subject, "prepare", None)
+    options = options_of(
         output_dir=tmp_path, override=Override("rotary_ntk", max_position=0), report=False
     )
     assert evaluate_runs([run], options) == [

@@ -1,6 +1,7 @@
 """Keys where they should be, and found by who can find them."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -12,15 +13,16 @@ from alibi.config import read_config, replaced
 from alibi.config.override import Override
 from alibi.data.books import QUESTION, STATEMENT, Books, PassKeys, distances, make_prompts
 from alibi.data.corpus import Piece
-from alibi.evaluation import passkey
-from alibi.evaluation.passkey import Options, evaluate_passkeys
-from alibi.evaluation.perplexity import Scorer
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.passkey import Passkey
+from alibi.evaluation.scorer import Scorer, wrong_tokens
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
-from tests.evaluation.runs import make_run
+from tests.evaluation.runs import make_run, options_of
 
+keys_of = functools.partial(options_of, evaluator=Passkey)
 BOOK = b"It was the best of times, it was the worst of times. " * 40
 
 
@@ -89,36 +91,27 @@ def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(
     failed.
     """
     monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
-    options = Options(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
-    assert evaluate_passkeys([a_run], options) == []
+    options = keys_of(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
+    assert evaluate_runs([a_run], options) == []
     measured, *limits = read_rows(tmp_path / "out" / "results.jsonl")
-    assert (measured.eval_length, measured.is_measured) == (64, True)
-    assert {(row.eval_length, row.limit, row.is_measured) for row in limits} == {
-        (2200, True, False)
-    }
-    assert [row.passkey.distance for row in limits] == distances(2200)
+    assert (measured.length, measured.is_measured) == (64, True)
+    assert {(row.length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
+    assert [row.cell["distance"] for row in limits] == distances(2200)
     why = "windows of 2,200 tokens are longer than their text of 2,120 bytes"
     assert all(row.error.startswith(why) for row in limits)
-    (failure,) = evaluate_passkeys([a_run], dataclasses.replace(options, lengths=(2200,)))
+    (failure,) = evaluate_runs([a_run], dataclasses.replace(options, lengths=(2200,)))
     assert failure.startswith(f"{a_run}: no length can be measured: {why}")
     assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 1 + len(limits), (
         "each is written once"
     )
 
 
-def test_keys_are_answered_with_the_products_that_rows_name(a_run, tmp_path, monkeypatch):
+def test_keys_are_answered_with_the_products_that_rows_name(a_run, monkeypatch):
     """A float32 model's are float32's on accelerators too, as where its NLL is scored."""
     run = TrainedRun(a_run)
     params, batch = run.params, (jnp.zeros((1, 16), jnp.int32), jnp.zeros((1, 5), jnp.int32))
-    scored = []
-    monkeypatch.setattr(
-        passkey,
-        "Scorer",
-        lambda function, **how: scored.append(function) or Scorer(function, **how),
-    )
-    evaluate_passkeys([a_run], Options(tmp_path / "out", lengths=(64,), prompts=3, report=False))
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    lowered = jax.jit(scored[0]).lower(params, *batch).as_text()
+    lowered = jax.jit(wrong_tokens(run.model)).lower(params, *batch).as_text()
     assert set(re.findall(r"precision = \[(\w+), \w+\]", lowered)) == {"HIGHEST"}
 
 
@@ -157,15 +150,15 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp
     monkeypatch.setattr(TrainedRun, "model", Copier(64))
     monkeypatch.setattr(TrainedRun, "num_parameters", 0)
     monkeypatch.setattr(TrainedRun, "params", {})
-    options = Options(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9)
-    evaluate_passkeys([a_run], options)
+    options = keys_of(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9)
+    evaluate_runs([a_run], options)
     rows = read_rows(tmp_path / "out" / "results.jsonl")
-    found = {(row.eval_length, row.passkey.distance): row.passkey.accuracy for row in rows}
+    found = {(*row.cell.values(),): row.results.get("accuracy") for row in rows}
     assert found == {
         (128, 32): 0.0, (128, 64): 1.0, (150, 32): 0.0, (150, 64): 1.0, (150, 128): 0.0,
         (256, 32): None, (256, 64): None, (256, 128): None,
     }  # fmt: skip
-    assert {row.error for row in rows if row.eval_length == 256} == {"no more than 200"}
+    assert {row.error for row in rows if row.length == 256} == {"no more than 200"}
     report = (tmp_path / "out" / "report.md").read_text()
     assert "| a-run | 128 | 0% ± 30% | 100% ± 30% |  |" in report
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
@@ -173,49 +166,53 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp
 
 def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(a_run, tmp_path, capsys):
     with pytest.raises(ValueError, match="have the same name, and rows are known by it"):
-        evaluate_passkeys([a_run, tmp_path / "a-run"], Options(output_dir=tmp_path / "out"))
-    evaluate_passkeys([a_run], Options(output_dir=tmp_path / "out", lengths=(37,)))
-    assert "a-run: windows of 37 tokens are too short for a key 32 back" in capsys.readouterr().err
+        evaluate_runs([a_run, tmp_path / "a-run"], keys_of(output_dir=tmp_path / "out"))
+    evaluate_runs([a_run], keys_of(output_dir=tmp_path / "out", lengths=(37,)))
+    assert "a-run: passkey measures nothing at [37]" in capsys.readouterr().err
 
 
 def test_too_little_memory_is_a_row_and_the_others_are_measured(a_run, tmp_path, monkeypatch):
     """`batch_tokens` is what a device holds at a time; too many tokens end no run."""
     score = Scorer.score_windows
 
-    def short_of_memory(scorer, params, tokens, part):
+    def short_of_memory(scorer, params, tokens, part, **progress):
         if part.length > 64:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes")
         assert scorer._batch_tokens == 100
         return score(scorer, params, tokens, part)
 
     monkeypatch.setattr(Scorer, "score_windows", short_of_memory)
-    options = Options(output_dir=tmp_path / "out", lengths=(134, 64), prompts=3, batch_tokens=100)
-    assert evaluate_passkeys([a_run], options) == []
+    options = keys_of(output_dir=tmp_path / "out", lengths=(134, 64), prompts=3, batch_tokens=100)
+    assert evaluate_runs([a_run], options) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
-    assert [(row.eval_length, row.is_measured) for row in rows] == [(64, True), *[(134, False)] * 3]
+    assert [(row.length, row.is_measured) for row in rows] == [(64, True), *[(134, False)] * 3]
     assert {row.error for row in rows[1:]} == {
-        "out of memory at 134 tokens; try fewer batch_tokens or more devices"
+        f"out of memory with a key {distance} tokens back in 134; try fewer batch_tokens or more devices"
+        for distance in (32, 64, 128)
     }
 
 
 def test_a_trained_run_is_measured_once(a_run, tmp_path, capsys):
-    options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
+    options = keys_of(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
     for words in (
         "a key 32 tokens back in 64: 0% of 3 found",
         "a key 32 tokens back in 64: done before",
     ):
-        evaluate_passkeys([a_run], options)
+        evaluate_runs([a_run], options)
         assert words in capsys.readouterr().err
-    evaluate_passkeys([a_run], dataclasses.replace(options, prompts=4))
-    assert [row.passkey.prompts for row in read_rows(tmp_path / "out" / "results.jsonl")] == [3, 4]
+    evaluate_runs([a_run], dataclasses.replace(options, evaluators=(Passkey(prompts=4),)))
+    assert [row.results["prompts"] for row in read_rows(tmp_path / "out" / "results.jsonl")] == [
+        3,
+        4,
+    ]
 
 
 def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, monkeypatch, capsys):
     """A table of 0% alone would look like a fault of the method. A user's own text may have keys
     too.
     """
-    options = Options(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
-    assert evaluate_passkeys([a_run], options) == []
+    options = keys_of(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
+    assert evaluate_runs([a_run], options) == []
     told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]
     assert len(told) == 1
     assert told[0].startswith(
@@ -230,7 +227,7 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, mon
         return config
 
     monkeypatch.setattr(RunDirectory, "config", with_keys)
-    assert evaluate_passkeys([a_run], options) == []
+    assert evaluate_runs([a_run], options) == []
     assert "configs/passkey.py" not in capsys.readouterr().err
 
 
@@ -238,12 +235,12 @@ def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_o
     a_run, tmp_path, capsys
 ):
     missing = tmp_path / "no-run"
-    options = Options(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
-    (failure,) = evaluate_passkeys([missing, a_run], options)
+    options = keys_of(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
+    (failure,) = evaluate_runs([missing, a_run], options)
     assert str(missing) in failure
-    assert "a-run, a key 32 tokens back in 64: 0% of 3 found" in capsys.readouterr().err
+    assert "a-run with a key 32 tokens back in 64: 0% of 3 found" in capsys.readouterr().err
     override = Override(position="alibi_interpolated")
-    assert not evaluate_passkeys([a_run], dataclasses.replace(options, override=override))
-    assert "a-run as alibi_interpolated, a key 32 tokens back" in capsys.readouterr().err
+    assert not evaluate_runs([a_run], dataclasses.replace(options, override=override))
+    assert "a-run as alibi_interpolated with a key 32 tokens back" in capsys.readouterr().err
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     assert [row.override for row in rows] == [None, Override(position="alibi_interpolated")]

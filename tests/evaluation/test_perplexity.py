@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from alibi.config import make_config, replaced
-from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.evaluation.scorer import Scorer, model_nll
 from alibi.model.decoder import build_model, evaluated
 from alibi.objectives import NextToken
 

@@ -12,27 +12,21 @@ import pytest
 from alibi.config import replaced
 from alibi.evaluation import output
 from alibi.evaluation.dumps import read_dump, read_scoring
-from alibi.evaluation.extrapolation import (
-    Options,
-    Output,
-    OutputError,
-    RunEvaluation,
-    evaluate_runs,
-)
+from alibi.evaluation.evaluate import OutputError, evaluate_run, evaluate_runs
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import TEXT, make_run
+from tests.evaluation.runs import TEXT, make_run, options_of, subject_of
 
 
 def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
     """Both find nothing done when they start, and both compute everything."""
-    options = Options(output_dir=tmp_path, lengths=(16, 24))
-    both = [RunEvaluation(str(alibi_run), options, Output(tmp_path)) for _ in range(2)]
+    options = options_of(output_dir=tmp_path, lengths=(16, 24))
+    both = [subject_of(alibi_run, options) for _ in range(2)]
     for one in both:
-        one.run()
+        evaluate_run(one, options)
         one.output.finish(report=False, workdirs=())
-    assert [row.eval_length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
+    assert [row.length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
 
 
 def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, monkeypatch):
@@ -42,14 +36,16 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
     )
     assert (
         evaluate_runs(
-            [alibi_run], Options(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False)
+            [alibi_run],
+            options_of(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False),
         )
         == []
     )
     monkeypatch.undo()
     # The learned run's limit is found again, and not written again.
     assert (
-        evaluate_runs([learned_run], Options(output_dir=copied, lengths=(32,), report=False)) == []
+        evaluate_runs([learned_run], options_of(output_dir=copied, lengths=(32,), report=False))
+        == []
     )
     assert (copied / "results.jsonl").read_text() == before
 
@@ -62,9 +58,9 @@ def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_bes
     shutil.rmtree(copied / "rows")
     file.write_text(file.read_text().replace('"corpus": "text.txt"', '"corpus": "text"'))
     assert len(read_rows(file)) == 4
-    options = Options(output_dir=copied, lengths=(16, 24), report=False)
+    options = options_of(output_dir=copied, lengths=(16, 24), report=False)
     assert evaluate_runs([alibi_run], options) == []
-    assert [(row.corpus, row.eval_length) for row in read_rows(file)[4:]] == [("text", 24)]
+    assert [(row.corpus, row.length) for row in read_rows(file)[4:]] == [("text", 24)]
     (folder / "other").mkdir()
     (folder / "other" / "text.txt").write_text(TEXT * 2)  # another text of the same file name
     other = make_run(folder, "none", "other-run", text=folder / "other" / "text.txt")
@@ -83,12 +79,14 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     rounded.write("config.json", dataclasses.asdict(config))
     output = tmp_path / "dtypes"
     assert (
-        evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+        evaluate_runs([rounded.path], options_of(output_dir=output, lengths=(16,), report=False))
+        == []
     )
     config = replaced(config, {"eval.dtype": "float32"})
     rounded.write("config.json", dataclasses.asdict(config))
     assert (
-        evaluate_runs([rounded.path], Options(output_dir=output, lengths=(16,), report=False)) == []
+        evaluate_runs([rounded.path], options_of(output_dir=output, lengths=(16,), report=False))
+        == []
     )
     before, after = read_rows(output / "results.jsonl")
     assert (before.dtype, after.dtype) == ("bfloat16", "float32")
@@ -96,22 +94,28 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     exact = next(
         row
         for row in read_rows(copied / "results.jsonl")
-        if (row.run, row.eval_length) == ("alibi-run", 16)
+        if (row.run, row.length) == ("alibi-run", 16)
     )
-    assert after.nll_nats == pytest.approx(exact.nll_nats, rel=1e-6) != before.nll_nats
+    assert (
+        after.results["nll_nats"]
+        == pytest.approx(exact.results["nll_nats"], rel=1e-6)
+        != before.results["nll_nats"]
+    )
     assert latest([before, after]) == [after]
 
 
 def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
     options = {"output_dir": copied, "lengths": (16,), "report": False}
-    assert evaluate_runs([alibi_run], Options(**options, checkpoint="3")) == []
+    assert evaluate_runs([alibi_run], options_of(**options, checkpoint="3")) == []
     (folder / "mine.txt").write_text("another text, of one line\n")
-    assert evaluate_runs([alibi_run], Options(**options, text_file=str(folder / "mine.txt"))) == []
+    assert (
+        evaluate_runs([alibi_run], options_of(**options, text_file=str(folder / "mine.txt"))) == []
+    )
     (folder / "copies").mkdir()
     (folder / "copies" / "mine.txt").write_text("a text of its own, of the same name\n")
     assert (
         evaluate_runs(
-            [alibi_run], Options(**options, text_file=str(folder / "copies" / "mine.txt"))
+            [alibi_run], options_of(**options, text_file=str(folder / "copies" / "mine.txt"))
         )
         == []
     )
@@ -133,7 +137,7 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     dump.write_bytes(dump.read_bytes()[:100])
     before = (copied / "results.jsonl").read_text()
     evaluate_runs(
-        [alibi_run], Options(output_dir=copied, lengths=(16,), dump_nll=True, report=False)
+        [alibi_run], options_of(output_dir=copied, lengths=(16,), dump_nll=True, report=False)
     )
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
@@ -150,7 +154,7 @@ def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alib
     dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
     before = dump.read_bytes()
     for _ in range(2):
-        options = Options(
+        options = options_of(
             output_dir=copied, lengths=(16,), dump_nll=True, report=False, checkpoint="3"
         )
         assert evaluate_runs([alibi_run], options) == []
@@ -161,19 +165,19 @@ def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alib
 
 def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, alibi_run, tmp_path):
     anew = make_run(tmp_path, "none", "alibi-run", text=alibi_run.parent / "text.txt")
-    assert evaluate_runs([anew], Options(output_dir=copied, lengths=(16,), report=False)) == []
+    assert evaluate_runs([anew], options_of(output_dir=copied, lengths=(16,), report=False)) == []
     found = [row for row in latest(read_rows(copied / "results.jsonl")) if row.run == "alibi-run"]
-    assert [(row.position, row.eval_length) for row in found] == [("none", 16)]
+    assert [(row.position, row.length) for row in found] == [("none", 16)]
 
 
 def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="can't be written"):
-        evaluate_runs([alibi_run], Options(output_dir=tmp_path / "file" / "out"))
+        evaluate_runs([alibi_run], options_of(output_dir=tmp_path / "file" / "out"))
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(output, "record_row", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        evaluate_runs([alibi_run], Options(output_dir=tmp_path, lengths=(16,)))
+        evaluate_runs([alibi_run], options_of(output_dir=tmp_path, lengths=(16,)))

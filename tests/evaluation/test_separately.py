@@ -18,12 +18,13 @@ from alibi.data.tokenizers import (
     train_bpe,
 )
 from alibi.data.tokens import prepare_text
-from alibi.evaluation.extrapolation import Options, RunEvaluation, evaluate_runs
-from alibi.evaluation.output import Output
-from alibi.evaluation.perplexity import Scorer
-from alibi.evaluation.separately import documents_of, lines_of
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.scorer import Scorer, run_scorer
+from alibi.evaluation.separately import documents_of
 from alibi.reporting.panels import caption, panel_groups
 from alibi.reporting.rows import Row, read_rows
+from alibi.runs.trained import TrainedRun
+from tests.evaluation.runs import options_of
 
 TEXT = "one\ntwo\n\nthree, longer than a window\n\n\nfour\nfive"
 WORDS = dict.fromkeys(("<s>", "<pad>", "</s>", "<unk>", "one", "two", "four"), 1)
@@ -118,18 +119,19 @@ def test_the_numbers_are_those_of_each_document_alone(tmp_path, run, request):
     workdir = request.getfixturevalue(run)
     text = "one\ntwo\n\nthree, longer than a window\n\nas long as this\nfive"
     (tmp_path / "text.txt").write_text(text)
-    options = {"text_file": str(tmp_path / "text.txt"), "document_end": "line"}
-    options = Options(tmp_path, lengths=(16,), separately=True, **options)
-    evaluation = RunEvaluation(workdir, options, Output(tmp_path))
-    trained, (windows,) = evaluation.trained, evaluation.windows
-    score = evaluation._score(windows, trained.params)
+    options = {"text_file": str(tmp_path / "text.txt"), "document_end": "line", "report": False}
+    options = options_of(tmp_path / "out", lengths=(16,), separately=True, **options)
+    assert evaluate_runs([workdir], options) == []
+    trained = TrainedRun(workdir)
     parts = [line.encode() + b"\n" for line in text.split("\n")]
     parts = [np.frombuffer(part, np.uint8) for part in [*parts[:-1], parts[-1][:-1]]]
     assert [part.size for part in parts] == [4, 4, 1, 28, 1, 16, 4]
-    assert [ids.tolist() for ids in evaluation.documents] == [part.tolist() for part in parts]
-    expected = [evaluation.scorer.score(trained.params, part, 16).nll_nats for part in parts]
-    np.testing.assert_allclose(score.nll_nats, np.concatenate(expected), rtol=2e-5)
-    lines = [json.loads(line) for line in lines_of(evaluation.documents, score.nll_nats)]
+    scorer = run_scorer(trained)
+    expected = [scorer.score(trained.params, part, 16).nll_nats for part in parts]
+    (file,) = (tmp_path / "out" / "documents").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    nats = np.concatenate([line["nats"] for line in lines])
+    np.testing.assert_allclose(nats, np.concatenate(expected), rtol=2e-5, atol=1e-6)
     assert [line["nll_nats"] for line in lines] == pytest.approx([x.sum() for x in expected])
     assert [(line["document"], line["ids"]) for line in lines] == [
         (number, part.tolist()) for number, part in enumerate(parts)
@@ -151,17 +153,21 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
 
     def evaluate(name, **more):
         text = str(tmp_path / name)
-        return evaluate_runs([alibi_run], Options(**options | {"text_file": text}, **more))
+        return evaluate_runs([alibi_run], options_of(**options | {"text_file": text}, **more))
 
     assert evaluate("rows.jsonl", column="s") == []
     (file,) = (tmp_path / "out" / "documents").iterdir()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["tokens"] for line in lines] == [8, 1, 9]
     (row,) = read_rows(tmp_path / "out" / "results.jsonl")
-    assert (row.mode, row.tokens, row.documents.positions) == ("separately", 18, "separately")
-    assert row.tokens_per_second == pytest.approx(18 / row.seconds), "padding is not counted"
-    assert row.nll_nats == pytest.approx(sum(line["nll_nats"] for line in lines))
-    assert row.nll_nats == pytest.approx(sum(sum(line["nats"]) for line in lines), abs=1e-4)
+    assert (row.options, row.results["tokens"]) == ({"separately": True}, 18)
+    assert row.results["tokens_per_second"] == pytest.approx(18 / row.seconds), (
+        "padding is not counted"
+    )
+    assert row.results["nll_nats"] == pytest.approx(sum(line["nll_nats"] for line in lines))
+    assert row.results["nll_nats"] == pytest.approx(
+        sum(sum(line["nats"]) for line in lines), abs=1e-4
+    )
     assert Row.from_json(row.to_json()) == row
     assert "each document scored on its own" in caption(panel_groups([row])[0][0])
     file.unlink()
@@ -179,8 +185,6 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
 
 
 def test_options_that_exclude_each_other(tmp_path):
-    for options in ({"stride": 4}, {"context_windows": 4}, {"dump_nll": True}):
-        with pytest.raises(
-            ValueError, match=r"separately .* --stride, --context_use and --dump_nll"
-        ):
-            Options(tmp_path, separately=True, **options)
+    for options in ({"stride": 4}, {"dump_nll": True}):
+        with pytest.raises(ValueError, match=r"separately .* --stride and --dump_nll"):
+            options_of(tmp_path, separately=True, **options)

@@ -8,27 +8,25 @@ import shutil
 import pytest
 
 from alibi.config import make_config
-from alibi.evaluation.extrapolation import Options, Output, RunEvaluation, evaluate_runs
+from alibi.evaluation.evaluate import evaluate_run, evaluate_runs
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun, fitting_mesh
+from tests.evaluation.runs import options_of, subject_of
 
 
 def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_run, tmp_path):
     run = RunDirectory(shutil.copytree(alibi_run, tmp_path / "run"))
-    evaluation = RunEvaluation(
-        str(run), Options(output_dir=tmp_path, lengths=(16,)), Output(tmp_path)
-    )
+    options = options_of(output_dir=tmp_path, lengths=(16,))
+    subject = subject_of(run, options)
     (run.path / "checkpoints" / "5").rename(run.path / "checkpoints" / "7")
-    evaluation.run()
+    evaluate_run(subject, options)
     assert [row.step for row in find_rows(tmp_path)] == [7]
     # the older one, of step 3, is not what was asked for
     shutil.rmtree(run.path / "checkpoints" / "7")
     with pytest.raises(ValueError, match="has no checkpoint of step 7"):
-        _ = RunEvaluation(
-            str(run), Options(output_dir=tmp_path, checkpoint="7"), Output(tmp_path)
-        ).trained.params
+        _ = subject_of(run, options_of(output_dir=tmp_path, checkpoint="7")).run.params
 
 
 @pytest.mark.parametrize(("checkpoint", "damaged", "taken"), [("latest", 5, 3), ("best", 3, 5)])
@@ -49,8 +47,8 @@ def test_a_damaged_checkpoint_has_the_next_whole_one_in_its_place(
         content[len(content) // 2] ^= 4
         file.write_bytes(content)
     options = {"output_dir": tmp_path, "lengths": (16, 24), "report": False}
-    assert evaluate_runs([run], Options(**options, checkpoint=checkpoint)) == []
-    assert [(row.eval_length, row.step) for row in find_rows(tmp_path)] == [
+    assert evaluate_runs([run], options_of(**options, checkpoint=checkpoint)) == []
+    assert [(row.length, row.step) for row in find_rows(tmp_path)] == [
         (16, taken),
         (24, taken),
     ]
@@ -59,7 +57,7 @@ def test_a_damaged_checkpoint_has_the_next_whole_one_in_its_place(
     assert re.match(
         rf"checkpoint .*/{damaged} is damaged .*; that of step {taken} is taken in its place", line
     )
-    (failure,) = evaluate_runs([run], Options(**options, checkpoint=str(damaged)))
+    (failure,) = evaluate_runs([run], options_of(**options, checkpoint=str(damaged)))
     assert f"/{damaged} is damaged" in failure
     assert len(find_rows(tmp_path)) == 2
 
@@ -80,7 +78,7 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
     )
     failures = evaluate_runs(
         [folder / "nowhere", damaged, empty, untrained, alibi_run],
-        Options(output_dir=tmp_path / "out", lengths=(16,), report=False),
+        options_of(output_dir=tmp_path / "out", lengths=(16,), report=False),
     )
     assert [row.run for row in read_rows(tmp_path / "out" / "results.jsonl")] == ["alibi-run"]
     for failure, words in zip(

@@ -11,11 +11,12 @@ import pytest
 
 from alibi.config import Config, flatten, read_config
 from alibi.config.override import Override
-from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.evaluation.evaluate import evaluate_runs
 from alibi.generation import new_cache, read
 from alibi.reporting.recorded import find_rows
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop
+from tests.evaluation.runs import options_of
 from tests.training.runs import on_one_device
 
 LENGTH, WINDOW = 16, 4  # of the tiny models
@@ -110,14 +111,14 @@ def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch) -> N
     lengths, override = (16 * LENGTH,), Override("none,alibi", window=(4, 0))
     overrides = [None, override] if name == "alibi_none" else [None]
     for given in overrides:
-        options = Options(output_dir=workdir, lengths=lengths, override=given, report=False)
+        options = options_of(output_dir=workdir, lengths=lengths, override=given, report=False)
         assert evaluate_runs([workdir], options) == []
     rows = {str(row.override or ""): row for row in find_rows(workdir)}
     assert set(rows) == {"", "as none,alibi with window 4,0"} if overrides[1:] else {""}
     for row in rows.values():
-        assert (row.position, row.eval_length) == (config.position, 16 * LENGTH)
-        assert row.perplexity < 256, "of 256 bytes"
-    assert len({row.nll_nats for row in rows.values()}) == len(rows)
+        assert (row.position, row.length) == (config.position, 16 * LENGTH)
+        assert row.results["perplexity"] < 256, "of 256 bytes"
+    assert len({row.results["nll_nats"] for row in rows.values()}) == len(rows)
 
     run = TrainedRun(workdir)
     params = jax.device_get(run.params)

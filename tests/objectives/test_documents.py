@@ -9,16 +9,17 @@ import optax
 import pytest
 
 from alibi.config import make_config
-from alibi.evaluation.extrapolation import Options, evaluate_runs
-from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.scorer import Scorer, model_nll
 from alibi.evaluation.windows import mean_context, windows_of
 from alibi.model.decoder import build_model
 from alibi.objectives import IsolatedDocuments, Masked, NextToken, Sequences
 from alibi.reporting.panels import caption, panel_groups
-from alibi.reporting.rows import Documents, Row, read_rows
+from alibi.reporting.rows import Row, read_rows
 from alibi.runs.checkpoint import TrainState
 from alibi.training.loop import train
 from alibi.training.step import make_train_step
+from tests.evaluation.runs import options_of
 from tests.training.runs import on_one_device
 
 VOCAB, END = 11, 10
@@ -110,16 +111,16 @@ def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
         data__valid=str(tmp_path / "valid"),
     )
     train(config, str(tmp_path / "run"))
-    assert evaluate_runs([tmp_path / "run"], Options(tmp_path / "out", lengths=(16, 64))) == []
+    assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []
     short, long = read_rows(tmp_path / "out" / "results.jsonl")
-    assert short.documents.positions == long.documents.positions == "restart"
-    assert 1 < short.documents.mean_context < long.documents.mean_context < 64
+    assert short.documents == long.documents == "restart"
+    assert 1 < short.results["mean_context"] < long.results["mean_context"] < 64
     assert Row.from_json(long.to_json()) == long
     plain = dataclasses.replace(long, run="other", documents=None)
     isolated_panel, _ = (kinds[0] for kinds in panel_groups([short, long, plain]))
     assert "documents that don't see each other, positions restart" in caption(isolated_panel)
-    [failure] = evaluate_runs([tmp_path / "run"], Options(tmp_path / "no", (16,), dump_nll=True))
-    assert "isolates documents, and --dump_nll" in failure
+    [failure] = evaluate_runs([tmp_path / "run"], options_of(tmp_path / "no", (16,), dump_nll=True))
+    assert "documents are isolated, and --dump_nll" in failure
     one = dataclasses.replace(config, data=dataclasses.replace(config.data, document_end="file"))
     with pytest.raises(ValueError, match=r"needs several documents, and the train text .* is one"):
         train(one, str(tmp_path / "one"))
@@ -131,4 +132,3 @@ def test_texts_without_ends_are_refused():
     keys = "data.tokenizer=bpe,data.isolate_documents=through,model.logit_scale=log_n"
     with pytest.raises(ValueError, match="counts visible tokens by their positions"):
         build_model(make_config(keys), VOCAB)
-    assert Documents("through").mean_context is None

@@ -9,8 +9,8 @@ import pytest
 
 from alibi.config import make_config
 from alibi.data.batches import TrainBatches
-from alibi.evaluation.extrapolation import Options, evaluate_runs
-from alibi.evaluation.perplexity import Scorer, model_nll
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.scorer import Scorer, model_nll
 from alibi.evaluation.windows import read_sequences, spread_windows, windows_of
 from alibi.generation import generate
 from alibi.model.decoder import build_model
@@ -21,6 +21,7 @@ from alibi.reporting.rows import Row, read_rows
 from alibi.runs import evaluation_hash
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
+from tests.evaluation.runs import options_of
 from tests.training.runs import on_one_device
 
 VOCAB = 50
@@ -149,29 +150,30 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
     on_one_device(monkeypatch)
     config = tiny_config(objective__name="masked", seed=3)
     train(config, str(tmp_path / "run"))
-    assert evaluate_runs([tmp_path / "run"], Options(tmp_path / "out", lengths=(16, 64))) == []
+    assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     predicted = Masked(256, 10, 0.15, 0.1, 0.1).predicted(0, 700).sum()
-    assert [(row.mode, row.eval_length, row.tokens) for row in rows] == [
-        ("masked", 16, predicted),
-        ("masked", 64, predicted),
-    ]
-    assert {(row.words, row.bytes, row.bits_per_byte) for row in rows} == {(None, None, None)}
+    found = [(row.evaluator, row.length, row.results["tokens"]) for row in rows]
+    assert found == [("perplexity", 16, predicted), ("perplexity", 64, predicted)]
+    assert not {"words", "bytes", "bits_per_byte"} & {*rows[0].results, *rows[1].results}
     # Speed counts the whole text, as other rows' does: a masked token costs no more than its share.
-    assert [row.tokens_per_second * row.seconds for row in rows] == pytest.approx([700, 700])
+    assert [row.results["tokens_per_second"] * row.seconds for row in rows] == pytest.approx(
+        [700, 700]
+    )
     own, of_all_seeds = map(evaluation_hash, (config, dataclasses.replace(config, seed=0)))
     assert {(row.config_hash, row.seedless_hash) for row in rows} == {(own, of_all_seeds)}
     assert own != of_all_seeds
-    assert {row.masks for row in rows} == {(0.15, 0.1, 0.1)}
-    assert {Row.from_json(row.to_json()) for row in rows} == set(rows)
+    masks = {"name": "masked", "mask_rate": 0.15, "mask_random": 0.1, "mask_kept": 0.1}
+    assert [row.objective for row in rows] == [masks, masks]
+    assert [Row.from_json(row.to_json()) for row in rows] == rows
     [[panel]] = panel_groups(rows)
     assert caption(panel).startswith("Pseudo-perplexity of masked tokens by evaluation length")
     for options, words in (
         ({"stride": 8}, "stride=8 is for models that see the tokens before each"),
-        ({"context_windows": 4}, "--context_use is for models"),
-        ({"dump_nll": True}, "--dump_nll is for models"),
+        ({"context_windows": 4}, "objective=masked with context_use"),
+        ({"dump_nll": True}, "objective=masked with --dump_nll"),
     ):
-        [failure] = evaluate_runs([tmp_path / "run"], Options(tmp_path / "no", (16,), **options))
+        [failure] = evaluate_runs([tmp_path / "run"], options_of(tmp_path / "no", (16,), **options))
         assert words in failure
     run = TrainedRun(tmp_path / "run")
     with pytest.raises(ValueError, match="decode=True needs a position method with causal=True"):

@@ -142,7 +142,7 @@ def test_the_commands_run_where_there_is_no_clone(environment) -> None:
         "--prompts: a file of JSON lines"
         in installed.run("alibi-generate", "--help", code=1).stdout
     )
-    code = "from alibi.sweeps.processes import _program; print(*_program('scripts/passkey.py'))"
+    code = "from alibi.sweeps.processes import _program; print(*_program('eval_extrapolation.py'))"
     assert installed.python(code) == "-m alibi.cli.passkey\n"
     told = installed.run("python", "-m", "alibi.cli.passkey", code=1).stderr
     assert told.startswith("error: give --workdirs")

@@ -60,10 +60,10 @@ def test_the_list_names_directories_that_it_does_not_look_into(tmp_path):
     )
     missing = tmp_path / "tables-small"
     assert len(overview([plain], missing).splitlines()) == 2
-    rows = [make_row(eval_length=length, perplexity=8.0) for length in (32, 33, 34)]
+    rows = [make_row(length=length, perplexity=8.0) for length in (32, 33, 34)]
     again, failed = (
-        make_row(eval_length=32, perplexity=9.0),
-        make_row(eval_length=35, perplexity=None, error="no"),
+        make_row(length=32, perplexity=9.0),
+        make_row(length=35, perplexity=None, error="no"),
     )
     append_rows(short.directory / "results.jsonl", [*rows, again, failed])
     (tmp_path / "small" / "cc100-empty").mkdir()

@@ -134,7 +134,10 @@ def test_commands_give_each_models_config(tables, number, scale):
 def test_lengths_strides_and_splits(tables):
     def evaluations(number, scale, run):
         run = next(one for one in tables[number, scale].sweep.runs if one.name == run)
-        return [(one.lengths, one.stride, one.split) for one in run.evaluations]
+        return [
+            (one.lengths, one.evaluators[0].stride, one.evaluators[0].split)
+            for one in run.evaluations
+        ]
 
     assert evaluations(5, "paper", "alibi-L1536-seed0") == [((1536, 2048, 3072), None, "valid")]
     assert evaluations(5, "paper", "sinusoidal-L64-seed0") == [((64,), None, "valid")]
@@ -180,7 +183,7 @@ def test_costs_of_the_papers_model(tables):
     assert training_cost(run, text.vocab_size, PROCESSORS["paper"]).hours == pytest.approx(
         cost.hours, rel=0.1
     )
-    (once,) = (one for one in run.evaluations if one.split == "valid")
+    (once,) = (one for one in run.evaluations if one.evaluators[0].split == "valid")
     single = evaluation_cost(run, once, text, PROCESSORS["paper"])
     # Two for each of 16 x 12,582,912 + 20,002 x 1,024 + 1,048,576 weights, and attention to 1,536.5
     # positions.
@@ -268,7 +271,7 @@ def finish(table, run_name, rows, **status):
     append_rows(
         table.directory / "results.jsonl",
         [
-            make_row(eval_length=length, perplexity=value, **(known | changed))
+            make_row(length=length, perplexity=value, **(known | changed))
             for length, value, changed in rows
         ],
     )
@@ -280,7 +283,7 @@ def ours(cells):
 
 def test_results_are_found_by_length_stride_and_split(tmp_path):
     table = Reproduction(7, "paper", tmp_path)
-    sliding = {"mode": "sliding", "stride": 512}
+    sliding = {"options": {"stride": 512}}
     # Of another stride; of a run not at its end, which doesn't replace the rows before it.
     stride, early = (3072, 99.0, {}), (3072, 98.0, sliding | {"step": 9})
     rows = [stride, (3072, 18.25, sliding), (3072, 19.0, sliding | {"split": "test"}), early]
@@ -314,10 +317,7 @@ def test_speed_and_memory_come_from_the_training(tmp_path):
 
 def test_a_small_table_says_what_its_lengths_are(tmp_path):
     table = Reproduction(7, "small", tmp_path)
-    rows = [
-        (192, 80.0, {"mode": "sliding", "stride": 32, "split": split})
-        for split in ("valid", "test")
-    ]
+    rows = [(192, 80.0, {"options": {"stride": 32}, "split": split}) for split in ("valid", "test")]
     finish(table, "alibi-L32-seed0", rows)
     found = compare_with_paper(table)
     assert found.labels[-2] == ("ALiBi, L = 512 (32), L_valid = 3072 (192)",)
@@ -402,7 +402,7 @@ def test_a_small_table_is_written_with_its_scale_everywhere(tmp_path):
 )  # fmt: skip
 def test_a_figure_has_both_sides_each_with_its_lengths(tmp_path, number, run, rows, paper, ours):
     table = Reproduction(number, "small", tmp_path)
-    windows = {"mode": "sliding", "stride": 1} if number == 13 else {}
+    windows = {"options": {"stride": 1}} if number == 13 else {}
     finish(table, run, [(length, value, windows) for length, value in rows.items()])
     spec = comparison_figure(table, compare_with_paper(table))
     assert [part["title"] for part in spec["hconcat"]] == ["paper", "this project, small scale"]

@@ -1,14 +1,14 @@
 """Charts show the numbers of their rows, each line in a style of its own, on readable axes."""
 
-import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 
+from alibi.evaluation.passkey import ACCURACY
 from alibi.positions import METHODS
 from alibi.reporting import tables
-from alibi.reporting.analyses import ByContext
+from alibi.reporting.analyses import ByContext, Scoring
 from alibi.reporting.charts import (
     COLOURS,
     KNOWN_METHODS,
@@ -18,10 +18,9 @@ from alibi.reporting.charts import (
     spread,
     train_lengths,
 )
-from alibi.reporting.figures import bias_figure, context_figure, passkey_figure
-from alibi.reporting.panels import panels, passkey_table
-from alibi.reporting.rows import ContextUse, Scoring
-from tests.reporting.rowmaker import make_row
+from alibi.reporting.figures import bias_figure, context_figure, share_figure
+from alibi.reporting.panels import build_table, panels
+from tests.reporting.rowmaker import make_gains, make_key, make_row
 
 CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
 ROWS = [
@@ -50,7 +49,9 @@ def styles_of(spec):
 def test_each_line_has_its_numbers_a_style_and_its_name_at_its_end():
     spec = figure_of(ROWS)
     values = {(value["run"], value["length"]): value["value"] for value in spec["data"]["values"]}
-    expected = {(row.position, row.eval_length): row.perplexity for row in ROWS if row.perplexity}
+    expected = {
+        (row.position, row.length): row.results["perplexity"] for row in ROWS if row.results
+    }
     assert values == expected
     for column in zip(*styles_of(spec).values(), strict=True):
         assert len(set(column)) == 3
@@ -145,10 +146,9 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
         for length in (128, 256)
     ]
     if kind is tables.CONTEXT_GAIN:
-        gains = [0.0 if row.eval_length == 128 else 5.0 - row.perplexity for row in rows]
-        uses = [ContextUse(100, 128, gain, (gain - 0.1, gain + 0.1)) for gain in gains]
         rows = [
-            dataclasses.replace(row, context_use=use) for row, use in zip(rows, uses, strict=True)
+            make_gains(name, {128: 0.0, 256: -float(rank)}, run=name)
+            for rank, name in enumerate(order)
         ]
     parts = length_figure(panels(rows, kind)[0])["concat"]
     assert [list(styles_of(part)) for part in parts] == [order[:5], order[5:11], order[11:]]
@@ -162,12 +162,7 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
 def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
     """From rows in the order of measurement, with a length which a run lacks."""
     rows = [
-        make_row(
-            position,
-            length,
-            mode="passkey",
-            passkey={"distance": distance, "prompts": 9, "accuracy": share},
-        )
+        make_key(position, length, distance, share)
         for length, distance, position, share in (
             (128, 64, "alibi", 1.0),
             (128, 64, "rotary", 0.75),
@@ -175,11 +170,12 @@ def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
             (256, 128, "alibi", 0.25),
         )
     ]
-    table = passkey_table(rows)
+    (panel,) = panels(rows, ACCURACY)
+    table = build_table(panel)
     assert list(table.labels) == [("alibi", 128), ("alibi", 256), ("rotary", 128)]
-    spec = passkey_figure(table)
+    spec = share_figure(panel)
     found = [
-        (one["run"], one["window"], one["distance"], one["text"]) for one in spec["data"]["values"]
+        (one["run"], one["part"], one["column"], one["text"]) for one in spec["data"]["values"]
     ]
     assert found == [
         ("alibi", 128, 64, "100%"),
@@ -188,8 +184,8 @@ def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
         ("rotary", 128, 64, "75%"),
     ]
     assert [part["title"]["text"] for part in spec["hconcat"]] == [
-        "windows of 128",
-        "windows of 256",
+        "window 128",
+        "window 256",
     ]
     assert png(spec).startswith(b"\x89PNG")
 

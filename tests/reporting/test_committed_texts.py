@@ -38,8 +38,8 @@ def test_each_scored_text_is_listed_with_the_folders_of_its_rows():
     prompts = {(one["length"], one["distance"], one["tokens_sha256"]) for one in PROMPTS}
     found, found_prompts = {}, set()
     for folder, row in ROWS:
-        if key := row.get("passkey"):
-            found_prompts.add((row["eval_length"], key["distance"], row["tokens_sha256"]))
+        if row.get("evaluator") == "passkey":
+            found_prompts.add((*row["cell"].values(), row["tokens_sha256"]))
         elif "analysis" in row:
             assert row["tokens_sha256"] in {text["tokens_sha256"] for text in known.values()}
         else:

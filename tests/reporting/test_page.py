@@ -18,7 +18,7 @@ from alibi.reporting.report import MOST_POINTS, RunSource, differing, training_c
 from alibi.reporting.rows import read_rows
 from alibi.storage.files import append_row, resolve
 from alibi.sweeps.definition import load_sweep
-from tests.reporting.rowmaker import append_rows, make_row
+from tests.reporting.rowmaker import append_rows, make_key, make_row
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "quickstart" / "report.html"
@@ -244,9 +244,8 @@ def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, mo
     checkbox.
     """
     monkeypatch.setattr(report, "png", lambda spec: b"")
-    key = {"distance": 64, "prompts": 9, "accuracy": 0.5}
     rows = [
-        make_row("alibi", run="alibi-L128-seed0", mode="passkey", passkey=key),
+        make_key("alibi", 128, 64, 0.5, run="alibi-L128-seed0"),
         make_row("t5", 256, 9.0, run="t5-L256-seed0", train_length=256),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
@@ -289,7 +288,7 @@ def test_the_committed_page_is_made_of_the_committed_rows(tmp_path, monkeypatch)
         (one["run"], one["length"]): one["value"] for one in json.loads(charts)[0]["data"]["values"]
     }
     assert drawn == {
-        (row.position, row.eval_length): row.perplexity
+        (row.position, row.length): row.results["perplexity"]
         for row in read_rows(tmp_path / "results.jsonl")
     }
 

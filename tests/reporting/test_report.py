@@ -80,16 +80,14 @@ def test_tables_have_the_order_of_the_runs(tmp_path):
 
 def test_each_objective_has_a_figure_of_its_own(tmp_path):
     """Positions of isolated documents are part of a panel, so of the name of its figure too."""
+    masks = {"name": "masked", "mask_rate": 0.4, "mask_random": 0.1, "mask_kept": 0.1}
     kinds = {
         "plain": {},
-        "restart": {"documents": {"positions": "restart", "mean_context": 9.0}},
-        "through": {"documents": {"positions": "through", "mean_context": 9.0}},
-        "masked": {"mode": "masked"},
-        "masked-40": {
-            "mode": "masked",
-            "masks": [0.4, 0.1, 0.1],
-        },
-        "both": {"mode": "masked", "documents": {"positions": "restart", "mean_context": 9.0}},
+        "restart": {"documents": "restart", "mean_context": 9.0},
+        "through": {"documents": "through", "mean_context": 9.0},
+        "masked": {"objective": {"name": "masked"}},
+        "masked-40": {"objective": masks},
+        "both": {"objective": {"name": "masked"}, "documents": "restart", "mean_context": 9.0},
     }
     rows = [make_row(run=name, **changed) for name, changed in kinds.items()]
     append_rows(tmp_path / "results.jsonl", rows)
@@ -109,4 +107,6 @@ def test_each_objective_has_a_figure_of_its_own(tmp_path):
     page = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<section><h2>(.*?)</h2>", page)
     assert len(set(headings)) == len(headings) == 6
-    assert headings[4].startswith("Masked tokens: books, valid, mask_rate 0.4, mask_random 0.1,")
+    assert headings[4].startswith(
+        "Pseudo-perplexity of masked tokens: books, valid, mask_rate 0.4, mask_random 0.1,"
+    )

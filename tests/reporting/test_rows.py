@@ -9,6 +9,7 @@ import math
 import pytest
 
 from alibi.config.override import Override
+from alibi.evaluation.perplexity import text_results
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.rows import Row, latest, read_rows
 from tests.hosts import ROOT
@@ -16,7 +17,7 @@ from tests.reporting.rowmaker import append_rows, make_row
 
 
 def test_rows_come_back_as_they_were_written(tmp_path):
-    rows = [make_row(eval_length=128), make_row(eval_length=256, perplexity=None, error="too long")]
+    rows = [make_row(length=128), make_row(length=256, perplexity=None, error="too long")]
     assert [record_row(tmp_path, row) for row in rows] == [True, True]
     assert find_rows(tmp_path) == rows
     assert not (tmp_path / "results.jsonl").exists()
@@ -33,7 +34,7 @@ def test_a_measurement_is_recorded_once_and_an_error_beside_it(tmp_path):
 
 
 def test_a_results_file_of_before_stays_what_it_was_and_comes_first(tmp_path):
-    old = [make_row(eval_length=length) for length in (128, 256)]
+    old = [make_row(length=length) for length in (128, 256)]
     append_rows(tmp_path / "results.jsonl", old)
     assert find_rows(tmp_path) == merge_rows(tmp_path) == old
     assert not (tmp_path / "rows").exists()
@@ -51,7 +52,7 @@ def test_a_damaged_row_is_named_and_made_again(tmp_path, caplog, damage):
     rows = [make_row(), make_row("t5")]
     for row in rows:
         record_row(tmp_path, row)
-    (file,) = tmp_path.glob("rows/alibi-L128-seed0/128-*.json")
+    (file,) = tmp_path.glob("rows/alibi-L128-seed0/perplexity-128-*.json")
     flipped = file.read_bytes().replace(b'"seed": 0', b'"seed": 1')
     assert flipped != file.read_bytes()
     file.write_bytes(flipped if damage == "one bit" else damage)
@@ -64,7 +65,7 @@ def test_a_damaged_row_is_named_and_made_again(tmp_path, caplog, damage):
 
 def test_sixteen_writers_at_once_lose_nothing_and_double_nothing(tmp_path):
     """Each writes the same three rows and a fourth, its own, and merges them."""
-    common = [make_row(eval_length=2**power) for power in range(3)]
+    common = [make_row(length=2**power) for power in range(3)]
 
     def write(number):
         for row in [*common, make_row("t5", number + 1)]:
@@ -74,25 +75,25 @@ def test_sixteen_writers_at_once_lose_nothing_and_double_nothing(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         list(pool.map(write, range(16)))
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    found = sorted((row["position"], row["eval_length"]) for row in map(json.loads, lines))
+    found = sorted((row["position"], row["cell"]["length"]) for row in map(json.loads, lines))
     assert found == [("alibi", 2**power) for power in range(3)] + [("t5", i + 1) for i in range(16)]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40])
 def test_a_line_cut_by_a_kill_is_left_out_and_reported(tmp_path, caplog, cut):
     file = tmp_path / "results.jsonl"
-    append_rows(file, [make_row(eval_length=128), make_row(eval_length=256)])
+    append_rows(file, [make_row(length=128), make_row(length=256)])
     file.write_bytes(file.read_bytes()[:-cut])
     with caplog.at_level(logging.WARNING):
         # Without its newline alone a row is still whole.
-        assert [row.eval_length for row in read_rows(file)] == ([128, 256] if cut == 1 else [128])
+        assert [row.length for row in read_rows(file)] == ([128, 256] if cut == 1 else [128])
     assert ("line 2 is no whole row" in caplog.text) == (cut > 1)
 
 
 def test_a_row_without_a_key_is_refused():
     content = make_row().to_json()
-    del content["stride"]
-    with pytest.raises(TypeError, match="stride"):
+    del content["cell"]
+    with pytest.raises(TypeError, match="cell"):
         Row.from_json(content)
 
 
@@ -121,8 +122,8 @@ def test_the_last_measurement_of_a_cell_counts_and_an_error_never_hides_one():
 
 
 def test_rows_of_a_run_that_was_trained_anew_replace_those_of_its_name_in_every_cell():
-    old = [make_row(eval_length=length) for length in (128, 256)]
-    new, other = make_row(eval_length=128, config_hash="new"), make_row("t5")
+    old = [make_row(length=length) for length in (128, 256)]
+    new, other = make_row(length=128, config_hash="new"), make_row("t5")
     assert latest([*old, other, new]) == [other, new]
     assert old[0].measurement != new.measurement
 
@@ -172,13 +173,26 @@ def test_an_override_is_read_as_it_was_written_however_deep_its_lists_are():
 
 def test_the_result_of_a_scoring():
     """Eight bits a token; two tokens a word, four bytes a token."""
-    row = make_row(perplexity=None)
-    found = row.scored(math.log(2) * 800, tokens=100, words=50, bytes=400, seconds=0.5)
-    assert found.perplexity == pytest.approx(2**8)
-    assert found.word_perplexity == pytest.approx(2**16)
-    assert found.bits_per_byte == pytest.approx(2.0)
-    assert found.tokens_per_second == 200.0
-    assert row.scored(1e6, tokens=10, words=0, bytes=0, seconds=1.0).word_perplexity is None
-    assert row.scored(1e6, tokens=10, words=0, bytes=0, seconds=1.0).bits_per_byte is None
-    assert row.scored(1e6, tokens=10, words=1, bytes=1, seconds=1.0).perplexity is None
-    assert row.scored(1000.0, tokens=10, words=1, bytes=1, seconds=1.0).word_perplexity is None
+    found = text_results(math.log(2) * 800, tokens=100, words=50, bytes=400, seconds=0.5)
+    assert found["perplexity"] == pytest.approx(2**8)
+    assert found["word_perplexity"] == pytest.approx(2**16)
+    assert found["bits_per_byte"] == pytest.approx(2.0)
+    assert found["tokens_per_second"] == 200.0
+    without = text_results(1e6, tokens=10, words=0, bytes=0, seconds=1.0)
+    assert without.keys() == {"nll_nats", "tokens", "words", "bytes", "tokens_per_second"}
+    assert "perplexity" not in text_results(1e6, tokens=10, words=1, bytes=1, seconds=1.0)
+    assert "word_perplexity" not in text_results(1000.0, tokens=10, words=1, bytes=1, seconds=1.0)
+
+
+@pytest.mark.parametrize("place", ["results.jsonl", "rows/run/128-0.json"])
+def test_a_row_of_an_older_version_is_refused_in_a_line(place, tmp_path):
+    """Left out like a damaged one, its measurement would be repeated beside it."""
+    older = {"run": "alibi", "eval_length": 128, "mode": "nonoverlapping", "perplexity": 8.0}
+    file = tmp_path / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = older if place.endswith("l") else {"written": "2026-11-27", "row": older}
+    file.write_text(json.dumps(whole))
+    with pytest.raises(ValueError, match="is of an older version, without an evaluator") as refused:
+        find_rows(tmp_path)
+    assert str(refused.value).startswith(f"{file}: ")
+    assert "\n" not in str(refused.value)

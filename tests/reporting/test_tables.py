@@ -14,6 +14,7 @@ from alibi.reporting.panels import build_table, caption, explanation, panels
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
     PERPLEXITY,
+    PSEUDO_PERPLEXITY,
     Missing,
     Number,
     write_perplexity,
@@ -74,7 +75,8 @@ def test_cells_are_numbers_of_a_kind_or_say_why_there_is_none():
 def with_parts(row, spread=0.01):
     """The row as of a text of four parts, of which the second costs more than the first by `spread`."""
     shares = 0.25 * (1 + spread * np.array([-1, 1, -1, 1]))
-    return dataclasses.replace(row, parts=tuple(row.nll_nats * shares))
+    parts = tuple(row.results["nll_nats"] * shares)
+    return dataclasses.replace(row, results=row.results | {"parts": parts})
 
 
 def test_a_wide_table_is_printed_in_parts_that_fit_a_terminal():
@@ -114,7 +116,7 @@ def test_each_format_of_a_table_of_ours():
 
 def test_bits_per_byte_and_a_cell_that_was_not_evaluated():
     (panel,) = panels(
-        [make_row(eval_length=128, perplexity=8.0), make_row("t5", 256, 4.0)], BITS_PER_BYTE
+        [make_row(length=128, perplexity=8.0), make_row("t5", 256, 4.0)], BITS_PER_BYTE
     )
     table = build_table(panel)
     # log2(8) = 3; without a value at its own L there is no ratio; a best needs two to compare.
@@ -303,8 +305,9 @@ def test_nothing_is_best_among_tokens_of_several_tokenizers():
 
 
 def test_other_masks_are_never_compared_in_one_table():
-    rows = [make_row(f"mask-{rate}", mode="masked", masks=[rate, 0.1, 0.1]) for rate in (0.15, 0.4)]
-    found = panels(rows)
+    masks = {"name": "masked", "mask_random": 0.1, "mask_kept": 0.1}
+    rows = [make_row(f"mask-{rate}", objective={"mask_rate": rate} | masks) for rate in (0.15, 0.4)]
+    found = panels(rows, PSEUDO_PERPLEXITY)
     assert [panel.reading for panel in found] == [
         "mask_rate 0.15, mask_random 0.1, mask_kept 0.1",
         "mask_rate 0.4, mask_random 0.1, mask_kept 0.1",
@@ -313,7 +316,7 @@ def test_other_masks_are_never_compared_in_one_table():
 
 
 def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
-    sliding = {"mode": "sliding", "stride": 1}
+    sliding = {"options": {"stride": 1}}
     rows = [
         make_row(),
         make_row(split="test"),
@@ -322,13 +325,13 @@ def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
         make_row("t5", 256, **sliding),
     ]
     found = panels(rows)
-    assert [(panel.corpus, panel.split, panel.stride) for panel in found] == [
+    assert [(panel.corpus, panel.split, panel.measure.stride) for panel in found] == [
         ("books", "valid", None),
         ("books", "test", None),
         ("other", "valid", None),
         ("books", "valid", 1),
     ]
-    assert found[3].lengths == [128, 256]
+    assert found[3].columns == [128, 256]
     assert "sliding windows, stride 1;" in build_table(found[3]).caption
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from alibi.evaluation.dumps import find_dumps
-from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.evaluation.evaluate import evaluate_runs
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.report import training_curve
 from alibi.runs import RunDirectory
@@ -25,6 +25,7 @@ from alibi.storage.files import (
     resolve,
 )
 from alibi.training import loop
+from tests.evaluation.runs import options_of
 from tests.training.runs import on_one_device, stop_at
 
 server = pytest.importorskip(
@@ -118,12 +119,14 @@ def test_a_run_stops_resumes_and_is_evaluated(
     for run, output in ((here, tmp_path / "out"), (there, resolve(f"{bucket}/deep/out"))):
         for _ in range(2):  # the second one finds all done
             assert (
-                evaluate_runs([run.path], Options(output_dir=output, lengths=(16,), dump_nll=True))
+                evaluate_runs(
+                    [run.path], options_of(output_dir=output, lengths=(16,), dump_nll=True)
+                )
                 == []
             )
         (row,) = find_rows(output)
         (dump,) = find_dumps([f"{output}/nll/*.npz"])
-        found[run] = row.nll_nats, dump.nll_nats.tolist()
+        found[run] = row.results["nll_nats"], dump.nll_nats.tolist()
     assert found[here] == found[there]
     names = [path.name for path in listed(resolve(f"{bucket}/deep/out"))]
     assert names == [

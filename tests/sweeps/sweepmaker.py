@@ -38,8 +38,8 @@ def finish(sweep, workdir, name, **status):
     directory.release()
 
 
-def result(sweep, position="alibi", eval_length=128, perplexity=8.0, **changed):
+def result(sweep, position="alibi", length=128, perplexity=8.0, **changed):
     """Returns a row of this method's run."""
     run = next(run for run in sweep.runs if run.config.position == position)
     known = {"config_hash": config_hash(run.config), "step": run.config.train.steps}
-    return make_row(position, eval_length, perplexity, **(known | changed))
+    return make_row(position, length, perplexity, **(known | changed))

@@ -1,11 +1,14 @@
 """The runs of a sweep's file; a bad file is refused before its first run."""
 
+import dataclasses
 import re
 
 import pytest
 
 from alibi.config import load_config
-from alibi.sweeps.definition import load_sweep
+from alibi.evaluation.context_use import ContextUse
+from alibi.evaluation.perplexity import Perplexity
+from alibi.sweeps.definition import Evaluation, load_sweep
 from tests.sweeps.sweepmaker import PROJECT, QUICKSTART, sweep_of
 
 SIX = ["alibi", "t5", "none", "rotary", "sinusoidal", "learned"]
@@ -21,11 +24,9 @@ def test_the_quickstart_is_four_methods_at_128_up_to_16_times_that():
     ]
     for run in sweep.runs:
         (evaluation,) = run.evaluations
-        assert (evaluation.lengths, evaluation.stride, evaluation.split) == (
-            (128, 256, 512, 1024, 2048),
-            None,
-            "valid",
-        )
+        assert evaluation.lengths == (128, 256, 512, 1024, 2048)
+        assert evaluation.evaluators == (Perplexity(),)
+        assert [cell["length"] for _, cell in evaluation.cells] == [*evaluation.lengths]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +85,34 @@ def test_products_explicit_runs_and_evaluations_of_their_own():
     assert sweep.runs[1].config.train_length == 64
     assert sweep.runs[1].config.seed == 1
     assert sweep.runs[0].evaluations[0].lengths == (64, 128)
-    assert [(e.lengths, e.stride, e.split) for e in sweep.runs[4].evaluations] == [
-        ((300,), 1, "train"),
-        ((300,), 100, "train"),
+    (evaluation,) = sweep.runs[4].evaluations
+    assert evaluation.lengths == (300,)
+    assert evaluation.evaluators == tuple(
+        Perplexity(stride=stride, split="train") for stride in (1, 100)
+    )
+    assert [(e.lengths, e.evaluators) for e in sweep.runs[5].evaluations] == [
+        ((128,), (Perplexity(),)),
+        ((512,), (Perplexity(stride=64),)),
     ]
-    assert [(e.lengths, e.stride) for e in sweep.runs[5].evaluations] == [
-        ((128,), None),
-        ((512,), 64),
-    ]
+
+
+def test_another_process_gets_the_same_evaluation():
+    """Evaluators with their options, lengths and the override, whose lists stay lists."""
+    options = {"slopes": [0.5, 0.25, 0.125, 0.0625]}
+    asked = {
+        "multiples": [1, 2],
+        "evaluators": ["perplexity", "context_use"],
+        "context_windows": 20,
+        "stride": 64,
+        "override": {"position": "alibi", "options": options, "window": 16},
+    }
+    (evaluation,) = (
+        sweep_of(product={"position": ["alibi"]}, evaluations=[asked]).runs[0].evaluations[1:]
+    )
+    assert evaluation.evaluators == (Perplexity(stride=64), ContextUse(context_windows=20))
+    again = Evaluation.from_json(evaluation.to_json())
+    assert dataclasses.replace(evaluation, cells=()) == again
+    assert again.override.options == (("slopes", (0.5, 0.25, 0.125, 0.0625)),)
 
 
 def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
@@ -136,14 +157,24 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
         ({"lengths": [128]}, "either 'multiples' or 'lengths'"),
         ({"multiples": [0.5]}, "whole numbers of tokens"),
         ({"stride": 129}, "stride=129 must be between 1 and the length 128"),
-        ({"stride": 64.0}, "stride=64.0 must be a whole number"),
-        ({"split": "train2"}, "split 'train2' is unknown; use one of train, valid, test"),
+        ({"stride": 64.0}, "stride=64.0 must be of type int"),
+        (
+            {"split": "train2"},
+            "split 'train2' is unknown; did you mean 'train'",
+        ),
         ({"split": "test"}, "data.test is empty"),
         (
-            {"passkey": True, "split": "test"},
-            "an evaluation of passkeys has lengths and an override alone",
+            {"evaluators": "passkey", "split": "test"},
+            "no evaluator of passkey has the option split",
         ),
-        ({"passkey": True, "config": "configs/books.py"}, "data.tokenizer=words with passkeys"),
+        (
+            {"evaluators": "passkey", "config": "configs/books.py"},
+            "data.tokenizer=words with passkey",
+        ),
+        (
+            {"evaluators": "perplexty"},
+            "evaluator 'perplexty' is unknown; did you mean 'perplexity'",
+        ),
         ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),
         ({"runs": [{"name": "../x"}]}, "must do as a directory's name"),
         ({"config": "configs/absent.py"}, "there is no config file '.*configs/absent.py'"),

@@ -1,23 +1,18 @@
 """The state of a sweep: its runs, the results, and the time left."""
 
-import dataclasses
-import pathlib
-import tempfile
-
 import pytest
-from absl import flags as absl_flags
 from etils import epath
 
-from alibi.config import make_config, replaced
-from alibi.config.override import Override
 from alibi.paper.costs import PROCESSORS
 from alibi.reporting.writers import format_duration
+from alibi.runs import config_hash
 from alibi.storage.claims import Claim
 from alibi.sweeps import estimates
+from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.estimates import plan_table, seconds_left
 from alibi.sweeps.processes import Ended
 from alibi.sweeps.state import evaluation_command, read_failures, record_end, survey
-from tests.reporting.rowmaker import append_rows
+from tests.reporting.rowmaker import append_rows, make_gains, make_key
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
 
@@ -48,7 +43,10 @@ def test_states_of_runs(tmp_path):
     training = Claim(epath.Path(tmp_path / "runs" / "none-L128-seed0"), "training")
     assert survey(sweep.runs, tmp_path)[2].describe() == "running, at step 200 of 500"
     training.release()
-    assert [[e.lengths for e in state.missing] for state in states[:3]] == [
+    assert [
+        [tuple(cell["length"] for _, cell in e.cells) for e in state.missing]
+        for state in states[:3]
+    ] == [
         [],
         [(256,)],
         [(128, 256)],
@@ -78,25 +76,25 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"]}, stride=64)
     finish(sweep, tmp_path, "alibi-L128-seed0")
     rows = [
-        result(sweep, eval_length=128),
-        result(sweep, eval_length=256, stride=64, step=300),
-        result(sweep, eval_length=128, stride=64),
-        result(sweep, eval_length=256, stride=64, config_hash="another run of this name"),
+        result(sweep, length=128),
+        result(sweep, length=256, options={"stride": 64}, step=300),
+        result(sweep, length=128, options={"stride": 64}),
+        result(sweep, length=256, options={"stride": 64}, config_hash="another run of this name"),
         result(
             sweep,
-            eval_length=256,
-            stride=64,
+            length=256,
+            options={"stride": 64},
             override={"position": "none", "options": {}, "window": None},
         ),
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     (state,) = survey(sweep.runs, tmp_path)
-    assert [e.lengths for e in state.missing] == [(256,)]
+    ((((_, cell),),),) = [[e.cells] for e in state.missing]
+    assert cell == {"length": 256}
 
 
-@pytest.mark.parametrize("context_use", [False, True])
-def test_a_length_beyond_a_method_is_not_tried_again(tmp_path, context_use):
-    sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2], context_use=context_use)
+def test_a_length_beyond_a_method_is_not_tried_again(tmp_path):
+    sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2])
     finish(sweep, tmp_path, "learned-L128-seed0")
     rows = [
         result(sweep, "learned", 128),
@@ -182,119 +180,63 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("slopes", [(0.5,), (0.5, 0.25)])
-def test_options_that_are_lists_are_read_as_they_were_written(slopes, tmp_path):
-    """The flag's own parser splits at commas, and a list of a single number is no number."""
-    options = (("draw", 3), ("slopes", slopes))
-    (run,) = sweep_of(product={"position": ["alibi"]}).runs
-    evaluation = dataclasses.replace(run.evaluations[0], override=Override("alibi", options))
-    (flag,) = (one for one in evaluation_command(run, evaluation, tmp_path) if "_options=" in one)
-    config = make_config()
-    for word in absl_flags.ListParser().parse(flag.removeprefix("--position_options=")):
-        name, _, value = word.partition("=")
-        config = replaced(config, {f"position_options.{name}": value})
-    assert tuple(config.position_options.items()) == options
-
-
 def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
-    """Gains are counted from the shortest length: if a length is missing, the whole evaluation is
-    made.
-    """
-    ntk = {"position": "rotary_ntk", "options": {"factor": 4}}
+    """The cell of context use is the set of lengths: gains over another set are none of it."""
+    ntk = {"position": "rotary_ntk", "options": {"factor": 4}, "window": 64}
     sweep = sweep_of(
         product={"position": ["rotary"]},
         evaluations=[
-            {"multiples": [1, 2], "context_use": True},
-            {"lengths": [256], "override": ntk | {"window": 64}},
+            {"multiples": [1, 2], "evaluators": ["perplexity", "context_use"]},
+            {"lengths": [256], "override": ntk},
         ],
         multiples=[1],
     )
     (run,) = sweep.runs
     finish(sweep, tmp_path, run.name)
-    _, with_context, overridden = survey(sweep.runs, tmp_path)[0].missing
-    # stopped after the first length: the rest is no evaluation of its own
-    with tempfile.TemporaryDirectory() as other:
-        append_rows(pathlib.Path(other) / "results.jsonl", [result(sweep, "rotary", 128)])
-        assert with_context in survey(sweep.runs, other)[0].missing
-    assert evaluation_command(run, with_context, tmp_path)[3] == "--context_use"
-    flags = evaluation_command(run, overridden, tmp_path)
-    assert set(flags) >= {
-        "--position=rotary_ntk",
-        "--position_options=factor=4",
-        "--window=64",
-        "--lengths=256",
-    }
 
-    append_rows(
-        tmp_path / "results.jsonl", [result(sweep, "rotary", length) for length in (128, 256)]
-    )
-    (state,) = survey(sweep.runs, tmp_path)
-    assert state.missing == (with_context, overridden), (
-        "windows don't overlap: the same tokens aren't scored yet"
-    )
-    from_another = {"windows": 9, "from_length": 256, "gain_nats": 0.1, "interval": [0.0, 0.2]}
-    # of a part of the lengths alone
-    stopped = {"mode": "same tokens", "stride": 24, "context_use": from_another}
-    append_rows(
-        tmp_path / "results.jsonl",
-        [result(sweep, "rotary", length, **stopped) for length in (128, 256)],
-    )
-    assert survey(sweep.runs, tmp_path)[0].missing == (with_context, overridden)
-    use = {
-        "windows": 9,
-        "from_length": 128,
-        "gain_nats": 0.1,
-        "interval": [0.0, 0.2],
-        "longest": 256,
-    }
-    of_context = {"mode": "same tokens", "stride": 12, "context_use": use}
-    # whose tokens lie elsewhere in the text
-    of_others = {**of_context, "context_use": use | {"longest": 512}}
-    append_rows(
-        tmp_path / "results.jsonl",
-        [result(sweep, "rotary", length, **of_others) for length in (128, 256)],
-    )
-    assert survey(sweep.runs, tmp_path)[0].missing == (with_context, overridden)
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "rotary", 128, **of_context)])
-    assert survey(sweep.runs, tmp_path)[0].missing == (with_context, overridden)
-    append_rows(
-        tmp_path / "results.jsonl",
-        [
-            result(sweep, "rotary", 256, **of_context),
-            result(sweep, "rotary", 256, override={**ntk, "window": 64}),
-        ],
-    )
-    assert survey(sweep.runs, tmp_path)[0].missing == ()
+    def missing(*rows):
+        append_rows(tmp_path / "results.jsonl", rows)
+        found = survey(sweep.runs, tmp_path)[0].missing
+        return [[(one.name(), cell) for one, cell in evaluation.cells] for evaluation in found]
+
+    shorter, longer = (("perplexity", {"length": length}) for length in (128, 256))
+    use = ("context_use", {"lengths": (128, 256)})
+    assert missing() == [[shorter], [shorter, longer, use], [longer]]
+    assert survey(sweep.runs, tmp_path)[0].results == 0
+    command = evaluation_command(run, survey(sweep.runs, tmp_path)[0].missing[2], tmp_path)
+    (given,) = (word for word in command if word.startswith("--evaluation="))
+    override = Evaluation.from_json(given.partition("=")[2]).override
+    assert (override.position, override.window) == ("rotary_ntk", 64)
+    assert {"eval_extrapolation.py", "--checkpoint=500", "--noreport"} < {*command}
+
+    assert missing(result(sweep, "rotary", 128)) == [[longer, use], [longer]]
+    assert missing(result(sweep, "rotary", 256)) == [[use], [longer]]
+    known = {"config_hash": config_hash(run.config), "step": 500, "options": {}}
+    known["run"] = run.name
+    assert missing(make_gains("rotary", {128: 0.0, 512: 0.1}, **known)) == [[use], [longer]]
+    assert missing(make_gains("rotary", {128: 0.0, 256: 0.1}, **known)) == [[longer]]
+    assert missing(result(sweep, "rotary", 256, override=ntk)) == []
 
 
 def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
-    asked = {"lengths": [37, 128], "passkey": True, "override": {"window": 64}}
-    sweep = sweep_of(product={"position": ["alibi"]}, evaluations=[asked])
+    asked = {"lengths": [37, 128], "evaluators": "passkey", "override": {"window": 64}}
+    sweep = sweep_of(product={"position": ["alibi"]}, evaluations=[asked], multiples=[1])
     (run,) = sweep.runs
     finish(sweep, tmp_path, run.name)
-    perplexity, keys = survey(sweep.runs, tmp_path)[0].missing
-    assert keys.lengths == (128,), "windows of 37 tokens hold no key and its question"
-    command = evaluation_command(run, keys, tmp_path)
-    assert command[0] == "scripts/passkey.py"
-    assert {"--lengths=128", "--window=64", "--checkpoint=500", "--noreport"} < {*command}
-    assert not [flag for flag in command if flag.startswith("--split")]
-
-    def found(distance):
-        key = {"distance": distance, "prompts": 9, "accuracy": 0.5}
-        return result(
-            sweep,
-            eval_length=128,
-            mode="passkey",
-            passkey=key,
-            override={"position": None, "options": {}, "window": 64},
-        )
-
-    append_rows(tmp_path / "results.jsonl", [found(32)])
-    assert survey(sweep.runs, tmp_path)[0].missing == (perplexity, keys), (
-        "the key 64 tokens back hasn't been asked for"
+    cells = [cell for _, cell in survey(sweep.runs, tmp_path)[0].missing[1].cells]
+    assert cells == [{"length": 128, "distance": distance} for distance in (32, 64)], (
+        "windows of 37 tokens hold no key and its question"
     )
-    append_rows(tmp_path / "results.jsonl", [found(64)])
-    assert survey(sweep.runs, tmp_path)[0].missing == (perplexity,)
+
+    def left(distance):
+        known = {"config_hash": config_hash(run.config), "step": 500, "run": run.name}
+        known |= {"override": {"position": None, "options": {}, "window": 64}, "options": {}}
+        row = make_key("alibi", 128, distance, 0.5, **known)
+        append_rows(tmp_path / "results.jsonl", [row])
+        return [len(evaluation.cells) for evaluation in survey(sweep.runs, tmp_path)[0].missing]
+
+    assert left(32) == [1, 1], "the key 64 tokens back hasn't been asked for"
+    assert left(64) == [1], "perplexity"
 
 
 def test_a_run_whose_rows_are_all_there_needs_no_work_directory(tmp_path):

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from alibi.config import make_config, replaced
-from alibi.evaluation.extrapolation import Options, evaluate_runs
+from alibi.evaluation.evaluate import evaluate_runs
 from alibi.parallel import hosts
 from alibi.parallel.hosts import local_devices
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.training import loop
+from tests.evaluation.runs import options_of
 from tests.hosts import ROOT, finish, free_port, start_hosts
 from tests.training.runs import assert_same, final_state
 
@@ -223,25 +224,26 @@ def test_two_hosts_evaluate_as_one(whole: pathlib.Path, tmp_path: pathlib.Path) 
         "--dump_nll",
     ]
     finish(start_hosts([*words, f"--output_dir={two}"], 2))
-    assert not evaluate_runs([whole], Options(output_dir=one, lengths=(16, 40), dump_nll=True))
+    assert not evaluate_runs([whole], options_of(output_dir=one, lengths=(16, 40), dump_nll=True))
     alone, together = (read_rows(folder / "results.jsonl") for folder in (one, two))
-    assert [row.eval_length for row in together] == [16, 40]
+    assert [row.length for row in together] == [16, 40]
     same = (
         "run",
         "step",
         "train_length",
-        "eval_length",
-        "mode",
-        "stride",
+        "evaluator",
+        "cell",
+        "options",
         "split",
         "seed",
-        "tokens",
-        "bytes",
-        "words",
     )
     for row, expected in zip(together, alone, strict=True):
         assert [getattr(row, key) for key in same] == [getattr(expected, key) for key in same]
-        assert row.nll_nats == pytest.approx(expected.nll_nats, rel=1e-6)
+        counts = [
+            [one.results[key] for key in ("tokens", "bytes", "words")] for one in (row, expected)
+        ]
+        assert counts[0] == counts[1]
+        assert row.results["nll_nats"] == pytest.approx(expected.results["nll_nats"], rel=1e-6)
     for path in sorted((one / "nll").iterdir()):
         with np.load(path) as expected, np.load(two / "nll" / path.name) as dump:
             np.testing.assert_array_equal(dump["targets"], expected["targets"])

@@ -1,0 +1,175 @@
+"""The contract of evaluators: an evaluator measures the cells of a run, and a report shows them.
+
+An evaluator is a frozen dataclass. Its fields are its options: flags, keys of sweeps and keys of
+rows come from them. It fills in `cells`, `measure` and `kinds`, and more where it differs from the
+defaults here and in `alibi.reporting.measure.Measure`. Its place is a file and a line of
+`alibi.reporting.measure.EVALUATORS`, or anywhere, named as package.module:Class.
+
+JAX takes seconds to import, and reports and sweeps need none of it: import it inside `measure`.
+"""
+
+import dataclasses
+import hashlib
+import pathlib
+import sys
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from alibi.config import Config
+from alibi.config.fields import did_you_mean, parsed, read
+from alibi.data.corpus import SPLITS
+from alibi.reporting.measure import Measure
+from alibi.reporting.rows import Row
+
+if TYPE_CHECKING:
+    from alibi.evaluation.subject import Subject, Text
+
+Cell = Mapping[str, Any]
+
+
+class NoResultError(ValueError):
+    """A cell has no result, for a reason that the row tells."""
+
+
+def option(default: Any, meaning: str, *, of_row: bool = True, **limits: Any) -> Any:
+    """Returns a field of an evaluator.
+
+    Args:
+      meaning: the help of its flag.
+      of_row: False if rows tell it otherwise, as they do the text, or if it changes no result.
+      limits: of at_least, above, at_most and below, and or_all; or names.
+
+    Example:
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Retrieval(Evaluator):
+      ...     prompts: int = option(200, "prompts in each cell", at_least=1)
+    """
+    about: dict[str, Any] = {key: limits.pop(key) for key in ("or_all",) if key in limits}
+    if "names" in limits:
+        about |= {"names": limits.pop("names"), "reasons": {}}
+    about |= {"bounds": limits, "meaning": meaning, "of_row": of_row}
+    return dataclasses.field(default=default, metadata=about)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator(Measure):
+    """What is measured of a run, cell by cell.
+
+    Raises:
+      ValueError: an option of another type or out of its range.
+    """
+
+    @property
+    def isolates(self) -> bool:
+        """Whether each document is read alone, whatever the run's training."""
+        return False
+
+    @property
+    def row_split(self) -> str:
+        """The split that rows name."""
+        return "valid"
+
+    def __post_init__(self) -> None:
+        types = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str):
+                value = parsed(value, types[field.name])
+            given = f"{field.name}={value!r}"
+            value = read(given, value, types[field.name], field.default, field.metadata)
+            object.__setattr__(self, field.name, value)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that differ from their defaults and change results, as rows hold them."""
+        return {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if field.metadata.get("of_row", True)
+            and (value := getattr(self, field.name)) != field.default
+        }
+
+    @classmethod
+    def code(cls) -> str | None:
+        """Returns a hash of the file of an evaluator from outside the package, which its rows name."""
+        module = sys.modules[cls.__module__]
+        if cls.__module__.startswith("alibi.") or not module.__file__:
+            return None
+        return hashlib.sha256(pathlib.Path(module.__file__).read_bytes()).hexdigest()[:12]
+
+    def check(self, config: Config, lengths: Sequence[int]) -> None:
+        """Raises ValueError if no run of this config can be measured at `lengths`: called before
+        training, too.
+        """
+
+    def cells(self, config: Config, lengths: Sequence[int]) -> list[Cell]:
+        """Returns the cells of a run.
+
+        Args:
+          lengths: evaluation lengths in tokens, ascending.
+        """
+        return [{"length": length} for length in lengths]
+
+    def note(self, config: Config) -> str:
+        """Returns what a user should know of a run of this config, or ""."""
+        return ""
+
+    def text(self, subject: "Subject", cell: Cell) -> "Text":
+        """Returns the text that is scored; raises ValueError if it can't be read."""
+        return subject.text("valid")
+
+    def undefined(self, subject: "Subject", cell: Cell) -> str:
+        """Returns why the position method has no such cell; "" if it has."""
+        return subject.undefined(cell["length"])
+
+    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+        """Returns why the text has no such cell; "" if it has."""
+        return text.too_short(cell["length"])
+
+    def title(self, cell: Cell) -> str:
+        """Returns the cell in words, after the run's name."""
+        return f"at {cell['length']:,}"
+
+    def is_done(self, subject: "Subject", row: Row) -> bool:
+        """Returns whether all that `measure` makes besides the row is there."""
+        return True
+
+    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+        """Returns the results of the cell of `row`, with `seconds`.
+
+        Raises:
+          NoResultError: there is no number, for a reason that the row will tell.
+        """
+        raise NotImplementedError
+
+    def summary(self, row: Row) -> str:
+        """Returns the results in words, for a line on the terminal."""
+        kind = self.kinds_of(row)[0]
+        values = [kind.value(entry) for entry in self.entries(row) if kind.value]
+        shown = " to ".join(kind.write(value) for value in values if value is not None)
+        return f"{kind.title.lower()} {shown or 'too large to write'}"
+
+
+def refuse_other_objectives(evaluator: str, config: Config) -> None:
+    """Raises ValueError for a run that doesn't predict the next token."""
+    if not config.objective.causal:
+        raise ValueError(
+            f"objective={config.objective.name} with {evaluator}, which needs objective=next_token: it is for models "
+            "that see the tokens before each; leave it out"
+        )
+
+
+def refuse_absent_split(split: str, config: Config) -> None:
+    """Raises ValueError for an unknown split, or one that a config has no text for."""
+    if split not in SPLITS:
+        raise ValueError(
+            f"split {split!r} is unknown; {did_you_mean(split, SPLITS)}use one of {', '.join(SPLITS)}"
+        )
+    if not config.data[split]:
+        raise ValueError(f"the config names no {split} text: data.{split} is empty; set it")
+
+
+def options_by_name(evaluators: Iterable[type[Evaluator]]) -> dict[str, dataclasses.Field]:
+    """Returns the options of evaluators by name."""
+    return {field.name: field for kind in evaluators for field in dataclasses.fields(kind)}

@@ -1,0 +1,256 @@
+"""The negative log-likelihood (NLL) of every token of a stream, on any number of devices and hosts."""
+
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jaxtyping import Array, Float, Int, PyTree
+
+from alibi.evaluation.windows import Tokens, Windows, read_sequences, windows_of
+from alibi.model.decoder import DecoderLM
+from alibi.objectives import Batch, Objective, Sequences, make_objective
+from alibi.parallel.sharding import batch_parts, local_rows
+from alibi.runs.trained import TrainedRun
+
+# (params, *Batch) -> nats [rows, scored]. With a causal objective the NLL of a target does not
+# depend on inputs after its own.
+NllFunction = Callable[..., Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The NLL of scored tokens."""
+
+    windows: Windows
+    nll_nats: Float[np.ndarray, " tokens"]  # float32, in the order of the windows
+    # from reading the first batch to the last result on the host, without compilation
+    seconds: float
+
+    @property
+    def total_nats(self) -> float:
+        """The sum over the tokens, computed in float64."""
+        return float(self.nll_nats.sum(dtype=np.float64))
+
+    @property
+    def tokens(self) -> int:
+        return self.nll_nats.size
+
+
+class Scorer:
+    """Scores streams with a function, compiled once for each batch shape.
+
+    Args:
+      nll_function: see `model_nll`.
+      objective: makes inputs and targets of a stream's tokens.
+      batch_tokens: inputs per device and batch, but at least a window: longer windows come in
+        smaller batches.
+      sharding: of the batch dimension; by default on the first device. Each of several hosts reads
+        only the rows of its own devices, and all get the result.
+    """
+
+    def __init__(
+        self,
+        nll_function: NllFunction,
+        *,
+        objective: Objective,
+        batch_tokens: int,
+        sharding: Sharding | None = None,
+    ):
+        if batch_tokens < 1:
+            raise ValueError(f"eval.batch_tokens={batch_tokens} must be at least 1")
+        self._sharding = replicated = (
+            SingleDeviceSharding(jax.devices()[0]) if sharding is None else sharding
+        )
+        self._objective, self._batch_tokens = objective, batch_tokens
+        if isinstance(sharding, NamedSharding):
+            # each host gets the whole batch
+            replicated = NamedSharding(sharding.mesh, PartitionSpec())
+        self._jitted = jax.jit(nll_function, out_shardings=replicated)
+        self._compiled: dict[tuple[int, int, int], Any] = {}
+
+    def check(self, windows: Windows) -> None:
+        """Raises ValueError if no token of `windows` is predicted: a masked objective may mask none
+        of a few.
+        """
+        # more tokens without a masked one are no chance
+        few = [(start, min(stop, start + (1 << 16))) for start, stop in windows.spans]
+        if not any(np.empty(b - a)[self._objective.predicted(a, b)].size for a, b in few):
+            raise ValueError(
+                f"none of the {windows.num_tokens:,} tokens of the text is masked, so there is nothing to score; "
+                "use a longer text"
+            )
+
+    def score(
+        self,
+        params: PyTree,
+        tokens: Tokens,
+        length: int,
+        stride: int | None = None,
+        *,
+        progress: Callable[[int], object] = lambda tokens: None,
+    ) -> Score:
+        """Returns the NLL of each of `tokens` in windows of `length` inputs that score `stride`
+        (default: `length`).
+
+        The NLL of a token depends neither on the batch nor on the devices.
+
+        Args:
+          progress: called with the number of tokens scored since the last call.
+
+        Raises:
+          ValueError: no tokens, a stride outside 1..length, or a length beyond the model's.
+        """
+        windows = windows_of(len(tokens), length, stride, causal=self._objective.causal)
+        return self.score_windows(params, tokens, windows, progress=progress)
+
+    def score_windows(
+        self,
+        params: PyTree,
+        tokens: Tokens,
+        windows: Windows,
+        *,
+        progress: Callable[[int], object] = lambda tokens: None,
+    ) -> Score:
+        """Returns the NLL of the tokens that `windows` score and the objective predicts, in their
+        order; `progress` as in `score`.
+        """
+        compiled = [(group, *self._compile(params, group)) for group in windows.groups]
+        running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
+        nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
+        left = nll
+        for group, function, batch_size in compiled:
+            for first in range(0, len(group), batch_size):
+                # the last batch may extend beyond the last row
+                rows = np.arange(first, first + batch_size)
+                result = function(params, *self._place(tokens, group, rows))
+                size = min(batch_size * group.stride, group.num_tokens - first * group.stride)
+                running.append((left[:size], result))
+                left = left[size:]
+                if len(running) > 1:  # a batch is fetched only after the devices have the next one
+                    progress(_fetch(*running.popleft()))
+        while running:
+            progress(_fetch(*running.popleft()))
+        seconds = time.perf_counter() - start
+        pieces = np.split(nll, len(windows.spans))
+        scored = [
+            piece[self._objective.predicted(*span)]
+            for piece, span in zip(pieces, windows.spans, strict=True)
+        ]
+        return Score(windows, np.concatenate(scored), seconds)
+
+    def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
+        """Returns the function compiled for the shape of `windows`, and the rows of its batch.
+
+        A batch has as many rows as `batch_tokens` allows on each device, and not more than
+        `windows`. The function is kept, so validations during training compile once.
+        """
+        devices = batch_parts(self._sharding)
+        rows = devices * min(
+            max(1, self._batch_tokens // windows.length), -(-len(windows) // devices)
+        )
+        shape = rows, windows.length, windows.stride
+        if shape not in self._compiled:
+            none = Sequences(np.zeros((0, windows.length + 1), np.int32), np.zeros(0, np.int64))
+            batch = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(
+                    (rows, x.shape[1]), np.int32, sharding=self._sharding
+                ),
+                self._batch(none, windows),
+            )
+            self._compiled[shape] = (
+                self._jitted
+                if jax.config.values["jax_disable_jit"]
+                else self._jitted.lower(params, *batch).compile()
+            )
+        return self._compiled[shape], rows
+
+    def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:
+        """Returns the batch on the devices; reads only the rows of this host's devices."""
+        own = rows[local_rows(self._sharding, rows.size)]
+        return jax.tree.map(
+            lambda local: jax.make_array_from_process_local_data(
+                self._sharding, local, (rows.size, local.shape[1])
+            ),
+            self._batch(read_sequences(tokens, windows, own), windows),
+        )
+
+    def _batch(self, sequences: Sequences, windows: Windows) -> Batch:
+        batch = self._objective.batch(sequences)
+        return batch._replace(targets=batch.targets[:, -windows.stride :])
+
+
+def run_scorer(run: TrainedRun, of: Callable[[DecoderLM], NllFunction] | None = None) -> Scorer:
+    """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`.
+
+    Args:
+      of: returns the function that gives a number for each token; defaults to `model_nll`.
+    """
+    return Scorer(
+        (of or model_nll)(run.model),
+        objective=run_objective(run),
+        batch_tokens=run.batch_tokens,
+        sharding=run.model.sharding,
+    )
+
+
+def run_objective(run: TrainedRun) -> Objective:
+    """Returns the objective that a run was trained for, with its tokenizer."""
+    tokenizer = run.tokenizer
+    return make_objective(
+        run.config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
+    )
+
+
+def model_nll(model: DecoderLM) -> NllFunction:
+    """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
+
+    def nll(params: PyTree, *batch: Array) -> Array:
+        arguments: dict[str, Any] = Batch(*batch)._asdict()
+        with unrounded(model):
+            return jnp.asarray(model.apply({"params": params}, method="token_nll", **arguments))
+
+    return nll
+
+
+def wrong_tokens(model: DecoderLM) -> NllFunction:
+    """Returns the function of parameters, inputs and targets that gives 0.0 for a target that is the
+    likeliest token after the true ones before it, else 1.0.
+    """
+
+    def wrong(
+        params: PyTree,
+        inputs: Int[Array, "rows length"],
+        targets: Int[Array, "rows scored"],
+        *_: None,
+    ) -> Array:
+        def last_logits(model: DecoderLM) -> Array:
+            return model.vocabulary.logits(model.features(inputs, last=targets.shape[1]), True)
+
+        with unrounded(model):
+            logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
+        return jnp.asarray(jnp.argmax(logits, axis=-1) != targets, jnp.float32)
+
+    return wrong
+
+
+def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which accelerators, too, compute the products of a float32 model in
+    float32.
+
+    By default they round the operands to fewer bits.
+    """
+    rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
+    return jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext()
+
+
+def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:
+    """Waits for a batch, writes its first values to `nll`, and returns their number."""
+    nll[:] = np.asarray(result).ravel()[: nll.size]
+    return nll.size

@@ -1,0 +1,203 @@
+"""A run under evaluation: its texts and its scorers, each made once, and its rows."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int32
+
+from alibi.data.corpus import Corpus
+from alibi.data.textfiles import TextFiles
+from alibi.data.tokenfile import Manifest, TokenFile
+from alibi.data.tokens import make_corpus, prepare, prepare_text
+from alibi.evaluation.base import Cell, Evaluator
+from alibi.evaluation.output import Output, made_here, print_once
+from alibi.evaluation.scorer import NllFunction, Score, Scorer, model_nll, run_scorer
+from alibi.evaluation.separately import documents_of
+from alibi.evaluation.windows import Tokens, Windows
+from alibi.model.decoder import DecoderLM
+from alibi.parallel.hosts import check_alike, is_primary
+from alibi.progress import Progress
+from alibi.reporting.rows import Device, Row
+from alibi.runs import evaluation_hash
+from alibi.runs.trained import TrainedRun
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """Tokens to score, and how rows name them."""
+
+    tokens: Tokens
+    corpus: str  # the name in rows
+    split: str
+    tokens_sha256: str
+    text_hash: str | None = None
+    file: TokenFile | None = None  # None: the tokens were made for a cell
+    source: Corpus | None = None  # of the file's text
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return None if self.file is None else self.file.manifest
+
+    @functools.cached_property
+    def documents(self) -> list[Int32[np.ndarray, " tokens"]]:
+        """The tokens of each document of the file, see `documents_of`."""
+        assert self.file is not None
+        assert self.source is not None
+        return documents_of(self.file, self.source)
+
+    def too_short(self, length: int) -> str:
+        """Returns why no window of `length` fits into the text, or "".
+
+        In longer windows than the text no token would have a longer context than in windows as long
+        as the text.
+        """
+        count, longer = len(self.tokens), "--text_file"
+        if length <= count:
+            return ""
+        if self.manifest is not None and self.manifest.max_bytes >= 0:
+            limit = "data.max_train_bytes" if self.split == "train" else "data.max_valid_bytes"
+            longer += f", or for a new run a larger {limit}"
+        return (
+            f"the text has {count:,} tokens, fewer than the length {length:,}; "
+            f"use lengths up to {count:,}, or a longer text ({longer})"
+        )
+
+
+class Subject:
+    """A run under evaluation.
+
+    Attributes:
+      seconds: of scoring, without compilation, since it was last set to 0.
+    """
+
+    def __init__(self, run: TrainedRun, output: Output):
+        self.run, self.output, self.seconds = run, output, 0.0
+        self._texts: dict[tuple, Text] = {}
+        self._scorers: dict[Callable[[DecoderLM], NllFunction], Scorer] = {}
+
+    def undefined(self, length: int) -> str:
+        """Returns why the position method has no result at `length` tokens; "" if it has."""
+        return self.run.undefined(length)
+
+    def text(
+        self, split: str = "valid", *, file: str = "", document_end: str = "", column: str = ""
+    ) -> Text:
+        """Returns the text of a split of the run's corpus, in the run's tokens, or a user's own.
+
+        Args:
+          file: files to score in place of the split.
+          document_end, column: of `file`, as in the config section `data`; "" as the run's text.
+
+        Raises:
+          ValueError: the text is missing or can't be read.
+        """
+        key = split, file, document_end, column
+        if key not in self._texts:
+            self._texts[key] = self._prepare(*key)
+        return self._texts[key]
+
+    def _prepare(self, split: str, file: str, document_end: str, column: str) -> Text:
+        data, tokenizer = self.run.config.data, self.run.tokenizer
+        reading = {
+            "document_end": document_end or data.document_end,
+            "column": column or data.column,
+        }
+        corpus: Corpus = TextFiles({"file": file, **reading}) if file else make_corpus(data)
+        if file:
+            found = prepare_text(corpus, tokenizer, data.cache_dir, progress=is_primary())
+        else:
+            found = prepare(data, split, tokenizer, progress=is_primary())
+        manifest = found.manifest
+        check_alike(manifest.identity)
+        if unknown := manifest.unknown_words:
+            of_what = "outside the vocabulary of the run's tokenizer"
+            if manifest.tokenizer == "words":
+                literal = manifest.unk_in_text
+                outside = f"{unknown - literal:,} words outside the run's dictionary"
+                of_what = f"<unk>: {outside}, {literal:,} <unk> in the text itself"
+            print_once(
+                f"{manifest.source}: {unknown:,} of {manifest.tokens:,} tokens are {of_what}"
+            )
+        if tokenizer.changes_text:
+            print_once(
+                f"{manifest.source}: the tokenizer's normalizer may change the text (case, ligatures, accents, white "
+                "space), and bits per byte are of the bytes of the original"
+            )
+        count = len(found.tokens)
+        self.scorer().check(Windows(0, count, count, count))
+        name = self.output.name_text(
+            corpus.title(manifest.split), manifest.split, manifest.text_hash
+        )
+        return Text(
+            found.tokens, name, manifest.split, manifest.sha256, manifest.text_hash, found, corpus
+        )
+
+    def scorer(self, of: Callable[[DecoderLM], NllFunction] = model_nll) -> Scorer:
+        """Returns the scorer of a function of the model, see `score`."""
+        if of not in self._scorers:
+            self._scorers[of] = run_scorer(self.run, of)
+        return self._scorers[of]
+
+    def score(
+        self,
+        tokens: Tokens,
+        windows: Windows,
+        title: str,
+        of: Callable[[DecoderLM], NllFunction] = model_nll,
+    ) -> Score:
+        """Returns a number for each token that `windows` score, and shows the progress.
+
+        Args:
+          of: returns the function of parameters, inputs and targets that gives the numbers, by
+            default the NLL in nats; it is compiled once for each shape.
+        """
+        scorer = self.scorer(of)
+        with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
+            score = scorer.score_windows(self.run.params, tokens, windows, progress=bar.update)
+        self.seconds += score.seconds
+        return score
+
+    def row(self, evaluator: Evaluator, text: Text, cell: Cell) -> Row:
+        """Returns the row of a cell, without results."""
+        isolated, manifest = self.run.config.data.isolate_documents, text.manifest
+        return row_of(
+            self.run,
+            corpus=text.corpus,
+            split=text.split,
+            evaluator=evaluator.name(),
+            cell=cell,
+            options=evaluator.options,
+            tokens_sha256=text.tokens_sha256,
+            text_hash=text.text_hash,
+            unknown_tokens=(manifest and manifest.unknown_words) or None,
+            documents=None if evaluator.isolates else isolated or None,
+            evaluator_code=evaluator.code(),
+        )
+
+
+def row_of(run: TrainedRun, **measured: Any) -> Row:
+    """Returns the row of `run`, without results; `measured` are the fields of the measurement."""
+    config, given = run.config, run.config.objective
+    masks = {key: given[key] for key in ("name", "mask_rate", "mask_random", "mask_kept")}
+    return Row(
+        run=run.name,
+        position=config.position,
+        train_length=config.train_length,
+        seed=config.seed,
+        step=run.step,
+        parameters=run.num_parameters,
+        device=Device(jax.devices()[0].device_kind, jax.device_count()),
+        jax=jax.__version__,
+        **made_here(),
+        dtype=config.eval.dtype,
+        config_hash=evaluation_hash(config),
+        seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0)),
+        trained_on=run.trained_on,
+        override=run.override,
+        objective=None if given.causal else masks,
+        **measured,
+    )

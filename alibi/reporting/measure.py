@@ -1,0 +1,154 @@
+"""What a report asks of an evaluator: which numbers it has, in which cells of which table, in which
+words.
+
+`alibi.evaluation.base.Evaluator` adds how they are measured. An evaluator is a name in `EVALUATORS`,
+or package.module:Class from anywhere.
+"""
+
+import functools
+import importlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from alibi.config.fields import did_you_mean
+from alibi.reporting.rows import Entry, Row
+from alibi.reporting.tables import Kind, fact
+
+if TYPE_CHECKING:
+    from alibi.reporting.panels import Panel
+
+# The class of each evaluator, which is imported when it is used. Reports have this order.
+EVALUATORS = {
+    "perplexity": "alibi.evaluation.perplexity:Perplexity",
+    "context_use": "alibi.evaluation.context_use:ContextUse",
+    "passkey": "alibi.evaluation.passkey:Passkey",
+}
+
+BEST = (
+    "The best of a column is marked only if the 95% interval of its difference from each other excludes zero: "
+    "over common seeds, and over the parts of the text where these are known."
+)
+
+
+class Measure:
+    """The numbers of an evaluator in rows, tables and charts; the fields of a subclass are its
+    options.
+
+    By default the last key of a cell is the column of its table, and keys before it are labels of
+    its line. Over the evaluation length alone the chart has lines, else the shares of each cell are
+    coloured.
+    """
+
+    kinds: ClassVar[tuple[Kind, ...]]  # of the numbers; figures draw the first
+    labels: ClassVar[tuple[str, ...]] = ()  # headings of the labels of a line, besides the run
+    across: ClassVar[str] = "evaluation length"  # what the columns are, in words
+    figure: ClassVar[str] = ""  # the name of the figure's file; defaults to the evaluator's name
+
+    @classmethod
+    def name(cls) -> str:
+        """Returns the evaluator's name in rows."""
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        return next((name for name, known in EVALUATORS.items() if known == path), path)
+
+    def kinds_of(self, row: Row) -> tuple[Kind, ...]:
+        """Returns the kinds of numbers in a row."""
+        return self.kinds
+
+    def entries(self, row: Row) -> list[Entry]:
+        """Returns the cells of the table in which a row has a result, or the reason for none."""
+        *labels, column = row.cell.values()
+        return [Entry(row, tuple(labels), column, row.results)]
+
+    def alike(self, row: Row) -> Hashable:
+        """Returns what rows of one table have in common, besides text, evaluator and options."""
+        return ()
+
+    def windows(self, panel: "Panel") -> str:
+        """Returns how the text is cut, in words; "" if there is nothing to say."""
+        return ""
+
+    def axis(self) -> str:
+        """Returns how the text is cut, for the axis of a chart; "" if there is nothing to say."""
+        return ""
+
+    def alt(self, panel: "Panel") -> str:
+        """Returns what the figure shows, in words."""
+        return f"{panel.kind.title.lower()} by {self.across}"
+
+    def suffix(self, row: Row) -> str:
+        """Returns the end of a figure's name, besides text and split."""
+        return f"-documents-{row.documents}" if row.documents else ""
+
+    def facts(self, panel: "Panel") -> list[str]:
+        """Returns what a caption says of the numbers, before seeds, steps and origin."""
+        kind = panel.kind.title
+        text = f"{kind} by {self.across}: {panel.corpus}, split {panel.split}"
+        measured = [row for row in panel.rows if row.is_measured]
+        tokens = (f"{row.results['tokens']:,}" for row in measured if row.results.get("tokens"))
+        unknown = (f"{row.unknown_tokens:,}" for row in measured if row.unknown_tokens)
+        return [
+            ", ".join(filter(None, [text, self.windows(panel)])),
+            fact("{} tokens scored in each cell", tokens, " or "),
+            panel.reading,
+            fact("{} tokens of the text unknown to the tokenizer", unknown, " or "),
+        ]
+
+    def explanation(self, panel: "Panel") -> str:
+        """Returns how to read the table."""
+        if not panel.kind.is_loss:
+            return ""
+        return "In brackets: the value divided by the run's own at its train length. " + (
+            BEST
+            if panel.has_best
+            else "No best is marked: the runs have several tokenizers, and the numbers are per token. "
+            "Compare bits per byte."
+        )
+
+
+def evaluator_class(name: str) -> Any:
+    """Returns the class of an evaluator.
+
+    Args:
+      name: one of `EVALUATORS`, or package.module:Class.
+
+    Raises:
+      ValueError: there is no such evaluator (the nearest is suggested), or its module does not load.
+    """
+    module, separator, attribute = EVALUATORS.get(name, name).partition(":")
+    if not separator:
+        raise ValueError(
+            f"evaluator {name!r} is unknown; {did_you_mean(name, EVALUATORS)}there are: {', '.join(EVALUATORS)}; "
+            "your own is named package.module:Class"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a module from outside may raise anything
+        raise ValueError(f"evaluator {name} can't be loaded: {error!r}") from error
+    if not (isinstance(found, type) and issubclass(found, Measure)):
+        raise ValueError(f"evaluator {name} must be a subclass of alibi.evaluation.Evaluator")
+    return found
+
+
+def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """Returns an evaluator with its options; raises ValueError as `evaluator_class`, or for an
+    option that it does not have (the nearest is suggested) or with a refused value.
+    """
+    kind, given = evaluator_class(name), dict(options or {})
+    known = list(getattr(kind, "__dataclass_fields__", {}))
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"evaluator {name} has no option {key!r}; {did_you_mean(key, known)}"
+                f"it has: {', '.join(known) or 'none'}"
+            )
+    return kind(**given)
+
+
+def measure_of(row: Row) -> Measure:
+    """Returns the evaluator of a row."""
+    return _measure(row.evaluator, tuple(sorted(row.options.items())))
+
+
+@functools.cache
+def _measure(name: str, options: Sequence[tuple[str, Any]]) -> Measure:
+    return make_evaluator(name, dict(options))

@@ -1,0 +1,105 @@
+"""An evaluator from outside the package, as its page writes it: nothing in the package knows it."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from alibi.data.tokens import prepare
+from alibi.evaluation.scorer import run_scorer, wrong_tokens
+from alibi.reporting.intervals import share_interval
+from alibi.reporting.rows import latest, read_rows
+from alibi.runs.trained import TrainedRun
+from tests.evaluation.runs import TEXT, make_run
+from tests.hosts import ROOT
+
+PAGE = ROOT / "docs" / "new-evaluator.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outside")
+    (code,) = re.findall(r"```python\n(\"\"\".*?)```", PAGE.read_text(), re.DOTALL)
+    (folder / "accuracy.py").write_text(code)
+    (folder / "text.txt").write_text(TEXT)
+    make_run(folder, "alibi", "a-run")
+    return folder
+
+
+def evaluate(folder, *words):
+    command = [
+        sys.executable,
+        ROOT / "eval_extrapolation.py",
+        "--workdirs=a-run",
+        "--multiples=1,2",
+    ]
+    command += ["--evaluators=perplexity,accuracy:Accuracy", "--output_dir=out", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_it_is_evaluated_and_reported_and_not_measured_again(folder):
+    assert "perplexity" in evaluate(folder, "--evaluator_options=ranges=3")
+    rows = read_rows(folder / "out" / "results.jsonl")
+    found = [row for row in rows if row.evaluator == "accuracy:Accuracy"]
+    assert [(row.cell, row.options) for row in found] == [
+        ({"length": length}, {"ranges": 3}) for length in (16, 32)
+    ]
+    run = TrainedRun(folder / "a-run")
+    tokens = np.asarray(prepare(run.config.data, "valid", progress=False).tokens)
+    right = run_scorer(run, wrong_tokens).score(run.params, tokens, 16).nll_nats == 0
+    # by document, a line each
+    expected = np.zeros((3, 2), int)
+    place = 0
+    for token, is_right in zip(tokens, right, strict=True):
+        expected[min(2, int(np.log2(place // 8 + 1)))] += is_right, 1
+        place = 0 if token == 10 else place + 1
+    assert [*found[0].results["right"]] == expected[:, 0].tolist()
+    assert [*found[0].results["count"]] == expected[:, 1].tolist()
+
+    report = (folder / "out" / "report.md").read_text()
+    assert "**Next tokens right by tokens from the document's start, up to: text.txt" in report
+    (line,) = [
+        line for line in report.splitlines() if line.startswith("| a-run | 16 | ") and "%" in line
+    ]
+    share = expected[0, 0] / expected[0, 1]
+    high = share_interval([share], int(expected[0, 1]))
+    half = max(high.high - share, share - high.low)
+    assert line.split("|")[3].strip() == f"{share:.1%} ± {half:.1%}"
+    assert (folder / "out" / "Accuracy.png").stat().st_size > 1000
+    assert "Next tokens right" in (folder / "out" / "report.html").read_text()
+
+    assert evaluate(folder, "--evaluator_options=ranges=3").count("done before") == 4
+    (folder / "accuracy.py").write_text((folder / "accuracy.py").read_text() + "\n")
+    assert evaluate(folder, "--evaluator_options=ranges=3").count("done before") == 2
+    rows = read_rows(folder / "out" / "results.jsonl")
+    assert len(rows) == 6, "its changed code is another measurement"
+    assert len(latest(rows)) == 4
+
+
+def test_a_sweep_knows_its_cells_and_its_options(folder, monkeypatch):
+    from tests.sweeps.sweepmaker import sweep_of
+
+    monkeypatch.syspath_prepend(str(folder))
+    asked = {"evaluators": ["perplexity", "accuracy:Accuracy"], "ranges": 5}
+    (run,) = sweep_of(product={"position": ["alibi"]}, **asked).runs
+    (evaluation,) = run.evaluations
+    assert [one.options for one, _ in evaluation.cells] == [{}, {}, {"ranges": 5}, {"ranges": 5}]
+    with pytest.raises(ValueError, match="ranges=0 must be at least 1"):
+        sweep_of(product={"position": ["alibi"]}, **asked | {"ranges": 0})
+
+
+def test_a_wrong_name_is_a_line(folder, run_script):
+    for name, words in (
+        ("perplexty", "evaluator 'perplexty' is unknown; did you mean 'perplexity'?"),
+        ("absent:Accuracy", "evaluator absent:Accuracy can't be loaded: ModuleNotFoundError"),
+        ("json:loads", "evaluator json:loads must be a subclass of alibi.evaluation.Evaluator"),
+    ):
+        done = run_script(
+            ROOT / "eval_extrapolation.py", f"--workdirs={folder / 'a-run'}", f"--evaluators={name}"
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"error: {words}")
