@@ -728,7 +728,8 @@ def replit_tensors(config: dict, seed: int) -> Tensors:
 def mpt_logits(config: dict, tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
     """Returns the logits of MPT (the sources of `mpt_tensors`).
 
-    `clip_qkv` clips before `qk_ln` norms queries and keys. `logit_scale` is a factor, or
+    `clip_qkv` clips before `qk_ln` norms queries and keys, by layer norm whatever
+    `norm_type` is. `logit_scale` is a factor, or
     "inv_sqrt_d_model". All norms have an epsilon of 1e-5; no key sets it.
 
     `transformers` 5.24 reads only `clip_qkv` and `softmax_scale` of these options. Its slopes are
@@ -758,8 +759,8 @@ def mpt_logits(config: dict, tensors: Tensors, tokens: np.ndarray) -> np.ndarray
             y = np.clip(y, -attention["clip_qkv"], attention["clip_qkv"])
         q, k, v = np.split(y, [width, width + keys], -1)
         if attention.get("qk_ln"):
-            q = norm(q, tensors, f"{name}.attn.q_ln", epsilon)
-            k = norm(k, tensors, f"{name}.attn.k_ln", epsilon)
+            q = _layer_norm(q, tensors, f"{name}.attn.q_ln", epsilon)
+            k = _layer_norm(k, tensors, f"{name}.attn.k_ln", epsilon)
         y = _attention(*(_heads(y, head_dim) for y in (q, k, v)), scale, slopes)
         x = x + _linear(y, tensors, f"{name}.attn.out_proj")
         y = norm(x, tensors, f"{name}.norm_2", epsilon)

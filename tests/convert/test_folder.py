@@ -247,11 +247,19 @@ def test_configs_that_ask_for_more(hub: pathlib.Path) -> None:
     refused(hub, r"config\.json has no d_model, which this architecture needs")
     change(hub, attn_config=CONFIG["attn_config"] | {"prefix_lm": True})
     refused(hub, r"asks for prefix_lm=True, which is not implemented here")
+    for norm in ({"norm_type": "rmsnorm"}, {"norm_eps": 1e-2}):
+        change(hub, **norm, attn_config=CONFIG["attn_config"] | {"qk_ln": True})
+        refused(hub, r"asks for qk_ln beside norm_type=.*queries and keys by layer norm with 1e-05")
     change(hub, attn_config=CONFIG["attn_config"] | {"novelty": 3})
     refused(hub, r"attn_config\.novelty=3; .*--ignore=attn_config\.novelty")
     change(hub, novelty=3)
     refused(hub, r"not known here: novelty=3; if they don't change the logits.*--ignore=novelty")
     assert FAMILIES["mpt"].settings(CONFIG | {"novelty": 3}, ("novelty",))["position"] == "alibi"
+    # keys of llm-foundry of 2025 at the values that it writes
+    tuning = {"attn_temperature_tuning": {"attn_scale": 0.0, "floor_scale": 8192}, "nope": False}
+    new = {"attention_bias": False, "use_pad_tok_in_ffn": True, "final_logit_softcapping": None}
+    new |= {"attn_config": CONFIG["attn_config"] | tuning}
+    assert FAMILIES["mpt"].settings(CONFIG | new) == FAMILIES["mpt"].settings(CONFIG)
     for family, keys, message in (
         ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
         ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),

@@ -39,9 +39,11 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     width, heads = hub.take("d_model"), hub.take("n_heads")
     for name, value in (
         *(("prefix_lm", False), ("rope", False), ("qk_gn", False), ("sliding_window_size", -1)),
-        *(("attn_logit_softcapping", None), ("fused_qkv", True), ("kv_dim", None)),
+        *(("attn_logit_softcapping", None), ("fused_qkv", True), ("kv_dim", None), ("nope", False)),
     ):
         own.needs(name, value)
+    tuning = HubConfig(own.take("attn_temperature_tuning", default={}))
+    tuning.needs("attn_scale", 0.0)  # without which the floor has no effect
     own.ignore("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "attn_type", "kv_n_heads")
     own.ignore("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config", "dtype")
     shared = own.take("attn_type", default="multihead_attention")
@@ -52,6 +54,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
         of_layers["position"] = "alibi"
         of_layers["position_options.alibi_bias_max"] = float(own.take("alibi_bias_max", default=8))
     else:
+        own.ignore("alibi_bias_max")
         of_layers["position"] = "learned" if hub.take("learned_pos_emb", default=True) else "none"
     qk_norm = own.take("qk_ln", default=False)
     ffn = HubConfig(hub.take("ffn_config", default={}))
@@ -65,12 +68,20 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     for name, part in (("attn_config", own), ("ffn_config", ffn)):
         hub.rest |= {f"{name}.{key}": value for key, value in part.left().items()}
     hub.needs("residual_modification", None)
+    hub.needs("final_logit_softcapping", None)
     hub.ignore("learned_pos_emb", "embedding_fraction", "init_config", "fc_type", "init_device")
+    hub.ignore("use_pad_tok_in_ffn")
     bias = not hub.take("no_bias", default=not foundry)
     norm_type = hub.choose({name: name for name in NORMS}, "norm_type", default=NORMS[0])
     if "rms" in norm_type and bias:
         raise ValueError(
             f"config.json asks for norm_type={norm_type!r} with biases, which is not implemented here"
+        )
+    epsilon = hub.take("layer_norm_epsilon", "norm_eps", default=1e-5)
+    if qk_norm and (norm_type not in NORMS[:2] or epsilon != 1e-5):
+        raise ValueError(
+            f"config.json asks for qk_ln beside norm_type={norm_type!r} and norm_eps={epsilon}; llm-foundry norms "
+            "queries and keys by layer norm with 1e-05 whatever these are, which is not implemented here"
         )
     scale = hub.take("logit_scale", default=1.0)
     return of_layers | {
@@ -82,8 +93,8 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
         "model.feed_forward": int(width * hub.take("expansion_ratio", default=4)),
         "model.activation": "gelu_exact",
         "model.norm": "rms" if "rms" in norm_type else "layer" if bias else "layer_no_bias",
-        "model.norm_epsilon": hub.take("layer_norm_epsilon", "norm_eps", default=1e-5),
-        "model.qkv_bias": bias,
+        "model.norm_epsilon": epsilon,
+        "model.qkv_bias": hub.take("attention_bias", default=bias),
         "model.out_bias": bias,
         "model.feed_forward_bias": bias,
         "model.qk_norm": qk_norm,
@@ -110,6 +121,7 @@ def to_theirs(config: Config) -> dict[str, Any]:
         "no_bias": not model.qkv_bias,
         "norm_type": "rmsnorm" if model.norm == "rms" else "low_precision_layernorm",
         "layer_norm_epsilon": model.norm_epsilon,
+        "norm_eps": model.norm_epsilon,  # llm-foundry's name
         "learned_pos_emb": config.position == "learned",
         "logit_scale": None if model.logits_scale == 1 else model.logits_scale,
         "tie_word_embeddings": model.embedding == "tied",
@@ -172,7 +184,7 @@ def replit_to_ours(hub: HubConfig) -> dict[str, Any]:
 def replit_to_theirs(config: Config) -> dict[str, Any]:
     content = to_theirs(config)
     of_attention = content.pop("attn_config")
-    for key in ("norm_type", "layer_norm_epsilon"):
+    for key in ("norm_type", "layer_norm_epsilon", "norm_eps"):
         content.pop(key)
     return content | {
         "model_type": "replit_lm",
