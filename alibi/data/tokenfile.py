@@ -149,8 +149,10 @@ class Manifest:
     @property
     def identity(self) -> dict[str, Any]:
         """The entries, by names with the split, that are equal for equal tokens."""
-        same = ("sha256", "tokenizer_fingerprint", "tokens")
-        return {f"{self.split}'s {key}": getattr(self, key) for key in same}
+        return {
+            f"{self.split}'s {key}": getattr(self, key)
+            for key in ("sha256", "tokenizer_fingerprint", "tokens")
+        }
 
 
 @dataclasses.dataclass(frozen=True)

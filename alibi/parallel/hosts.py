@@ -79,12 +79,15 @@ def join(
         )
     # no handler of Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    at = f" at {address}" if address else ""
-    told = (
-        f"waiting for the other processes{at}, for {JOIN_SECONDS} s in all; a process that failed "
-        "before it came has said why\n"
+    waiting = threading.Timer(
+        TOLD_SECONDS,
+        print,
+        [
+            f"waiting for the other processes{f' at {address}' if address else ''}, for {JOIN_SECONDS} s in all; "
+            "a process that failed before it came has said why"
+        ],
+        {"file": sys.stderr, "flush": True},
     )
-    waiting = threading.Timer(TOLD_SECONDS, sys.stderr.write, [told])
     waiting.start()
     try:
         jax.distributed.initialize(
@@ -268,8 +271,6 @@ def _differing(everywhere: list[dict[str, Any]]) -> str:
 
 def is_lost_connection(error: BaseException) -> bool:
     """Returns whether `error` says that another process, or the network to it, was lost."""
-    text = str(error)
-    # as a computation on CPUs fails while it is dispatched: "UNKNOWN: Gloo AllGather failed: ..."
-    dispatched = isinstance(error, ValueError) and re.match("[A-Z_]+: ", text)
-    of_jax = isinstance(error, jax.errors.JaxRuntimeError) or dispatched
-    return jax.distributed.is_initialized() and bool(of_jax and LOST.search(text))
+    # If a computation on CPUs fails while it is dispatched, it is a ValueError: "UNKNOWN: Gloo ..."
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError) or re.match("[A-Z_]+: Gloo", str(error))
+    return jax.distributed.is_initialized() and bool(of_jax and LOST.search(str(error)))

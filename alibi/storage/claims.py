@@ -26,11 +26,8 @@ class HeldError(ValueError):
     """Another process, `doing` something in `place`, holds the lock, whose file names it."""
 
     def __init__(self, doing: str, place: epath.Path):
-        named = ""
-        with contextlib.suppress(OSError):
-            named = (place / LOCK_FILE).read_text().strip()
-        who = f" ({named}, or one that it started)" if named else ""
-        super().__init__(f"another process is {doing} in {place}{who}; wait for it, or stop it")
+        named = (place / LOCK_FILE).read_text()
+        super().__init__(f"another process is {doing} in {place}{named}; wait for it, or stop it")
 
 
 class LostError(UserError):
@@ -107,7 +104,10 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):  # a full disk
                 file.truncate(0)
-                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+                named = (
+                    f" (process {os.getpid()} on {socket.gethostname()}, or one that it started)"
+                )
+                os.write(file.fileno(), named.encode())
             return file
         except BlockingIOError:
             time.sleep(ATTEMPT_SECONDS)

@@ -80,7 +80,7 @@ class Sweeper:
     Attributes:
       unfinished: why runs were stopped while the others went on, or which process holds them, by
         name.
-      left: names of runs that a process with a later start has taken over.
+      left: which process with a later start has taken over a run, by the run's name.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Sweeper:
         self._evaluated: set[str] = set()
         self.failures: dict[str, str] = {}
         self.unfinished: dict[str, str] = {}
-        self.left: list[str] = []
+        self.left: dict[str, str] = {}
         self.report = report or functools.partial(
             write_report, self.workdir, sweep.title, runs=run_sources(sweep, self.workdir)
         )
@@ -177,10 +177,8 @@ class Sweeper:
             if self.flags:  # the other hosts wait for this run
                 raise
             # After a lost run the same command would take the run back; after any other it goes on.
-            if isinstance(error, LostError):
-                self.left.append(run.name)
-            else:
-                self.unfinished[run.name] = str(error)
+            left = self.left if isinstance(error, LostError) else self.unfinished
+            left[run.name] = str(error)
             say(f"{run.name} is unfinished: {error}")
             return
         # such as a damaged file of this run; the others go on

@@ -239,7 +239,7 @@ def test_without_locks_the_process_that_started_last_goes_on(tmp_path, monkeypat
         sweep, tmp_path, Trainer(sweep, tmp_path, ends={"alibi": taken_over}), share=sweep.runs
     )
     assert run_sweeper(first) == 0
-    assert first.left == ["alibi-L128-seed0"]
+    assert list(first.left) == ["alibi-L128-seed0"]
     assert read_failures(tmp_path) == {}
     last = Trainer(sweep, tmp_path)
     assert run_sweeper(sweeper_of(sweep, tmp_path, last, share=sweep.runs)) == 0
