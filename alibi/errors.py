@@ -23,10 +23,26 @@ REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: stopped with all work saved; the same
 ERROR_FILE = "ALIBI_ERROR_FILE"
 OF_SWEEP = "ALIBI_OF_SWEEP"  # environment variable: set if a sweep started the process
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# User and password of an address, a key or token in its query, and a token of the hub.
+_SECRETS = re.compile(
+    r"(:/{1,2})[^/\s]+(?=@)|\b((?-i:hf_))[a-z0-9]{20,}"
+    r"|([?&#][\w.-]*(?:key|token|secret|password|credential|signature|sig)[\w.-]*=)[^&#\s'\")]+",
+    re.IGNORECASE,
+)
 # From terminals, from launchers and clusters that take a machine back, and from a terminal that is
 # gone.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 ANSWER_SECONDS = 1.0  # in which Python answers a signal, unless a library computes
+
+
+def masked(text: str) -> str:
+    """Returns a text for messages and records, with *** in place of the secrets in its addresses.
+
+    Example:
+      >>> masked("s3://user:word@bucket/x?token=abc")
+      's3://***@bucket/x?token=***'
+    """
+    return _SECRETS.sub(lambda found: f"{found[found.lastindex or 0]}***", text)
 
 
 class UserError(RuntimeError):
@@ -72,6 +88,7 @@ def print_error(reason: str) -> None:
     """Prints the reason of a failure to stderr; the first reason also goes to the file named by
     `ERROR_FILE`.
     """
+    reason = masked(reason)
     print(f"error: {reason}", file=sys.stderr, flush=True)
     if file := os.environ.pop(ERROR_FILE, None):
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as kept:
@@ -112,6 +129,12 @@ def explain(error: Exception) -> str | None:
         )
     if isinstance(error, NotADirectoryError):
         return f"{cause(error)}; give another path"
+    if (
+        isinstance(error, OSError) and error.errno == errno.ENOTEMPTY
+    ):  # as it was renamed into place
+        return (
+            f"another command has made {error.filename2} meanwhile; use that, or give another path"
+        )
     told = isinstance(error, ValueError | OSError | UserError | MissingPackageError)
     return text if told else None
 

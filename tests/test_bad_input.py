@@ -327,6 +327,10 @@ def no_gpu() -> AssertionError:
             NotADirectoryError(20, "Not a directory", f"{__file__}/x"),
             f"{__file__} is a file, not a directory",
         ),
+        (
+            OSError(39, "Directory not empty", "a/.run.12", None, "a/run"),
+            "another command has made a/run meanwhile; use that, or give another path",
+        ),
         (MemoryError(), "there is not enough memory; use a smaller train.max_device_tokens"),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),

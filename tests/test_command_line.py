@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,8 @@ from absl import flags
 from alibi.cli import command_line, evaluation_flags
 from alibi.config import Config
 from alibi.config.override import Override
-from alibi.errors import REQUEUE, SIGNALS
+from alibi.errors import ERROR_FILE, REQUEUE, SIGNALS, masked, print_error
+from alibi.runs import make_provenance
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -203,6 +205,59 @@ def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib
     assert f"{tmp_path} is no work directory of a run" in told
     code, _, told = run("train", QUICKSTART)
     assert (code, "give --workdir" in told) == (1, True), "no value is left of the former start"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at http://user:word@host:80/x doesn't", "at http://***@host:80/x doesn't"),
+        ("gs:/token@bucket/x", "gs:/***@bucket/x"),  # as path libraries write it
+        (
+            "--place=s3://b/x?X-Amz-Credential=a/b&part=1",
+            "--place=s3://b/x?X-Amz-Credential=***&part=1",
+        ),
+        ("'https://h/?access_token=abc', 401", "'https://h/?access_token=***', 401"),
+        (f"--model=hf_{'aB3' * 11}", "--model=hf_***"),
+        # no secrets
+        *[
+            (text, text)
+            for text in ("gs://bucket/a@b/?seed=1", "HF_HUB_OFFLINE_OF_THE_PROCESS", "m@h.org: //")
+        ],
+    ],
+)
+def test_secrets_in_addresses_are_masked(
+    text: str, shown: str, monkeypatch, capsys, tmp_path: pathlib.Path
+) -> None:
+    assert masked(text) == shown
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error"))
+    print_error(text)
+    assert capsys.readouterr().err == f"error: {shown}\n"
+    assert (tmp_path / "error").read_text() == shown
+    monkeypatch.setattr(sys, "argv", ["train.py", text])
+    assert make_provenance()["command"] == ["train.py", shown]
+
+
+TELLING = """
+import logging, sys, warnings
+from alibi.cli import command_line
+
+def main(address):
+    logging.getLogger("some.library").warning("asks %s", address)
+    warnings.warn(address)
+    print(address)
+    raise RuntimeError(address)
+
+command_line.run(main, takes="an address")
+"""
+
+
+def test_all_that_a_command_says_is_masked() -> None:
+    """Lines of libraries' logs, warnings and tracebacks; its answers on stdout stay as they are."""
+    command = [sys.executable, "-c", TELLING, "http://user:PASS1@host/x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "http://user:PASS1@host/x\n")
+    assert done.stderr.count("http://***@host/x") == 3
+    assert "PASS1" not in done.stderr
 
 
 def test_flags_that_entry_points_share_belong_to_the_entry_point() -> None:

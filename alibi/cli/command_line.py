@@ -26,6 +26,7 @@ from alibi.errors import (
     Interrupted,
     explain,
     ignore_signals,
+    masked,
     print_error,
     signals_raised,
 )
@@ -48,6 +49,13 @@ UNUSED = {
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
 
 
+class MaskedText(io.TextIOWrapper):
+    """A stream of messages, `masked`, also those of libraries and tracebacks."""
+
+    def write(self, text: str) -> int:
+        return super().write(masked(text))
+
+
 def run(main: Callable[..., int | None], **options: Any) -> None:
     """Prepares the process, runs `execute` with these `options` on the words of the command line,
     and exits.
@@ -57,8 +65,10 @@ def run(main: Callable[..., int | None], **options: Any) -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sys.path.append("")  # position=my_package.my_file:MyMethod is found from the current directory
+    sys.stderr = MaskedText(sys.stderr.buffer, sys.stderr.encoding, sys.stderr.errors, None, True)
     faulthandler.enable()
     logging.use_absl_handler()
+    logging.get_absl_handler().python_handler.stream = sys.stderr
     logging.set_verbosity(logging.WARNING)
     keep_freed_memory()
     # --help shows the text of the module that defines the command
@@ -133,11 +143,11 @@ def execute(
         return 130
     except Exception as error:
         if hosts.is_lost_connection(error):
-            cause = str(error).splitlines()[0][:200]
             numbers = ", ".join(map(str, hosts.lost_processes()))
             silent = f"no answer from {numbers}; " if numbers else ""
             print_error(
-                f"another process was lost ({silent}{cause}); the same command goes on from the saved work"
+                f"another process was lost ({silent}{str(error).splitlines()[0][:200]}); the same command goes on from "
+                "the saved work"
             )
             return REQUEUE
         if reason := explain(error):

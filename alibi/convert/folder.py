@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from alibi.data.hosted import reachable
+from alibi.errors import masked
 from alibi.extras import needs
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -270,7 +271,7 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
         return path
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):
         raise ValueError(
-            f"{model} is no folder, nor a model's name on the hub such as bigscience/bloom-560m"
+            f"{masked(model)} is no folder, nor a model's name on the hub such as bigscience/bloom-560m"
         )
     needs(f"the model {model} of the hub", "huggingface_hub")
     import huggingface_hub
@@ -297,7 +298,7 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
             found = pathlib.Path(download(allow_patterns=[*wanted, "*.bin"]))
     except Exception as error:  # of the hub's library and of its HTTP client
         told = f"{offline}, and this machine has no copy" if offline else str(error).strip()
-        reason = told.partition("\n")[0] or type(error).__name__
+        reason = masked(told.partition("\n")[0]) or type(error).__name__
         raise ValueError(
             f"the hub's model {model} can't be had ({reason}); where there is a network, run "
             f"`hf download {model} --local-dir FOLDER`, copy the folder here, and give --model=FOLDER"

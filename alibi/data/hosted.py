@@ -18,6 +18,7 @@ from typing import Any
 from alibi.config import DataConfig
 from alibi.data.corpus import Corpus, Piece
 from alibi.data.datafiles import check_column, row_documents
+from alibi.errors import masked
 from alibi.extras import needs
 from alibi.progress import is_terminal
 
@@ -47,8 +48,8 @@ class _Hosted(Corpus):
         self._local = os.path.isdir(self._name)
         if not self._local and (self._name.startswith(("/", ".")) or self._name.count("/") > 1):
             raise ValueError(
-                f"there is no folder {self._name!r} (seen from {os.getcwd()}); set data.name to a folder that exists, "
-                f"or to the name of a dataset of corpus={self.name}"
+                f"there is no folder {masked(self._name)!r} (seen from {os.getcwd()}); set data.name to a folder that "
+                f"exists, or to the name of a dataset of corpus={self.name}"
             )
 
     def description(self, split: str) -> dict[str, Any]:
@@ -118,7 +119,7 @@ class _Hosted(Corpus):
         except Exception as error:
             # the library wraps an error of a reader into a message without its reason
             cause = (type(error).__name__ == "DatasetGenerationError" and error.__cause__) or error
-            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+            reason = masked((str(cause).strip() or type(cause).__name__).splitlines()[0])
             raise ValueError(
                 f"{self.source(split)} can't be loaded: {reason}. Check data.name, data.subset, data.revision, "
                 f"data.column and data.{split}"
@@ -212,7 +213,9 @@ class Hub(_Hosted):
         )
         if self._data.streaming or not (cache / self._name.replace("/", "___")).is_dir():
             why = (
-                "HF_HUB_OFFLINE is set" if hub.HF_HUB_OFFLINE else f"{hub.ENDPOINT} doesn't answer"
+                "HF_HUB_OFFLINE is set"
+                if hub.HF_HUB_OFFLINE
+                else f"{masked(hub.ENDPOINT)} doesn't answer"
             )
             raise _ExplainedError(
                 f"the hub dataset {self._name!r} can't be reached: {why}, and this machine has no copy of it. Connect, "
@@ -315,9 +318,10 @@ def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
 
 
 def _answers(url: str, seconds: float) -> bool:
+    url = re.sub("//[^/]*@", "//", url)  # urllib takes no user and password in an address
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=seconds).close()
-    except (OSError, ValueError) as error:
+    except Exception as error:  # OSError, ValueError, and classes of http.client for a bad address
         return isinstance(error, urllib.error.HTTPError)
     return True
 

@@ -13,7 +13,7 @@ from etils import epath
 from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
-from alibi.errors import cause
+from alibi.errors import cause, masked
 from alibi.runs.former import saved, upgraded
 from alibi.runs.identity import differing
 from alibi.runs.provenance import SEEDED, code_hash, git_commit, jax_settings, read_about
@@ -55,8 +55,9 @@ class RunDirectory:
             )
         if os.fspath(path).startswith("s3:"):
             raise ValueError(
-                f"work directory {path} can't hold checkpoints: Orbax writes them to directories and gs:// only; give "
-                "one of these (the rows of eval_extrapolation.py may go to s3://, by its --output_dir)"
+                f"work directory {masked(os.fspath(path))} can't hold checkpoints: Orbax writes them to directories "
+                "and gs:// only; give one of these (the rows of eval_extrapolation.py may go to s3://, by its "
+                "--output_dir)"
             )
         self.path = resolve(path)
         self._claim: Claim | None = None

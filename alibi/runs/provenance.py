@@ -19,6 +19,7 @@ from typing import Any
 from etils import epath
 
 from alibi.config import flatten
+from alibi.errors import masked
 from alibi.storage.files import SHA256, digest
 
 ABOUT = "about"  # the JSON item of a checkpoint
@@ -173,7 +174,7 @@ def make_provenance(**more: Any) -> dict[str, Any]:
     parameters.
     """
     made_by = {
-        "command": sys.argv,
+        "command": list(map(masked, sys.argv)),
         "commit": git_commit(),
         "code": code_hash(),
         "versions": versions(),

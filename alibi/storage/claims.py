@@ -104,10 +104,8 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):  # a full disk
                 file.truncate(0)
-                named = (
-                    f" (process {os.getpid()} on {socket.gethostname()}, or one that it started)"
-                )
-                os.write(file.fileno(), named.encode())
+                who = f"process {os.getpid()} on {socket.gethostname()}"
+                os.write(file.fileno(), f" ({who}, or one that it started)".encode())
             return file
         except BlockingIOError:
             time.sleep(ATTEMPT_SECONDS)

@@ -23,6 +23,7 @@ from typing import Any
 import fsspec.config
 from etils import epath
 
+from alibi.errors import masked
 from alibi.extras import needs
 
 SHA256 = "sha256"  # key of a JSON file for the digest of the rest
@@ -47,10 +48,11 @@ def resolve(place: str | os.PathLike[str]) -> epath.Path:
     text = os.fspath(place)
     if not is_address(text):
         return epath.Path(pathlib.Path(text).expanduser().absolute())
-    found = re.fullmatch(r"(gs|s3)://[^/]+(/.*)?", text)
+    # fsspec would take a password or a query as part of a name, which stands in every row and log
+    found = re.fullmatch(r"(gs|s3)://[^/@?]+(/[^?]*)?", text)
     if found is None or {".", ".."} & set(text.split("/")):
         raise ValueError(
-            f"address {text} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"
+            f"address {masked(text)} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"
         )
     scheme = found[1]
     needs(f"the address {text}", PACKAGES[scheme])
@@ -66,7 +68,8 @@ def local_path(place: str | os.PathLike[str], name: str) -> pathlib.Path:
     """
     if is_address(place):
         raise ValueError(
-            f"{name} is the address {place}, where a path of this machine is needed; copy or mount it"
+            f"{name} is the address {masked(os.fspath(place))}, where a path of this machine is needed; copy or mount "
+            "it"
         )
     return pathlib.Path(place).expanduser()
 

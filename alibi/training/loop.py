@@ -22,6 +22,7 @@ from alibi.errors import (
     Interrupted,
     disk_errors_named,
     is_watched,
+    masked,
     signals_handled,
     signals_raised,
 )
@@ -309,7 +310,7 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
     except BaseException as error:
         signalled = isinstance(error, KeyboardInterrupt)
         stopped = signalled or hosts.is_lost_connection(error)
-        reason = "stopped by a signal" if signalled else f"{type(error).__name__}: {error}"
+        reason = "stopped by a signal" if signalled else masked(f"{type(error).__name__}: {error}")
         with contextlib.suppress(OSError, ValueError, LostError):
             status = run.status()
             # otherwise the status is written, with the update
@@ -317,5 +318,5 @@ def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
                 state = "interrupted" if stopped else "failed"
                 run.write_status(**status | {"state": state, "steps": steps, "reason": reason})
             if not stopped:
-                write_whole(run.path / "error.txt", traceback.format_exc())
+                write_whole(run.path / "error.txt", masked(traceback.format_exc()))
         raise

@@ -295,10 +295,10 @@ def test_tokenizers_that_do_not_fit(hub: pathlib.Path) -> None:
 def test_a_hub_that_cannot_be_reached_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under 5 s also where a server takes the connection and never answers."""
     silent = socket.create_server(("127.0.0.1", 0))
-    address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    address = f"http://user:word@127.0.0.1:{silent.getsockname()[1]}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    told = r"can't be had .*doesn't answer.*hf download bigscience/none --local-dir FOLDER"
+    told = r"can't be had \(http://\*\*\*@127.*doesn't answer.*hf download bigscience/none --local-dir FOLDER"
     begun = time.monotonic()
     with pytest.raises(ValueError, match=told) as error:
         find_folder("bigscience/none")
@@ -307,6 +307,8 @@ def test_a_hub_that_cannot_be_reached_is_told_soon(monkeypatch: pytest.MonkeyPat
     for name in ("./nothing/here", "nowhere", "a/b/c", "a b/c"):
         with pytest.raises(ValueError, match="is no folder, nor a model's name on the hub"):
             find_folder(name)
+    with pytest.raises(ValueError, match=r"^https://\*\*\*@huggingface.co/a/b is no folder"):
+        find_folder("https://me:hf_abcdefgh@huggingface.co/a/b")
     silent.close()
 
 

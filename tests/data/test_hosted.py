@@ -1,9 +1,11 @@
 """Hub and TFDS datasets: their records as documents, and messages if they are not available."""
 
 import dataclasses
+import http.server
 import importlib
 import os
 import shutil
+import threading
 import time
 
 import numpy as np
@@ -123,14 +125,14 @@ def test_an_unreachable_hub_is_reported_within_5_seconds(monkeypatch, tmp_path, 
     import huggingface_hub.constants as constants
 
     # the discard port: nobody listens
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://user:word@127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     importlib.import_module("datasets")  # loading it is no part of what is measured
     start = time.monotonic()
     with pytest.raises(
         ValueError,
-        match=r"'org/tiny' can't be reached: http://127.0.0.1:9 doesn't answer.*data\.name",
+        match=r"'org/tiny' can't be reached: http://\*\*\*@127.0.0.1:9 doesn't answer.*data\.name",
     ):
         list(hub("org/tiny", streaming=streaming).pieces("train"))
     assert time.monotonic() - start < 5
@@ -188,6 +190,23 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
     assert documents(hub("org/tiny", revision="a" * 40), "train") == ["one\n", "", "two"]
     assert not constants.HF_HUB_OFFLINE
     assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_a_host_is_reachable_by_an_address_with_a_password() -> None:
+    """Which HF_ENDPOINT may have, and whose errors said it."""
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert hosted.reachable([f"http://user:word@127.0.0.1:{server.server_port}"])
+        server.shutdown()
+    assert not hosted.reachable(["http://user:wo/rd@127.0.0.1"]), "no port is 'wo'"
 
 
 def test_reachable_gives_up_on_a_server_that_never_answers():

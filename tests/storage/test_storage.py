@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import pathlib
+import re
 import time
 
 import pytest
@@ -91,13 +92,23 @@ def test_a_log_forgets_the_rows_after_a_step(tmp_path: pathlib.Path) -> None:
     assert read_rows(log) == rows[:3]
 
 
-@pytest.mark.parametrize("address", ["gs:/b/x", "s3:///x", "gs://", "http://host/x", "s3://b/../x"])
-def test_an_address_that_cannot_be_read_is_named(address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        *[(one, one) for one in ("gs:/b/x", "s3:///x", "gs://", "http://host/x", "s3://b/../x")],
+        ("gs://user:word@b/x", "gs://***@b/x"),
+        ("s3://b/x?versionId=3&X-Amz-Signature=ab", "s3://b/x?versionId=3&X-Amz-Signature=***"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_named(address: str, shown: str) -> None:
+    """Without the secrets in it."""
     assert is_address(address)
-    with pytest.raises(ValueError, match="give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"):
-        resolve(address)
-    with pytest.raises(ValueError, match=r"--log is the address .*; copy or mount it"):
-        local_path(address, "--log")
+    for read, told in (
+        (resolve, f"address {shown} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a"),
+        (lambda place: local_path(place, "--log"), f"--log is the address {shown}, where a path"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(told)):
+            read(address)
 
 
 def test_paths_are_no_addresses() -> None:
