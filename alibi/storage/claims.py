@@ -104,8 +104,10 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(OSError):  # a full disk
                 file.truncate(0)
-                who = f"process {os.getpid()} on {socket.gethostname()}"
-                os.write(file.fileno(), f" ({who}, or one that it started)".encode())
+                os.write(
+                    file.fileno(),
+                    f" (process {os.getpid()} on {socket.gethostname()}, or one that it started)".encode(),
+                )
             return file
         except BlockingIOError:
             time.sleep(ATTEMPT_SECONDS)
