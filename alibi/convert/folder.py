@@ -129,15 +129,17 @@ class HubFolder:
                 f"{file} is truncated or damaged ({reason}); download it again"
             ) from error
         by_name = isinstance(content, dict) and all(
-            isinstance(name, str) and isinstance(tensor, torch.Tensor)
+            isinstance(name, str)
+            and isinstance(tensor, torch.Tensor)
+            and (tensor.layout, tensor.device.type) == (torch.strided, "cpu")  # with its numbers
             for name, tensor in content.items()
         )
         if not by_name:
             raise ValueError(
-                f"{file} holds no tensors by name, as a model's file of the hub does; give a folder written by "
+                f"{file} holds no dense tensors by name, as a model's file of the hub does; give a folder written by "
                 "save_pretrained"
             )
-        return {name: tensor.detach() for name, tensor in content.items()}
+        return {name: tensor.detach().resolve_neg() for name, tensor in content.items()}
 
     @property
     def ends(self) -> list[int]:

@@ -728,9 +728,9 @@ def replit_tensors(config: dict, seed: int) -> Tensors:
 def mpt_logits(config: dict, tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
     """Returns the logits of MPT (the sources of `mpt_tensors`).
 
-    `clip_qkv` clips before `qk_ln` norms queries and keys, by layer norm whatever
-    `norm_type` is. `logit_scale` is a factor, or
-    "inv_sqrt_d_model". All norms have an epsilon of 1e-5; no key sets it.
+    `clip_qkv` clips before `qk_ln` norms queries and keys, by layer norm whatever `norm_type` is.
+    `logit_scale` is a factor, or "inv_sqrt_d_model". All norms have an epsilon of 1e-5, the default
+    of `norm_eps`.
 
     `transformers` 5.24 reads only `clip_qkv` and `softmax_scale` of these options. Its slopes are
     those of `alibi_bias_max` 8, its hidden width is 4 d_model, and it has no biases and no learned

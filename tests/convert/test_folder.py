@@ -185,15 +185,26 @@ def test_pickles_run_nothing(hub: pathlib.Path) -> None:
     file.write_bytes(pickle.dumps({"a": Bad()}))
     refused(hub, r"is no file of tensors alone: it might run something, so it was not")
     assert not marker.exists()
-    for content in ([1, 2], torch.zeros(3), {"model": {"a": torch.zeros(3)}}, {1: torch.zeros(3)}):
+    named, empty = {"model": {"a": torch.zeros(3)}}, torch.zeros(3, device="meta")
+    for content in ([1, 2], torch.zeros(3), named, {1: torch.zeros(3)}, {"a": empty}):
         torch.save(content, file)
-        refused(hub, r"holds no tensors by name")
+        refused(hub, r"holds no dense tensors by name")
+    torch.save({"a": torch.eye(3).to_sparse()}, file)
+    refused(hub, r"holds no dense tensors by name")
     for older in (False, True):
         given = {name: torch.nn.Parameter(torch.from_numpy(x)) for name, x in tensors.items()}
         torch.save(given, file, _use_new_zipfile_serialization=not older)
         opened = HubFolder(hub)
         for name, array in tensors.items():
             np.testing.assert_array_equal(opened.read(name), array)
+    # parts of an array, in any order, and numbers that are marked as negative
+    for dtype in (torch.float64, torch.bfloat16):
+        whole = torch.randn(7, 9, dtype=dtype)
+        views = {"part": whole[1::2, 2:6].t(), "negative": torch._neg_view(whole)}
+        torch.save(views, file)
+        for name, x in views.items():
+            read = HubFolder(hub).read(name).astype(np.float64)
+            np.testing.assert_array_equal(read, x.double().resolve_neg().numpy())
     narrow = torch.randn(3, 4).bfloat16()
     torch.save({"a": narrow}, file)
     np.testing.assert_array_equal(
