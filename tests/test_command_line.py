@@ -1,5 +1,6 @@
 """The shared flags, exit codes and messages of all entry points."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -18,7 +19,8 @@ from alibi.cli import command_line, evaluation_flags
 from alibi.config import Config
 from alibi.config.override import Override
 from alibi.errors import ERROR_FILE, REQUEUE, SIGNALS, masked, print_error
-from alibi.runs import make_provenance
+from alibi.runs import RunDirectory, make_provenance
+from alibi.training import loop
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -235,6 +237,11 @@ def test_secrets_in_addresses_are_masked(
     assert (tmp_path / "error").read_text() == shown
     monkeypatch.setattr(sys, "argv", ["train.py", text])
     assert make_provenance()["command"] == ["train.py", shown]
+    run = RunDirectory(tmp_path)
+    with contextlib.suppress(RuntimeError), loop._failure_recorded(run, 5):
+        raise RuntimeError(text)
+    assert run.status()["reason"] == f"RuntimeError: {shown}"
+    assert (tmp_path / "error.txt").read_text().endswith(f"RuntimeError: {shown}\n")
 
 
 TELLING = """
