@@ -97,10 +97,9 @@ class AdaptiveEmbedding(nn.Module):
         head = jax.nn.log_softmax(self._head_logits(features))
         parts = [head[..., : self.config.cutoffs[0]]]
         for number, band in enumerate(self.band[1:]):
-            of_cluster = head[..., self.config.cutoffs[0] + number, None]
             hidden = self._hidden(band, features, deterministic)
-            tail = self.head.logits(hidden, band.embedding)
-            parts.append(of_cluster + jax.nn.log_softmax(tail))
+            tail = jax.nn.log_softmax(self.head.logits(hidden, band.embedding))
+            parts.append(head[..., self.config.cutoffs[0] + number, None] + tail)
         return jnp.concatenate(parts, axis=-1)
 
     def token_losses(
@@ -129,21 +128,19 @@ class AdaptiveEmbedding(nn.Module):
             inside = (targets >= start) & (targets < start + band.size)
             if self.config.padding_rows and not deterministic:
                 inside &= targets != start + PADDING_ROW
-            hidden, of_band = (
-                self._hidden(band, features, deterministic),
-                jnp.where(inside, targets - start, -1),
-            )
+            hidden = self._hidden(band, features, deterministic)
+            of_band = jnp.where(inside, targets - start, -1)
             if self.head.products.plain:
                 logits = functools.partial(self.head.logits, embedding=band.embedding)
                 nll += self.head.token_losses(logits, hidden, of_band)[0]
-                continue
-            nll += selected_token_nll(
-                band.embedding.astype(self.head.dtype),
-                hidden.astype(self.head.dtype),
-                of_band,
-                chunk_rows=TAIL_ROWS,
-                parts=batch_parts(self.head.sharding),
-            )
+            else:
+                nll += selected_token_nll(
+                    band.embedding.astype(self.head.dtype),
+                    hidden.astype(self.head.dtype),
+                    of_band,
+                    chunk_rows=TAIL_ROWS,
+                    parts=batch_parts(self.head.sharding),
+                )
         return nll, nll
 
     def _head_logits(

@@ -56,6 +56,7 @@ class DecoderLM(nn.Module):
 
     def setup(self) -> None:
         config = self.config
+        self.products = Products.of(config.products, DTYPES[config.dtype])
         self.vocabulary = self._make_vocabulary()
         self.shared = self._shared_params()
         if config.scan_layers:
@@ -75,9 +76,8 @@ class DecoderLM(nn.Module):
 
     def _make_vocabulary(self) -> Embedding | AdaptiveEmbedding:
         config = self.config
-        products = Products.of(config.products, DTYPES[config.dtype])
         chunk = config.logits_chunk * batch_parts(self.sharding)
-        head = Head(DTYPES[config.dtype], products, chunk, self.sharding)
+        head = Head(DTYPES[config.dtype], self.products, chunk, self.sharding)
         if config.embedding == "adaptive":
             return AdaptiveEmbedding(self.vocab_size, config, head, name="adaptive")
         init = nn.initializers.normal(config.width**-0.5, jnp.float32)
@@ -117,12 +117,11 @@ class DecoderLM(nn.Module):
 
     def method_pairs(self, other: "DecoderLM") -> set[tuple[PositionMethod, PositionMethod]]:
         """Returns the pairs of position methods that layers of the same number have in both models."""
-        layers = range(self.config.num_layers)
-        sides = (
-            [model.pattern[layer % len(model.pattern)].position for layer in layers]
-            for model in (self, other)
-        )
-        return set(zip(*sides, strict=True))
+        ours, theirs = self.pattern, other.pattern
+        return {
+            (ours[layer % len(ours)].position, theirs[layer % len(theirs)].position)
+            for layer in range(self.config.num_layers)
+        }
 
     def method_of(self, path: Sequence[str]) -> PositionMethod | None:
         """Returns the position method to which a parameter belongs, by the names on its path; None
@@ -290,7 +289,7 @@ class DecoderLM(nn.Module):
         x = self.vocabulary.embed(tokens).astype(jnp.float32) * scale
         x = pattern[0].position.embed(self.shared[0], x, jnp.asarray(placed))
         if self.first_norm is not None:
-            x = Products.of(config.products, DTYPES[config.dtype]).norm(self.first_norm, x)
+            x = self.products.norm(self.first_norm, x)
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         reading = None
         if caches is not None:
@@ -317,8 +316,7 @@ class DecoderLM(nn.Module):
                 ],
             )
             x = jnp.where(holds, x, jnp.nan)
-        products = Products.of(config.products, DTYPES[config.dtype])
-        return x if self.last_norm is None else products.norm(self.last_norm, x)
+        return x if self.last_norm is None else self.products.norm(self.last_norm, x)
 
     def _caches(
         self,
@@ -500,20 +498,20 @@ def build_model(
         raise ValueError(
             f"model.max_position={model.max_position} must be at least train_length={config.train_length}, or 0"
         )
-    if any(model.by_layer("logit_scale")) and config.train_length < 2:
-        raise ValueError(
-            f"model.logit_scale={as_text(model.logit_scale)} needs a train_length of at least 2: ln 1 is 0"
-        )
-    if any(model.by_layer("logit_scale")) and not config.objective.causal:
-        raise ValueError(
-            f"model.logit_scale={as_text(model.logit_scale)} counts the tokens before each; leave it empty with "
-            f"objective={config.objective.name}, which sees both sides"
-        )
-    if any(model.by_layer("logit_scale")) and config.data.isolate_documents == "through":
-        raise ValueError(
-            f"model.logit_scale={as_text(model.logit_scale)} counts visible tokens by their positions; use "
-            "data.isolate_documents=restart, or leave one out"
-        )
+    for wrong, reason in (
+        (config.train_length < 2, "needs a train_length of at least 2: ln 1 is 0"),
+        (
+            not config.objective.causal,
+            f"counts the tokens before each; leave it empty with objective={config.objective.name}, which sees both "
+            "sides",
+        ),
+        (
+            config.data.isolate_documents == "through",
+            "counts visible tokens by their positions; use data.isolate_documents=restart, or leave one out",
+        ),
+    ):
+        if wrong and any(model.by_layer("logit_scale")):
+            raise ValueError(f"model.logit_scale={as_text(model.logit_scale)} {reason}")
     if model.embedding == "adaptive":
         check_bands(model, vocab_size)
         if config.objective.added_tokens:
