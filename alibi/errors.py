@@ -26,7 +26,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # User and password of an address, a key or token in its query, and a token of the hub.
 _SECRETS = re.compile(
     r"(:/{1,2})[^/\s]+(?=@)|\b((?-i:hf_))[a-z0-9]{20,}"
-    r"|([?&#][\w.-]*(?:key|token|secret|password|credential|signature|sig)[\w.-]*=)[^&#\s'\")]+",
+    r"|([?&#][\w.-]*(?:key|token|secret|password|credential|signature|sig)[\w.-]*=)[^&#,;\s'\")]+",
     re.IGNORECASE,
 )
 # From terminals, from launchers and clusters that take a machine back, and from a terminal that is
