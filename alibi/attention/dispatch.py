@@ -163,7 +163,14 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
         # The bias of the whole call decides: a device picks its own slopes at run time, so they are
         # never known.
         like = dataclasses.replace(own, bias=call.bias)
-        return compute(own, choose(like) if options.backend == "auto" else options.backend)
+        backend = choose(like) if options.backend == "auto" else options.backend
+        leaves = jax.tree.leaves((own.query, own.key, own.value, own.bias))
+        if backend != "reference" and any(jax.typeof(x).manual_axis_type.varying for x in leaves):
+            raise ValueError(
+                f"attention backend {backend!r} can't run where jax.shard_map checks which values vary; give "
+                "jax.shard_map check_vma=False, or attention backend='reference'"
+            )
+        return compute(own, backend)
 
     if options.sharding is None:
         return by_backend(call)

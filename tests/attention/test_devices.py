@@ -61,6 +61,31 @@ def test_learned_slopes_and_a_table_go_with_their_heads(backend):
         assert_as_on_one(arrays, scaled, sharding, backend=backend)
 
 
+def test_a_shard_map_of_the_user_with_and_without_its_check():
+    """Slopes vary with the heads; JAX's check of what varies knows `reference` alone."""
+    devices, arrays = mesh(2, 1, 2), inputs(2, 40, 40, 4, 8)
+    slopes, heads = alibi_slopes(4), P("data", None, "tensor")
+
+    def of_parts(backend, **check):
+        def attended(query, key, value, slopes):
+            return attend(query, key, value, slopes=slopes, backend=backend)
+
+        specs = (heads, heads, heads, P("tensor"))
+        whole = jax.shard_map(attended, mesh=devices, in_specs=specs, out_specs=heads, **check)
+        return jax.jit(
+            jax.value_and_grad(lambda *given: (whole(*given) * arrays[3]).sum(), argnums=range(4))
+        )(*arrays[:3], slopes)
+
+    expected = of_parts("reference")
+    for backend in ("auto", "saved", "blocked"):
+        with pytest.raises(ValueError, match=r"give jax\.shard_map check_vma=False"):
+            of_parts(backend)
+        found = of_parts(backend, check_vma=False)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=3e-5, atol=3e-5), found, expected
+        )
+
+
 def test_positions_segments_and_shared_keys_are_split_with_their_sequences():
     sharding, arrays = NamedSharding(mesh(), SPLIT), inputs(4, 40, 40, 4, 8, kv_heads=2)
     starts = np.array([0, 10, 25, 39])[:, None]
