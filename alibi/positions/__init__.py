@@ -3,7 +3,6 @@ anywhere as `package.module:Class`.
 """
 
 import functools
-import importlib
 import importlib.metadata
 import inspect
 import numbers
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from alibi.config.classes import load_class
 from alibi.config.fields import annotations, did_you_mean, read, without_lists
 from alibi.positions.alibi import AlibiBias, alibi_bias
 from alibi.positions.base import Params, PositionMethod
@@ -200,22 +200,7 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
             meant = _suggestion(OTHER_NAMES.get(word, word), known)
             raise ValueError(f"unknown position method {name!r}{meant}")
         place = known[name]
-    module, _, attribute = place.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"position={name}: {error}; write package.module:Class of a module that Python finds from here "
-            "(PYTHONPATH names further directories)"
-        ) from error
-    except (Exception, SystemExit) as error:  # what the module's own lines raise
-        *_, last = traceback.extract_tb(error.__traceback__)
-        at = "" if isinstance(error, SyntaxError) else f" ({last.filename}:{last.lineno})"
-        raise ValueError(
-            f"position={name}: the import of {module} fails{at}: {type(error).__name__}: {error}; mend the module, "
-            "or name another method"
-        ) from error
-    return _checked(name, found)
+    return _checked(name, load_class(f"position={name}", place))
 
 
 @functools.cache

@@ -6,10 +6,10 @@ or package.module:Class from anywhere.
 """
 
 import functools
-import importlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from alibi.config.classes import load_class
 from alibi.config.fields import did_you_mean
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, fact
@@ -114,16 +114,13 @@ def evaluator_class(name: str) -> Any:
     Raises:
       ValueError: there is no such evaluator (the nearest is suggested), or its module does not load.
     """
-    module, separator, attribute = EVALUATORS.get(name, name).partition(":")
-    if not separator:
+    place = EVALUATORS.get(name, name)
+    if ":" not in place:
         raise ValueError(
             f"evaluator {name!r} is unknown; {did_you_mean(name, EVALUATORS)}there are: {', '.join(EVALUATORS)}; "
             "your own is named package.module:Class"
         )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module from outside may raise anything
-        raise ValueError(f"evaluator {name} can't be loaded: {error!r}") from error
+    found = load_class(f"evaluator={name}", place)
     if not (isinstance(found, type) and issubclass(found, Measure)):
         raise ValueError(f"evaluator {name} must be a subclass of alibi.evaluation.Evaluator")
     return found

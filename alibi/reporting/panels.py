@@ -1,6 +1,7 @@
 """Panels of comparable results, grouped from rows, and their tables."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from alibi.reporting import tables
 from alibi.reporting.cells import make_cell
 from alibi.reporting.measure import EVALUATORS, Measure, measure_of
 from alibi.reporting.names import grouped, series_names
-from alibi.reporting.rows import Entry, Heading, Row, frozen, latest
+from alibi.reporting.rows import Entry, Heading, Row, frozen, latest, warn_once
 from alibi.reporting.tables import Kind, Number, Part, Table, fact, related
 
 
@@ -70,19 +71,27 @@ def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
 
     The groups have the order of the evaluators in the registry, then of their first rows. Each loss
     has its ratio to the number of its series at the train length; the best of a column is marked
-    (`alibi.reporting.tables.is_best`), unless numbers per token are of several tokenizers.
+    (`alibi.reporting.tables.is_best`), unless numbers per token are of several tokenizers. Rows that
+    their evaluator can't show are left out with a warning.
     """
     rows = latest(rows)
     names = series_names(rows)  # of all rows, so that a run has one name in all panels
     order = {name: number for number, name in enumerate(EVALUATORS)}
-    by_panel = grouped(rows, _panel_key)
+    by_panel = grouped(filter(_is_shown, rows), _panel_key)
     found = []
     for group in sorted(
         by_panel.values(), key=lambda group: order.get(group[0].evaluator, len(order))
     ):
         measure = measure_of(group[0])
-        entries = [entry for row in group for entry in measure.entries(row)]
-        panels = [_panel(measure, entries, kind, names) for kind in measure.kinds_of(group[0])]
+        entries: dict[tuple, Entry] = {}
+        for entry in itertools.chain.from_iterable(map(measure.entries, group)):
+            # of one place in two rows, such as of two sets of lengths, the last number counts
+            place = entry.row.tested, entry.labels, entry.column
+            if entry.results or place not in entries:
+                entries[place] = entry
+        panels = [
+            _panel(measure, [*entries.values()], kind, names) for kind in measure.kinds_of(group[0])
+        ]
         found.append(tuple(one for one in panels if one is panels[0] or any(one.numbers)))
     return found
 
@@ -90,6 +99,19 @@ def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
 def panels(rows: Iterable[Row], kind: Kind = tables.PERPLEXITY) -> list[Panel]:
     """Returns the panels of a kind, see `panel_groups`."""
     return [one for group in panel_groups(rows) for one in group if one.kind is kind]
+
+
+def _is_shown(row: Row) -> bool:
+    """Returns whether the row's evaluator can show it: one from outside may be absent, or changed."""
+    try:
+        measure_of(row).entries(row)
+    except Exception as error:  # its code may raise anything
+        warn_once(
+            f"the report leaves out rows of {row.evaluator}: "
+            f"{error if isinstance(error, ValueError) else repr(error)}"
+        )
+        return False
+    return True
 
 
 def _panel_key(row: Row) -> tuple:

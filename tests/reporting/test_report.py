@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import struct
 
+import pytest
 import vl_convert
 
 from alibi.reporting.report import RunSource, write_report
@@ -32,6 +33,26 @@ def test_report_with_tables_figures_and_failures(tmp_path):
         assert width > 1400, "for a projector"
         assert height > 800
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "changed", "reason"),
+    [
+        ("absent:Accuracy", {}, "evaluator=absent:Accuracy: No module named 'absent'"),
+        ("passkey", {"options": {"keys": 3}}, "evaluator passkey has no option 'keys'"),
+        ("context_use", {"cell": {"length": 128}, "results": {}}, "KeyError('lengths')"),
+    ],
+)
+def test_rows_that_their_evaluator_cannot_show_are_left_out(
+    tmp_path, caplog, evaluator, changed, reason
+):
+    """Such as an evaluator that another machine has: what others measured is reported."""
+    others = [make_row("t5", length, evaluator=evaluator, **changed) for length in (128, 256)]
+    append_rows(tmp_path / "results.jsonl", [make_row(), *others])
+    text = write_report(tmp_path)
+    assert re.findall(r"^(\w+)  .*8\.00", text, re.MULTILINE) == ["alibi"]
+    (line,) = {record.getMessage() for record in caplog.records}
+    assert line.startswith(f"the report leaves out rows of {evaluator}: {reason}")
 
 
 def test_the_script_is_made_once_for_all_processes(tmp_path, monkeypatch):

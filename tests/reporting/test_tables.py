@@ -13,6 +13,7 @@ from alibi.reporting.names import series_names
 from alibi.reporting.panels import build_table, caption, explanation, panels
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
+    CONTEXT_GAIN,
     PERPLEXITY,
     PSEUDO_PERPLEXITY,
     Missing,
@@ -20,7 +21,7 @@ from alibi.reporting.tables import (
     write_perplexity,
 )
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
-from tests.reporting.rowmaker import make_row
+from tests.reporting.rowmaker import make_gains, make_row
 
 ROWS = [
     make_row("sinusoidal", 128, 8.0),
@@ -409,3 +410,11 @@ def test_a_method_that_another_is_tested_as_keeps_what_it_is_tested_as():
         "rotary",
         "rotary as yarn(factor=4, fast=32)",
     ]
+
+
+def test_two_sets_of_lengths_are_one_run():
+    """Between the same ends a run has one gain at a length, the last, and not one for each set."""
+    gains = {128: 0.0, 256: 0.1, 512: 0.2}
+    rows = [make_gains("alibi", gains), make_gains("alibi", {128: 0.0, 512: 0.25})]
+    (panel,) = panels(rows, CONTEXT_GAIN)
+    assert [number.values for number in panel.numbers] == [(0.0,), (0.1,), (0.25,)]
