@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from alibi.reporting.analyses import Analysis, ByContext, Scoring
 from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart
-from alibi.reporting.panels import Panel
+from alibi.reporting.panels import Panel, Series
 from alibi.reporting.tables import Number
 from alibi.reporting.writers import heading_text
 
@@ -20,13 +20,17 @@ WIDEST_INTERVAL = 0.1
 LETTERS = 80  # of a legend below a figure, side by side
 
 
-def share_figure(panel: Panel) -> Spec:
-    """Returns the shares of a panel as colours: a row for each run, a part for each of its labels."""
-    heading = panel.measure.labels[0]
+def cell_figure(panel: Panel) -> Spec:
+    """Returns the numbers of a panel as colours: a row for each run, a part for each of its labels."""
+
+    def title(series: Series) -> str:
+        headed = zip(panel.measure.labels, series.labels, strict=True)
+        return ", ".join(f"{heading} {heading_text(label)}" for heading, label in headed)
+
     values: list[dict[str, Any]] = [
         {
             "run": series.label,
-            "part": series.labels[0],
+            "part": title(series),
             "column": column,
             "share": part.mean,
             "text": part.kind.write(part.mean),
@@ -35,6 +39,8 @@ def share_figure(panel: Panel) -> Spec:
         for column, part in series.cells.items()
         if isinstance(part, Number)
     ]
+    shares = [0.0, 1.0] if panel.kind.trials else [value["share"] for value in values] or [0.0]
+    low, high = min(shares), max(shares)
     names = list(dict.fromkeys(series.label for series in panel.series))
     x = {"field": "column", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}}
     y = {
@@ -47,9 +53,10 @@ def share_figure(panel: Panel) -> Spec:
     colour = {
         "field": "share",
         "type": "quantitative",
-        "scale": {"scheme": "cividis", "domain": [0, 1]},
+        "scale": {"scheme": "cividis", "domain": [low, high]},
     }
-    dark = {"condition": {"test": "datum.share < 0.5", "value": "white"}, "value": "black"}
+    test = f"datum.share < {(low + high) / 2}"
+    dark = {"condition": {"test": test, "value": "white"}, "value": "black"}
     spec = {
         "encoding": {"x": x, "y": y | {"axis": {"labelLimit": 0}}},
         "layer": [
@@ -60,19 +67,25 @@ def share_figure(panel: Panel) -> Spec:
             },
         ],
     }
-    parts = [
+    by_labels = sorted(panel.series, key=lambda series: series.labels)
+    shown = [
+        title(series)
+        for series in by_labels
+        if any(isinstance(part, Number) for part in series.cells.values())
+    ]
+    pictures = [
         spec
         | {
             "transform": [{"filter": f"datum.part == {json.dumps(part)}"}],
-            "title": {"text": f"{heading} {heading_text(part)}", "offset": 8},
+            "title": {"text": part, "offset": 8},
         }
-        for part in sorted({value["part"] for value in values})
+        for part in dict.fromkeys(shown or [""])
     ]
-    for part in parts[1:]:  # the names stand beside the first part only
-        part["encoding"] = {"x": x, "y": y | {"axis": None}}
+    for picture in pictures[1:]:  # the names stand beside the first one only
+        picture["encoding"] = {"x": x, "y": y | {"axis": None}}
     return {
         "data": {"values": values},
-        "hconcat": [part | {"width": {"step": 56}, "height": {"step": 24}} for part in parts],
+        "hconcat": [one | {"width": {"step": 56}, "height": {"step": 24}} for one in pictures],
         "spacing": 8,
         "title": {"text": panel.measure.alt(panel), "offset": 16},
     }

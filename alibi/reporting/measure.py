@@ -35,8 +35,7 @@ class Measure:
     options.
 
     By default the last key of a cell is the column of its table, and keys before it are labels of
-    its line. Over the evaluation length alone the chart has lines, else the shares of each cell are
-    coloured.
+    its line.
     """
 
     kinds: ClassVar[tuple[Kind, ...]]  # of the numbers; figures draw the first
@@ -49,6 +48,11 @@ class Measure:
         """Returns the evaluator's name in rows."""
         path = f"{cls.__module__}:{cls.__qualname__}"
         return next((name for name, known in EVALUATORS.items() if known == path), path)
+
+    @property
+    def is_by_length(self) -> bool:
+        """Whether columns are evaluation lengths, lines of a chart; else the figure colours cells."""
+        return not self.labels and self.across == Measure.across
 
     def kinds_of(self, row: Row) -> tuple[Kind, ...]:
         """Returns the kinds of numbers in a row."""

@@ -140,8 +140,7 @@ def _panel(
         [make_cell(seeds[column], kind) if column in seeds else None for column in columns]
         for seeds in by_column
     ]
-    # of a loss, over the evaluation length
-    is_relative = kind.is_loss and not measure.labels
+    is_relative = kind.is_loss and measure.is_by_length
     references = {
         (i, j): (i, columns.index(length))
         for i, (_, _, length, _) in enumerate(lines)
@@ -188,7 +187,7 @@ def build_table(panel: Panel) -> Table:
         cells=tuple(
             tuple((one.cells.get(column),) for column in panel.columns) for one in panel.series
         ),
-        ratios=panel.kind.is_loss and not own,
+        ratios=panel.kind.is_loss and panel.measure.is_by_length,
     )
 
 

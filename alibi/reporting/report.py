@@ -32,7 +32,7 @@ from alibi.reporting.charts import (
     style_numbers,
     training_chart,
 )
-from alibi.reporting.figures import share_figure
+from alibi.reporting.figures import cell_figure
 from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
     Panel,
@@ -100,7 +100,7 @@ def write_report(
     for group in (groups := panel_groups(rows)):
         panel, tables = group[0], [build_table(panel) for panel in group]
         figures.append(figure := _figure_name(panel, figures))
-        draw = share_figure if panel.measure.labels else length_figure
+        draw = length_figure if panel.measure.is_by_length else cell_figure
         write_whole(folder / figure, png(draw(panel)))
         markdown += [*map(to_markdown, tables), explanation(panel) + "\n"]
         markdown.append(f"![{panel.measure.alt(panel)}]({figure})\n")
@@ -187,7 +187,7 @@ def _page(
     names = series_names(latest(rows))
     labels = {name: name for name in curves}  # of a run that failed, for example
     labels |= {row.run: names[row.tested] for row in latest(rows) if row.override is None}
-    charted = [panel for panel, *_ in groups if not panel.measure.labels]
+    charted = [panel for panel, *_ in groups if panel.measure.is_by_length]
     positions = {one.label: one.position for panel in charted for one in panel.series}
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
@@ -287,7 +287,7 @@ def _group_section(
     field = f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>'
 
     def shown(one: Panel) -> str:
-        chart = "" if one.measure.labels else _figure(length_chart(one, styles), specs) + "\n"
+        chart = _figure(length_chart(one, styles), specs) + "\n" if one.measure.is_by_length else ""
         return chart + to_html(build_table(one))
 
     parts = [

@@ -1,10 +1,13 @@
 """Charts show the numbers of their rows, each line in a style of its own, on readable axes."""
 
+import dataclasses
 import itertools
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from alibi.evaluation import Evaluator
 from alibi.evaluation.passkey import ACCURACY
 from alibi.positions import METHODS
 from alibi.reporting import tables
@@ -18,9 +21,11 @@ from alibi.reporting.charts import (
     spread,
     train_lengths,
 )
-from alibi.reporting.figures import bias_figure, context_figure, share_figure
-from alibi.reporting.panels import build_table, panels
-from tests.reporting.rowmaker import make_gains, make_key, make_row
+from alibi.reporting.figures import bias_figure, cell_figure, context_figure
+from alibi.reporting.panels import build_table, panel_groups, panels
+from alibi.reporting.report import write_report
+from alibi.reporting.tables import Kind, result
+from tests.reporting.rowmaker import append_rows, make_gains, make_key, make_row
 
 CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
 ROWS = [
@@ -173,21 +178,61 @@ def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
     (panel,) = panels(rows, ACCURACY)
     table = build_table(panel)
     assert list(table.labels) == [("alibi", 128), ("alibi", 256), ("rotary", 128)]
-    spec = share_figure(panel)
+    spec = cell_figure(panel)
     found = [
         (one["run"], one["part"], one["column"], one["text"]) for one in spec["data"]["values"]
     ]
     assert found == [
-        ("alibi", 128, 64, "100%"),
-        ("alibi", 256, 64, "50%"),
-        ("alibi", 256, 128, "25%"),
-        ("rotary", 128, 64, "75%"),
+        ("alibi", "window 128", 64, "100%"),
+        ("alibi", "window 256", 64, "50%"),
+        ("alibi", "window 256", 128, "25%"),
+        ("rotary", "window 128", 64, "75%"),
     ]
     assert [part["title"]["text"] for part in spec["hconcat"]] == [
         "window 128",
         "window 256",
     ]
     assert png(spec).startswith(b"\x89PNG")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink(Evaluator):
+    """An evaluator whose number is no share, and no loss by length."""
+
+    kinds: ClassVar = (Kind("Weight of the first key", "{:.1f}".format, value=result("weight")),)
+    labels: ClassVar = ("layer", "head")
+    across: ClassVar = "layer"
+
+
+class Task(Sink):
+    labels: "ClassVar[Absent]" = ()  # noqa: F821 - as of an import for type checkers alone
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "cells", "titles"),
+    [
+        (Sink, [{"layer": 1, "head": 2, "length": 8}, {"layer": 1, "head": 3, "length": 8}],
+         ["layer 1, head 2", "layer 1, head 3"]),
+        (Task, [{"task": "lambada"}, {"task": "wikitext"}], [""]),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_no_shares_and_no_lengths_are_cells(tmp_path, evaluator, cells, titles):
+    known = {"evaluator": f"{__name__}:{evaluator.__name__}"}
+    rows = [
+        make_row(**known, cell=cell, results={"weight": weight})
+        for cell, weight in zip(cells, (2.0, 6.0), strict=True)
+    ]
+    ((panel,),) = panel_groups(rows)
+    spec = cell_figure(panel)
+    assert [one["title"]["text"] for one in spec["hconcat"]] == titles
+    rect, text = spec["hconcat"][0]["layer"]
+    assert rect["encoding"]["color"]["scale"]["domain"] == [2.0, 6.0]
+    assert text["encoding"]["color"]["condition"]["test"] == "datum.share < 4.0"
+    append_rows(tmp_path / "results.jsonl", rows)
+    assert "Weight of the first key" in write_report(tmp_path)
+    assert (tmp_path / f"{evaluator.__name__}.png").read_bytes().startswith(b"\x89PNG")
+    failed = [make_row(**known, cell=cell, results={}, error="none") for cell in cells]
+    assert png(cell_figure(panel_groups(failed)[0][0])).startswith(b"\x89PNG")
 
 
 def test_a_bias_is_relative_to_the_querys_own_key_and_hidden_keys_are_white():
