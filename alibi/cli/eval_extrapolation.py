@@ -17,7 +17,9 @@ from alibi.errors import print_error
 evaluation_flags.define("1,2,4,8,16")
 evaluation_flags.define_evaluators()
 _EVALUATION = flags.DEFINE_string(
-    "evaluation", None, "evaluators, lengths and override together, as a sweep gives them"
+    "evaluation",
+    None,
+    "evaluators, lengths and override as a sweep writes them, in place of their flags",
 )
 command_line.define_host_flags()
 command_line.own_flags(__name__)

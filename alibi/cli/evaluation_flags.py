@@ -108,10 +108,12 @@ def evaluators() -> tuple[Evaluator, ...]:
       ValueError: an unknown evaluator, a refused value, or an option of none of them.
     """
     names = [name.strip() for name in flags.FLAGS.evaluators]
+    if not names:
+        raise ValueError(f"--evaluators= names nothing; give some of {', '.join(EVALUATORS)}")
     known = {name: list(options_by_name([evaluator_class(name)])) for name in names}
     of_registry = options_by_name(map(evaluator_class, EVALUATORS))
     given = {name: value for name in of_registry if (value := flags.FLAGS[name].value) is not None}
-    given |= dict(_pairs("evaluator_options"))
+    given |= _pairs("evaluator_options")
     for name, value in given.items():
         if not any(name in own for own in known.values()):
             owners = [one for one in EVALUATORS if name in options_by_name([evaluator_class(one)])]
@@ -170,10 +172,11 @@ def model_options() -> dict[str, Any]:
     given = flags.FLAGS
     changed = {key: value for key in MODEL_KEYS if (value := given[key].value) is not None}
     model = {key: read_value(f"model.{key}", value) for key, value in changed.items()}
+    options = tuple((key, parsed(value)) for key, value in _pairs("position_options").items())
     return {
         "checkpoint": given.checkpoint,
         "batch_tokens": given.batch_tokens,
-        "override": Override(given.position, _pairs("position_options"), **model),
+        "override": Override(given.position, options, **model),
     }
 
 
@@ -188,13 +191,13 @@ def _whole_names(words: list[str]) -> list[str]:
     return words[:1] + _whole_names(words[1:]) if words else []
 
 
-def _pairs(flag: str) -> tuple[tuple[str, Any], ...]:
-    """Returns the options of a flag KEY=VALUE,..., with values as train.py reads them."""
+def _pairs(flag: str) -> dict[str, str]:
+    """Returns the options of a flag KEY=VALUE,... as texts."""
     options = {}
     # A comma in [0.5,0.25] or (0.5,0.25) separates no options.
     for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(flags.FLAGS[flag].value or []))):
         name, separator, value = word.partition("=")
         if not (name and separator):
             raise ValueError(f"--{flag}={word} is not KEY=VALUE; write for example factor=4")
-        options[name] = parsed(value)
-    return tuple(options.items())
+        options[name.strip()] = value
+    return options

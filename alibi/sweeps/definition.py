@@ -70,13 +70,20 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, text: str) -> "Evaluation":
-        """Returns the evaluators, lengths and override of a text of `to_json`."""
-        content = without_lists(json.loads(text))
-        evaluators = tuple(
-            make_evaluator(one.pop("evaluator"), one) for one in content["evaluators"]
-        )
-        override = content["override"] and Override.from_json(content["override"])
-        return cls(evaluators, content["lengths"], override, ())
+        """Returns the evaluators, lengths and override of a text of `to_json`; raises ValueError for
+        another text.
+        """
+        try:
+            content = without_lists(json.loads(text))
+            named = [(one.pop("evaluator"), one) for one in content["evaluators"]]
+            lengths, override = content["lengths"], content["override"]
+            override = override and Override.from_json(override)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"--evaluation={text} is not what a sweep writes ({error!r}); use --evaluators, --lengths and "
+                "the flags of their options"
+            ) from error
+        return cls(tuple(itertools.starmap(make_evaluator, named)), lengths, override, ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +265,8 @@ def evaluation_keys(parts: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _names(part: Mapping[str, Any]) -> list[str]:
     names = part.get("evaluators", "perplexity")
+    if not names:
+        raise ValueError("'evaluators' names nothing; leave it out for perplexity")
     return [names] if isinstance(names, str) else list(names)
 
 

@@ -327,6 +327,13 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
         ("eval_extrapolation.py", ["--column=body"], "--column=body is for --text_file"),
         (
             "eval_extrapolation.py",
+            ["--evaluator_options=column=5"],
+            "--column=5 is for --text_file",
+        ),
+        ("eval_extrapolation.py", ["--evaluators="], "--evaluators= names nothing; give some of"),
+        ("eval_extrapolation.py", ["--evaluation={"], "--evaluation={ is not what a sweep writes"),
+        (
+            "eval_extrapolation.py",
             ["--separately", "--dump_nll"],
             "--separately scores each document on its own",
         ),
