@@ -12,12 +12,11 @@ import dataclasses
 import hashlib
 import pathlib
 import sys
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alibi.config import Config
-from alibi.config.fields import did_you_mean, parsed, read
+from alibi.config.fields import annotations, did_you_mean, parsed, read
 from alibi.data.corpus import SPLITS
 from alibi.reporting.measure import Measure
 from alibi.reporting.rows import Row
@@ -38,7 +37,7 @@ def option(default: Any, meaning: str, *, of_row: bool = True, **limits: Any) ->
     Args:
       meaning: the help of its flag.
       of_row: False if rows tell it otherwise, as they do the text, or if it changes no result.
-      limits: of at_least, above, at_most and below, and or_all; or names.
+      limits: at_least, above, at_most or below, and or_all; or names.
 
     Example:
       >>> @dataclasses.dataclass(frozen=True)
@@ -67,11 +66,11 @@ class Evaluator(Measure):
 
     @property
     def row_split(self) -> str:
-        """The split that rows name."""
+        """The split of the text, as rows name it."""
         return "valid"
 
     def __post_init__(self) -> None:
-        types = typing.get_type_hints(type(self))
+        types = annotations(type(self))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, str):
@@ -93,10 +92,10 @@ class Evaluator(Measure):
     @classmethod
     def code(cls) -> str | None:
         """Returns a hash of the file of an evaluator from outside the package, which its rows name."""
-        module = sys.modules[cls.__module__]
-        if cls.__module__.startswith("alibi.") or not module.__file__:
+        file = getattr(sys.modules[cls.__module__], "__file__", None)  # a notebook has none
+        if cls.__module__.startswith("alibi.") or not file:
             return None
-        return hashlib.sha256(pathlib.Path(module.__file__).read_bytes()).hexdigest()[:12]
+        return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()[:12]
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         """Raises ValueError if no run of this config can be measured at `lengths`: called before
@@ -117,11 +116,11 @@ class Evaluator(Measure):
 
     def text(self, subject: "Subject", cell: Cell) -> "Text":
         """Returns the text that is scored; raises ValueError if it can't be read."""
-        return subject.text("valid")
+        return subject.text(self.row_split)
 
     def undefined(self, subject: "Subject", cell: Cell) -> str:
         """Returns why the position method has no such cell; "" if it has."""
-        return subject.undefined(cell["length"])
+        return subject.run.undefined(cell["length"])
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
         """Returns why the text has no such cell; "" if it has."""
@@ -167,7 +166,9 @@ def refuse_absent_split(split: str, config: Config) -> None:
             f"split {split!r} is unknown; {did_you_mean(split, SPLITS)}use one of {', '.join(SPLITS)}"
         )
     if not config.data[split]:
-        raise ValueError(f"the config names no {split} text: data.{split} is empty; set it")
+        raise ValueError(
+            f"the config names no {split} text: data.{split} is empty; set it, or give another --split"
+        )
 
 
 def options_by_name(evaluators: Iterable[type[Evaluator]]) -> dict[str, dataclasses.Field]:

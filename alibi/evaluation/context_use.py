@@ -43,7 +43,7 @@ class ContextUse(OfText):
         return [{"lengths": tuple(lengths)}]
 
     def undefined(self, subject: "Subject", cell: Cell) -> str:
-        found = [length for length in cell["lengths"] if not subject.undefined(length)]
+        found = [length for length in cell["lengths"] if not subject.run.undefined(length)]
         return _too_few(found)
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
@@ -140,7 +140,7 @@ def _lengths(subject: "Subject", text: "Text", cell: Cell) -> list[int]:
     return [
         length
         for length in cell["lengths"]
-        if not subject.undefined(length) and not text.too_short(length)
+        if not subject.run.undefined(length) and not text.too_short(length)
     ]
 
 

@@ -13,7 +13,7 @@ from alibi.errors import UserError, print_error
 from alibi.evaluation.base import Cell, Evaluator, NoResultError
 from alibi.evaluation.output import Output, OutputError, print_once
 from alibi.evaluation.perplexity import Perplexity
-from alibi.evaluation.subject import Subject
+from alibi.evaluation.subject import Subject, Text
 from alibi.extras import MissingPackageError, needs
 from alibi.parallel.hosts import broadcast, check_alike, gather, is_primary
 from alibi.reporting.rows import Row
@@ -193,7 +193,7 @@ def _evaluate_cell(subject: Subject, evaluator: Evaluator, cell: Cell) -> str | 
     _ = run.params  # a failure to load them is no limit of this measurement
     # another step, if the checkpoint was replaced or is damaged
     row, subject.seconds = dataclasses.replace(row, step=run.step), 0.0
-    results = _try_measuring(subject, evaluator, row, title)
+    results = _try_measuring(subject, evaluator, text, row, title)
     if results is not None:
         row = dataclasses.replace(row, results=results, seconds=subject.seconds or None)
         print_once(f"{title}: {evaluator.summary(row)} ({subject.seconds:.1f} s)")
@@ -202,13 +202,13 @@ def _evaluate_cell(subject: Subject, evaluator: Evaluator, cell: Cell) -> str | 
 
 
 def _try_measuring(
-    subject: Subject, evaluator: Evaluator, row: Row, title: str
+    subject: Subject, evaluator: Evaluator, text: Text, row: Row, title: str
 ) -> Mapping[str, Any] | None:
     """Returns the results of a row; None if there are none, or memory does not suffice, which
     becomes a row.
     """
     try:
-        return evaluator.measure(subject, evaluator.text(subject, row.cell), row)
+        return evaluator.measure(subject, text, row)
     except NoResultError as error:
         subject.output.add_error(row, title, str(error))
     except (MemoryError, jax.errors.JaxRuntimeError) as error:

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Integer
 
 from alibi.config import Config
-from alibi.data.corpus import SPLITS
 from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare
@@ -93,10 +92,10 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
 
     def evaluate(workdir: str, output: Output) -> None:
         run = RunDirectory(workdir)
-        texts = read_texts(run, options)
-        config, perplexity = run.config(), Perplexity(stride=options.stride)
+        config, perplexity = run.config(), Perplexity(options.split, stride=options.stride)
         lengths = options.lengths_of(config.train_length)
         perplexity.check(config, lengths)
+        texts = read_texts(run, options)
         key = texts.train_key, texts.scored.manifest.sha256, texts.config.objective
         if key not in counted:
             counted[key] = _score(texts)
@@ -121,11 +120,6 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
     """
     config, recorded = run.config(), run.provenance()["corpus"]
     data, split = config.data, options.split
-    if split in SPLITS and not data[split]:
-        raise ValueError(
-            f"{run} names no {split} text: its data.{split} is empty; give another --split, or train a run with "
-            f"data.{split}=..."
-        )
     corpus, tokenizer = make_corpus(data), run.tokenizer()
     own = {name: prepare(data, name, tokenizer) for name in ("train", split)}
     for name, file in own.items():

@@ -4,7 +4,7 @@ section 2.1 and appendix B).
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from alibi.evaluation.base import (
     refuse_absent_split,
     refuse_other_objectives,
 )
-from alibi.evaluation.windows import Windows, mean_context, windows_of
+from alibi.evaluation.windows import mean_context, windows_of
 from alibi.reporting.analyses import Scoring
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Row
@@ -145,10 +145,11 @@ class Perplexity(OfText):
         assert text.file is not None
         manifest, objective = text.file.manifest, run_objective(subject.run)
         title, tokens = f"{subject.run.title} {self.title(row.cell)}", text.tokens
+        length, causal = row.cell["length"], objective.causal
         documents = text.documents if self.separately else None
         if documents is not None:
-            tokens = padded(documents, row.cell["length"])
-        windows = self._windows(len(tokens), row.cell["length"], objective.causal)
+            tokens = padded(documents, length)
+        windows = windows_of(len(tokens), length, self.stride, causal=causal)
         score = subject.score(tokens, windows, title)
         nll = score.nll_nats
         if documents is not None:
@@ -169,15 +170,12 @@ class Perplexity(OfText):
             total,
             tokens=nll.size,
             # among masked tokens the counts would be of the whole text
-            words=manifest.words if objective.causal else None,
-            bytes=manifest.bytes if objective.causal else None,
+            words=manifest.words if causal else None,
+            bytes=manifest.bytes if causal else None,
             seconds=score.seconds,
             read=manifest.tokens,
             parts=six_digits(part_sums(nll)),
         )
-
-    def _windows(self, num_tokens: int, length: int, causal: bool) -> Windows:
-        return windows_of(num_tokens, length, self.stride, causal=causal)
 
     def summary(self, row: Row) -> str:
         value = row.results.get("perplexity")
@@ -187,9 +185,6 @@ class Perplexity(OfText):
 
     def kinds_of(self, row: Row) -> tuple[Kind, ...]:
         return (PSEUDO_PERPLEXITY,) if row.objective else self.kinds
-
-    def alike(self, row: Row) -> Hashable:
-        return bool(row.objective)
 
     def windows(self, panel: "Panel") -> str:
         if self.stride:
@@ -237,11 +232,11 @@ def text_results(
 
     Args:
       nll_nats: summed over the tokens, so that rows can be pooled without loss.
-      tokens: scored: of the text, or those masked.
-      words, bytes: of the text; None if only some tokens are scored.
-      seconds: of scoring.
-      read: tokens that count in the speed; None: `tokens`.
-      parts: `nll_nats` of consecutive parts of the text, see
+      tokens: number of scored tokens.
+      words, bytes: size of the text; None if only some tokens are scored.
+      seconds: time of scoring.
+      read: tokens that count in the speed; defaults to `tokens`.
+      parts: the NLL of consecutive parts of the text, see
         `alibi.reporting.intervals.part_sums`.
     """
     found = {

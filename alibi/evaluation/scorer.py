@@ -186,14 +186,25 @@ class Scorer:
         return batch._replace(targets=batch.targets[:, -windows.stride :])
 
 
-def run_scorer(run: TrainedRun, of: Callable[[DecoderLM], NllFunction] | None = None) -> Scorer:
+def model_nll(model: DecoderLM) -> NllFunction:
+    """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
+
+    def nll(params: PyTree, *batch: Array) -> Array:
+        arguments: dict[str, Any] = Batch(*batch)._asdict()
+        with unrounded(model):
+            return jnp.asarray(model.apply({"params": params}, method="token_nll", **arguments))
+
+    return nll
+
+
+def run_scorer(run: TrainedRun, of: Callable[[DecoderLM], NllFunction] = model_nll) -> Scorer:
     """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`.
 
     Args:
       of: returns the function that gives a number for each token; defaults to `model_nll`.
     """
     return Scorer(
-        (of or model_nll)(run.model),
+        of(run.model),
         objective=run_objective(run),
         batch_tokens=run.batch_tokens,
         sharding=run.model.sharding,
@@ -206,17 +217,6 @@ def run_objective(run: TrainedRun) -> Objective:
     return make_objective(
         run.config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
     )
-
-
-def model_nll(model: DecoderLM) -> NllFunction:
-    """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
-
-    def nll(params: PyTree, *batch: Array) -> Array:
-        arguments: dict[str, Any] = Batch(*batch)._asdict()
-        with unrounded(model):
-            return jnp.asarray(model.apply({"params": params}, method="token_nll", **arguments))
-
-    return nll
 
 
 def wrong_tokens(model: DecoderLM) -> NllFunction:

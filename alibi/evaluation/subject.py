@@ -79,10 +79,6 @@ class Subject:
         self._texts: dict[tuple, Text] = {}
         self._scorers: dict[Callable[[DecoderLM], NllFunction], Scorer] = {}
 
-    def undefined(self, length: int) -> str:
-        """Returns why the position method has no result at `length` tokens; "" if it has."""
-        return self.run.undefined(length)
-
     def text(
         self, split: str = "valid", *, file: str = "", document_end: str = "", column: str = ""
     ) -> Text:
@@ -90,7 +86,8 @@ class Subject:
 
         Args:
           file: files to score in place of the split.
-          document_end, column: of `file`, as in the config section `data`; "" as the run's text.
+          document_end, column: how `file` is read, as in the config section `data`; default to the
+            run's own.
 
         Raises:
           ValueError: the text is missing or can't be read.

@@ -351,8 +351,9 @@ def test_bad_input_is_a_line_before_the_work(texts, capsys):
         return failure
 
     run = claimed(texts, "run")
-    assert "names no test text: its data.test is empty; give another --split" in told(
-        "run", split="test"
+    assert (
+        "the config names no test text: data.test is empty; set it, or give another --split"
+        in told("run", split="test")
     )
     assert "stride=17 must be between 1 and the length 16" in told("run", stride=17)
     before = json.loads((texts / "run" / "provenance.json").read_text())["corpus"]["train"]

@@ -95,7 +95,10 @@ def test_a_sweep_knows_its_cells_and_its_options(folder, monkeypatch):
 def test_a_wrong_name_is_a_line(folder, run_script):
     for name, words in (
         ("perplexty", "evaluator 'perplexty' is unknown; did you mean 'perplexity'?"),
-        ("absent:Accuracy", "evaluator=absent:Accuracy: No module named 'absent'; write package.module:Class"),
+        (
+            "absent:Accuracy",
+            "evaluator=absent:Accuracy: No module named 'absent'; write package.module:Class",
+        ),
         ("json:loads", "evaluator json:loads must be a subclass of alibi.evaluation.Evaluator"),
     ):
         done = run_script(
