@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests import compilations
 from tests.programs import HAS_OLDER
 
 # Before JAX is imported, and for the commands that tests start: the CPU, unless scripts/device_check.sh
@@ -35,14 +36,22 @@ os.environ["XLA_FLAGS"] = OF_COMMANDS + OLDER * ON_CPU
 # Else each process compiles the project's modules again, and PyTorch's and transformers'.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# The workers of pytest-xdist inherit the first process's folder, which that process removes at its
-# end.
-if "ALIBI_TEST_CACHE" not in os.environ:
-    os.environ["ALIBI_TEST_CACHE"] = tempfile.mkdtemp(prefix="alibi-test-cache-")
-    atexit.register(shutil.rmtree, os.environ["ALIBI_TEST_CACHE"], ignore_errors=True)
-os.environ["ALIBI_CACHE"] = os.environ["ALIBI_TEST_CACHE"]
-# Many tests, and commands that they start, compile the same tiny programs; each is compiled once.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["ALIBI_CACHE"] + "/compilations"
+# Programs are compiled once for all tests, for commands that they start, and for later runs: kept in
+# $ALIBI_TEST_CACHE, else beside the user's token files.
+KEPT = os.environ.get(
+    "ALIBI_TEST_CACHE", os.environ.get("ALIBI_CACHE", "~/.cache/alibi") + "/tests"
+)
+# The cache of token files is new for each run: that of the first process, which removes it at its
+# end, and of the workers of pytest-xdist, which inherit it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["ALIBI_CACHE"] = tempfile.mkdtemp(prefix="alibi-test-cache-")
+    atexit.register(shutil.rmtree, os.environ["ALIBI_CACHE"], ignore_errors=True)
+    try:
+        kept = compilations.make_folder(pathlib.Path(KEPT).expanduser().absolute())
+        atexit.register(compilations.tidy, kept)
+    except OSError:  # as in a container whose home is read-only
+        kept = pathlib.Path(os.environ["ALIBI_CACHE"], "compilations")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(kept)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -67,6 +76,17 @@ if ON_CPU:
     jax.devices()  # XLA reads its flags now, and the rest is for commands
     os.environ["XLA_FLAGS"] = OF_COMMANDS
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+# What these make takes seconds: each test that asks for one is slow.
+SLOW_FIXTURES = {"browser", "environment", "wheel", "tools"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks decide
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

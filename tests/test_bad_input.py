@@ -282,6 +282,7 @@ def test_processes_that_cannot_join(
         hosts.join(address, count, number)
 
 
+@pytest.mark.slow
 def test_a_process_that_no_cluster_numbers(tmp_path: pathlib.Path) -> None:
     """JAX names no flag; and it refuses to join once it has devices, as in this process."""
     words = ["train.py", "--config=configs/base.py", f"--workdir={tmp_path}", "--multihost"]

@@ -18,6 +18,8 @@ from alibi.attention.backends import BACKENDS
 from alibi.config import replaced
 from alibi.model.decoder import build_model
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent / "scripts"
 
 

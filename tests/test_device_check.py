@@ -5,7 +5,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.hosts import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_part_runs_in_the_dry(tmp_path):

@@ -11,6 +11,8 @@ import pytest
 
 from alibi.sweeps.state import read_failures
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 CONFIG = """

@@ -5,7 +5,11 @@ undisturbed run.
 import subprocess
 import sys
 
+import pytest
+
 from tests.hosts import ROOT
+
+pytestmark = pytest.mark.slow
 
 STARTS = "train,train without locks"
 DAMAGES = "one bit,half"

@@ -40,6 +40,7 @@ for line in open("/proc/self/smaps"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="sets the GNU C library's malloc")
 def test_a_block_allocated_again_has_the_pages_that_it_had():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
@@ -83,6 +84,7 @@ def test_memory_is_kept_only_if_jax_will_take_the_cpu(
         jax.config.update("jax_platforms", before)
 
 
+@pytest.mark.slow
 def test_a_plugin_package_is_found(tmp_path: pathlib.Path) -> None:
     """In a process of its own, since a package that was imported is not looked for again."""
     (tmp_path / "jax_plugins" / "metal").mkdir(parents=True)

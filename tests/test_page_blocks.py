@@ -8,6 +8,8 @@ import pytest
 
 from tests.hosts import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Blocks of other pages need a trained run, or a package of the reader's own.
 PAGES = (
     "README.md",

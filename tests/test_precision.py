@@ -8,6 +8,8 @@ import pytest
 
 from tests.hosts import ROOT
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
 # Traces alone, since an operation between unlike dtypes fails there.
 TRACED = """

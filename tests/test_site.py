@@ -11,9 +11,10 @@ import pytest
 
 from tests.hosts import ROOT
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("mkdocs") is None, reason="needs the extra docs"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the extra docs"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ import pytest
 
 from tests.hosts import ROOT
 
+pytestmark = pytest.mark.slow
+
 ABSENT = [
     name
     for name in ("munged", "slurmctld", "slurmd", "sbatch", "srun")

@@ -27,8 +27,15 @@ from alibi.testing import (
 )
 from alibi.testing.model import SmallModel, check_cache, check_segments
 
+# One for each place where a position enters: the logits by a line, by a table and by a network of the
+# distance, by the queries and by the layer's input; the queries and keys; the embedding.
+QUICK = {"alibi", "t5", "fire", "shaw", "fox", "rotary", "sinusoidal"}
 
-@pytest.mark.parametrize("name", METHODS)
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+)
 def test_registered_methods(name: str) -> None:
     check_position_method(name)
 

@@ -15,6 +15,8 @@ import pytest
 from alibi.config import replaced
 from alibi.model.decoder import build_model
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY = 300
 
 

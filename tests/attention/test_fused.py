@@ -254,6 +254,7 @@ def gradients(name, head_dim, length, batch=2, heads=4):
     return computed, (array, array, array, jax.eval_shape(lambda: params), array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "alibi_learned", "t5", "fox"])
 @pytest.mark.parametrize(("platform", "target"), [("gpu", "cuda"), ("tpu", "tpu")])
 def test_lowers_without_a_square_of_pairs(platform, target, name, monkeypatch):
@@ -290,6 +291,7 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 }} device_description_str: "{
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None,
     reason="XLA's compiler for NVIDIA GPUs is not installed: bash scripts/setup.sh --extra=gpu",
@@ -330,6 +332,7 @@ def compiled_for(platform, device, function_and_shapes):
         return jax.jit(function).lower(*shapes).compile()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
     reason="libtpu, the compiler for TPUs, is not installed: bash scripts/setup.sh --extra=tpu",

@@ -15,9 +15,20 @@ def test_every_family_has_a_case() -> None:
     assert named == FAMILIES.keys()
 
 
+# A family with ALiBi, one with learned positions, one with rotary, and one that transformers lacks.
+QUICK = [
+    next(case for case in CASES if case.family == family)
+    for family in ("bloom", "gpt2", "llama", "refact")
+]
+
+
 # Warnings of transformers about its own random models.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    ids=str,
+)
 def test_an_imported_model_computes_as_its_own_code(
     case: Case, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

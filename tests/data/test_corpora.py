@@ -244,6 +244,7 @@ def test_long_documents_come_in_bounded_pieces_cut_where_nothing_changes(
             assert all(part.text.endswith("\n") for part in parts[:-1])
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_the_file(tmp_path):
     path = tmp_path / "big.txt"
     path.write_text("some words without a line end, " * 2_000_000)  # 62 MB

@@ -205,6 +205,7 @@ def test_bpe_closes_documents_and_round_trips(trained_bpe):
     assert trained_bpe.encode("").tolist() == [0]
 
 
+@pytest.mark.slow
 def test_bpe_training_is_deterministic_across_processes(trained_bpe):
     code = (
         "import lzma; from alibi.data.tokenizers import BpeTokenizer, train_bpe\n"
@@ -284,6 +285,7 @@ def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
         assert stream(trained_bpe, *documents) == each
 
 
+@pytest.mark.slow
 def test_bpe_of_a_real_book_is_the_same_in_pieces(library_bpe, trained_bpe, monkeypatch):
     text = next(make_corpus(DataConfig()).pieces("valid")).text
     whole = [*library_bpe.encode(text, add_special_tokens=False).ids, 0]

@@ -222,6 +222,7 @@ print(json.dumps([str(made.directory), made.tokens[:].tolist()]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("locks", "writes"), [("locks", 1), ("no locks", 2)])
 def test_two_processes_at_once(data, locks, writes):
     command = [sys.executable, "-c", _PREPARE, data.train, data.cache_dir, locks]

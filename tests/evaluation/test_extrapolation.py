@@ -245,6 +245,7 @@ def test_options_are_checked_before_any_work(tmp_path):
         evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], options_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, alibi_run, folder):
     text = tmp_path / "t.txt"
     text.write_text("one, two, three, four\n")

@@ -373,6 +373,7 @@ def test_bad_input_is_a_line_before_the_work(texts, capsys):
     assert "n-grams of" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_prints_all_orders_and_writes_the_report(texts):
     run = claimed(texts, "run")
     words = ["--workdirs", run, "--lengths=8,16", "--train_bytes=60", "--output_dir", texts / "out"]

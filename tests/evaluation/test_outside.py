@@ -15,6 +15,8 @@ from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import TEXT, make_run
 from tests.hosts import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "new-evaluator.md"
 
 

@@ -268,6 +268,7 @@ def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
         refused([f"--prompts={file}"], f"prompts.jsonl, line 3: {message}")
 
 
+@pytest.mark.slow
 def test_a_terminal_is_asked_for_one_line_after_another(runs):
     """Through a terminal of its own; a bad line doesn't end it."""
     own, theirs = pty.openpty()

@@ -13,6 +13,8 @@ import yaml
 
 from tests.package.conftest import ROOT, Environment
 
+pytestmark = pytest.mark.slow
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 USER = """
 import jax.numpy as jnp

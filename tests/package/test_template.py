@@ -7,6 +7,8 @@ import pytest
 
 from tests.package.conftest import ROOT, Environment, build, distributions, link
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = ROOT / "examples" / "position_method"
 
 

@@ -28,6 +28,8 @@ from alibi.training import loop
 from tests.evaluation.runs import options_of
 from tests.training.runs import on_one_device, stop_at
 
+pytestmark = pytest.mark.slow
+
 server = pytest.importorskip(
     "gcp_storage_emulator.server", reason="install it by bash scripts/setup.sh --test"
 )

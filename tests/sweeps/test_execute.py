@@ -178,6 +178,7 @@ def test_on_several_hosts_a_run_of_another_process_ends_the_sweep(tmp_path):
     held.release()
 
 
+@pytest.mark.slow
 def test_tasks_that_overlap_make_each_run_once_and_one_of_them_reports(tmp_path):
     """Two tasks of the whole sweep and a third of a run, at the same time, as of a job submitted
     twice.

@@ -118,6 +118,7 @@ def test_runs_at_a_time_have_cores_and_gpus_of_their_own(tmp_path, monkeypatch):
     assert (tmp_path / "seen").read_text() == f"{cores[-1:]} 3 GPU-5,7\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_runs_at_a_time_are_all_stopped_by_one_signal(tmp_path, number):
     code = (
@@ -143,6 +144,7 @@ def test_a_hangup_that_nohup_ignores_stops_no_sweep():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process that its parent was killed"
 )

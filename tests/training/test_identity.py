@@ -156,6 +156,7 @@ def test_each_bit_of_a_small_file_counts(tiny_config, tmp_path, name: str) -> No
     assert all(f"{file} is damaged (" in message for message in told)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_small_files_are_made_again_from_a_checkpoint(
     tiny_config, finished: pathlib.Path, caplog

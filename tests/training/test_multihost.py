@@ -77,6 +77,7 @@ def test_an_error_that_a_lost_process_leaves(
     assert hosts.is_lost_connection(error) is lost
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_another_says_so() -> None:
     address = f"localhost:{free_port()}"
     code = (
@@ -117,6 +118,7 @@ def command(workdir: pathlib.Path, text: pathlib.Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     tiny_text, tmp_path: pathlib.Path
@@ -198,6 +200,7 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_hosts_with_other_configs_print_the_differing_keys(
     tiny_text, tmp_path: pathlib.Path
 ) -> None:
@@ -211,6 +214,7 @@ def test_hosts_with_other_configs_print_the_differing_keys(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_two_hosts_evaluate_as_one(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Each host scores its part of every batch; the sums, the rows and the NLL of each token must
     not show it.
@@ -262,6 +266,7 @@ class Own(Alibi):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "named"),
     [("corpus.txt", "file's sha256"), ("own_method.py", "own file own_method")],

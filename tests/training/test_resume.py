@@ -115,6 +115,7 @@ loop.train(read_config(json.loads(sys.argv[1])), sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(tiny_config, whole, tmp_path: pathlib.Path) -> None:
     """kill -9 leaves no time to save: the run goes on from its last whole checkpoint."""
     run, config = RunDirectory(tmp_path / "run"), tiny_config()

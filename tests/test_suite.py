@@ -1,0 +1,48 @@
+"""What the suite keeps between runs, and which of its tests a change asks for."""
+
+import os
+import pathlib
+import time
+
+from jax._src.compilation_cache import compress_executable
+
+from tests.changed import affected_tests
+from tests.compilations import SETTLED, make_folder, tidy
+
+
+def test_kept_programs_are_whole_and_the_longest_unused_go_first(tmp_path: pathlib.Path) -> None:
+    folder = make_folder(tmp_path)
+    assert make_folder(tmp_path) == folder
+    other = folder.parent / "of-another-jax"
+    other.mkdir()
+    content = compress_executable(os.urandom(1000))
+    now = time.time()
+
+    def write(path: pathlib.Path, content: bytes, age: float) -> None:
+        path.write_bytes(content)
+        os.utime(path, (now - age, now - age))
+
+    def left(limit: int) -> set[str]:
+        tidy(folder, limit)
+        return {path.name.removesuffix("-cache") for path in folder.parent.glob("*/*-cache")}
+
+    write(folder / "in-part-cache", content[:500], age=2 * SETTLED)
+    write(folder / "in-the-making-cache", content[:500], age=0)
+    assert left(limit=10_000) == {"in-the-making"}
+    write(folder / "used-cache", content, age=30)
+    write(other / "old-cache", content, age=60)
+    write(folder / "unused-cache", content, age=90)
+    assert left(limit=10_000) == {"in-the-making", "used", "old", "unused"}
+    assert left(limit=500 + 2 * len(content)) == {"in-the-making", "used", "old"}
+
+
+def test_a_change_asks_for_the_tests_of_what_imports_it() -> None:
+    sweeps = affected_tests(["alibi/sweeps/execute.py"])
+    assert {"tests/sweeps/test_execute.py", "tests/paper/test_reproduction.py"} <= {*sweeps}
+    assert not [path for path in sweeps if path.startswith("tests/attention/")]
+    attention = affected_tests(["alibi/attention/blocked.py"])
+    assert {"tests/attention/test_blocked.py", "tests/model/test_decoder.py"} <= {*attention}
+    assert "tests/storage/test_storage.py" not in attention
+    assert affected_tests(["tests/model/test_loss.py"]) == ["tests/model/test_loss.py"]
+    assert "tests/test_docs.py" in affected_tests(["docs/attention.md"])
+    assert "tests/sweeps/test_templates.py" in affected_tests(["scripts/sweep.py"])
