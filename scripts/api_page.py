@@ -96,13 +96,23 @@ def signature(of: Any) -> str:
     if args.kwonlyargs:
         lines += ["*", *map(_argument, args.kwonlyargs, args.kw_defaults)]
     lines += [f"**{ast.unparse(args.kwarg)}"] if args.kwarg else []
-    returned = f" -> {ast.unparse(written.returns)}".replace("'", '"') if written.returns else ""
+    returned = f" -> {_annotation(written.returns)}".replace("'", '"') if written.returns else ""
     return "\n    ".join([f"{of.__name__}(", *(f"{line}," for line in lines)]) + f"\n){returned}"
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
     value = "" if default is None else f" = {ast.unparse(default)}"
-    return ast.unparse(argument).replace("'", '"') + value.replace("'", '"')
+    kind = f": {_annotation(argument.annotation)}" if argument.annotation else ""
+    return argument.arg + (kind + value).replace("'", '"')
+
+
+def _annotation(written: ast.expr) -> str:
+    """Returns a type as it is written, or as the text of it says."""
+    return (
+        str(written.value)
+        if isinstance(written, ast.Constant) and written.value
+        else ast.unparse(written)
+    )
 
 
 def as_markdown(name: str, text: str) -> str:

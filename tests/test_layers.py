@@ -38,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": {"config", "storage", "errors", "extras", "progress"},
     "runs": RUNS,
     "evaluation": MEASURED | {"generation"},
-    "training": MEASURED | {"training", "generation"},
+    # A position method of the user's own is looked at before it is trained.
+    "training": MEASURED | {"training", "generation", "testing"},
     "convert": RUNS | {"training"},
     "planning": MEASURED | {"training"},
     "sweeps": MEASURED | {"training", "planning"},

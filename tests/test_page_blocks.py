@@ -6,6 +6,9 @@ import re
 import jax
 import pytest
 
+from alibi.positions import PositionMethod, make_position
+from alibi.testing import check_cache, check_segments, check_shift
+from alibi.testing.model import SmallModel
 from tests.hosts import ROOT
 
 pytestmark = pytest.mark.slow
@@ -42,3 +45,20 @@ def test_blocks_run(code, monkeypatch):
                 if words in block and importlib.util.find_spec(package) is None:
                     pytest.skip(f"needs the package {package}")
             exec(block, variables)
+
+
+def test_the_methods_of_the_guide_keep_what_they_declare():
+    """Their shifts, their cache, whose pieces go on by `before`, and their documents."""
+    code = "".join(part for block in blocks("docs/new-method.md") for part in block.values[0])
+    variables = {}
+    exec(code.partition("from alibi.testing")[0], variables)
+    own = [
+        of for of in variables.values() if isinstance(of, type) and issubclass(of, PositionMethod)
+    ]
+    names = [of.__name__ for of in own if of is not PositionMethod]
+    assert names == ["Root", "Turn", "TurnByText"]
+    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
+    for name in names[1:]:
+        model = SmallModel(make_position(variables[name], **sizes))
+        for check in (check_shift, check_cache, check_segments):
+            check(model)

@@ -1,5 +1,6 @@
 """Every registered method holds what any method must, and the checker finds what one lacks."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -14,6 +15,7 @@ from alibi.positions import (
     PositionMethod,
     make_position,
     per_head,
+    static,
 )
 from alibi.positions.alibi import Alibi
 from alibi.positions.fox import Fox, FoxBias
@@ -22,6 +24,8 @@ from alibi.testing import (
     PositionMethodError,
     check_blocks,
     check_bounds,
+    check_few_tokens,
+    check_finite,
     check_position_method,
     check_tiles,
 )
@@ -116,6 +120,50 @@ class LooksAhead(PositionMethod):
         return x + jnp.roll(x, -1, axis=-2)
 
 
+class OfDistance(DistanceBias):
+    """One number a distance, for all heads but the first: there it is 0."""
+
+    m: jax.Array = per_head()
+    kind: str = static(default="log")
+
+    def at(self, distance):
+        distance = jnp.asarray(distance).astype(jnp.float32)
+        values = {
+            "log": -distance * jnp.log(distance),  # 0 times -inf
+            "pole": 1 / (7.0 - distance),
+            "others": jnp.where(distance == 0, -jnp.inf, -distance),
+            "near": jnp.where(distance > 3, -jnp.inf, -distance),
+        }[self.kind]
+        later = (jnp.arange(self.m.size) > 0).reshape(-1, *(1,) * values.ndim)
+        return jnp.where(later, values, 0.0) * self.m.reshape(later.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class NotFinite(PositionMethod):
+    kind: str = "log"
+
+    def bias(self, params):
+        return OfDistance(jnp.ones(self.num_heads), self.kind)
+
+
+class RootBias(DistanceBias):
+    m: jax.Array = per_head()
+
+    def at(self, distance):
+        return -jnp.sqrt(jnp.multiply.outer(self.m, distance))
+
+
+@dataclasses.dataclass(frozen=True)
+class InfiniteGradient(PositionMethod):
+    """The root's slope at distance 0 is infinite, and 0 times that is no number."""
+
+    def init(self, key):
+        return {"m": jnp.ones(self.num_heads)}
+
+    def bias(self, params):
+        return RootBias(params["m"])
+
+
 @dataclasses.dataclass(frozen=True)
 class Delays(PositionMethod):
     """Gives each token the vector of the one before it, and not its own."""
@@ -130,6 +178,20 @@ class CountsInside(PositionMethod):
 
     def queries(self, params, query, positions, kept):
         return query * (1.0 + jnp.arange(query.shape[1], dtype=query.dtype)[None, :, None, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepsMean(PositionMethod):
+    """Turns queries by the mean of all tokens, with a gate that is zero at first."""
+
+    def init(self, key):
+        return {"gate": jnp.zeros(())}
+
+    def keep(self, params, x, key, padding, before, segments=None):
+        return jnp.broadcast_to(x.mean(1, keepdims=True)[..., :1], key.shape[:3])
+
+    def queries(self, params, query, positions, kept):
+        return query * jnp.cos(params["gate"] * kept)[..., None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +247,11 @@ def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
             "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole",
         ),
         (AddsOtherKeys, "its bias less its key_term is not the same for all keys of a query"),
+        (
+            NotFinite,
+            r"its bias is nan in head 1 at distance 0 \(query 0, key 0\); it must be finite",
+        ),
+        (InfiniteGradient, "attention's parameters/m is not finite by the dense formula"),
         (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
         (Delays, "the features of token 0 don't depend on the token itself"),
         (CountsInside, "with a cache.*, token 1, in a prompt of two pieces, is off by"),
@@ -193,6 +260,36 @@ def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
 def test_what_a_method_lacks_is_named_with_the_smallest_example(method: type, message: str) -> None:
     with pytest.raises(PositionMethodError, match=message):
         check_position_method(method)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (NotFinite, {}, r"its bias is nan in head 1 at distance 0 \(query 0, key 0\); it must be"),
+        (
+            NotFinite,
+            {"kind": "pole"},
+            r"its bias is inf in head 1 at distance 7 \(query 127, key 120\)",
+        ),
+        (
+            NotFinite,
+            {"kind": "others"},
+            r"its bias is -inf in head 1 at distance 0 \(query 0, key 0\)",
+        ),
+        (NotFinite, {"kind": "near"}, ""),  # hides far keys, and may
+        (InfiniteGradient, {}, "the gradient by m of its first 12 tokens is not finite"),
+        (LooksAhead, {}, "not causal: in a sequence of 12 tokens, token 10 depends on token 11"),
+        (KeepsMean, {}, "not causal: in a sequence of 12 tokens, token 1 depends on token 11"),
+        (RunningSum, {}, ""),
+        *((name, {}, "") for name in METHODS),
+    ],
+)
+def test_a_method_is_looked_at_before_it_is_trained(method, options: dict, message: str) -> None:
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 128}
+    made = make_position(method, **sizes, options=options)
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        check_finite(made, moved=0.0)
+        check_few_tokens(made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +309,22 @@ class Transposed(Bias):
 class TransposedMethod(PositionMethod):
     def bias(self, params):
         return Transposed(jnp.ones(4))
+
+
+class Counts(Bias):
+    """Distances as they are."""
+
+    m: jax.Array = per_head()
+
+    def __call__(self, query_positions, key_positions):
+        distance = query_positions[:, None] - key_positions[None]
+        return jnp.broadcast_to(-distance, (self.m.size, *distance.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegerMethod(PositionMethod):
+    def bias(self, params):
+        return Counts(jnp.ones(4))
 
 
 class Silent(Bias):
@@ -249,7 +362,11 @@ class Twice(PositionMethod):
         (ArrayBias, r"must be an alibi.positions.Bias, and is an array of shape"),
         (
             TransposedMethod,
-            r"block of shape \(4, 3, 2\) for 2 queries, 3 keys and 4 heads; it must be",
+            r"block float32\[4, 3, 2\] for 2 queries, 3 keys and 4 heads; it must be",
+        ),
+        (
+            IntegerMethod,
+            r"block int32\[4, 2, 3\] .*; it must be \[heads, q, k\], here float32\[4, 2, 3\]",
         ),
         (Twice, "init and init_layer both make scale"),
     ],

@@ -19,7 +19,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Shaped
 from alibi.attention.reference import dropout_factors, reference_attention
 from alibi.positions.bias import Bias, KnownPositions, Part
 from alibi.positions.distance import check_integers, rows_and_columns
-from alibi.positions.shapes import PerHead
+from alibi.positions.shapes import LAYOUT, PerHead
 
 ADDED = -1e3  # an additive mask hides a key by a value of at most this
 _TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar(
@@ -210,19 +210,21 @@ def validate(call: AttentionCall) -> None:
         )
     if query.shape[-1] != key.shape[-1] or query.shape[-2] % key.shape[-2]:
         raise ValueError(
-            f"query and key need one head_dim, and key heads that divide the query heads; {shapes}"
+            f"query and key need one head_dim, and key heads that divide the query heads; {shapes}; "
+            f"{LAYOUT}"
         )
     _check_options(call.options)
     _check_bias(call)
     _check_sides(call)
     if call.mask is not None and not _broadcasts(call.mask.shape, call.weights_shape):
         raise ValueError(
-            f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}"
+            f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}; "
+            f"{LAYOUT}"
         )
     of_keys, of_heads = (*key.shape[:-3], key.shape[-2]), (query.shape[-2],)
     for name, x, needed in (("key_norm", call.key_norm, of_keys), ("sink", call.sink, of_heads)):
         if x is not None and x.shape != needed:
-            raise ValueError(f"{name} has shape {x.shape}; it must be {needed}")
+            raise ValueError(f"{name} has shape {x.shape}; it must be {needed}; {LAYOUT}")
 
 
 def _check_options(options: AttentionOptions) -> None:
@@ -273,7 +275,8 @@ def _check_bias(call: AttentionCall) -> None:
     )
     if block.shape[-3] != call.query.shape[-2]:
         raise ValueError(
-            f"the bias has {block.shape[-3]} heads and the query {call.query.shape[-2]}; they must be the same"
+            f"the bias has {block.shape[-3]} heads and the query {call.query.shape[-2]}; they must be the same; "
+            f"{LAYOUT}"
         )
     epsilon, slopes = call.options.skip_epsilon, call.known_slopes
     # With epsilon 0 such a slope is allowed: its head skips nothing, and training may lead a slope
@@ -301,7 +304,8 @@ def _check_sides(call: AttentionCall) -> None:
                 side.shape[-1:] == (length,) and _broadcasts(side.shape, x.shape[:-2])
             ):
                 raise ValueError(
-                    f"{argument} have shape {side.shape}; {name} needs {[length]} or {[*x.shape[:-3], length]}"
+                    f"{argument} have shape {side.shape}; {name} needs {[length]} or {[*x.shape[:-3], length]}; "
+                    f"{LAYOUT}"
                 )
 
 

@@ -1,7 +1,7 @@
 """The entry to attention with a position bias, for every backend and any number of devices."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,50 +9,61 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall, AttentionOptions, validate, visible_by
 from alibi.positions.alibi import bias_of_slopes
-from alibi.positions.bias import Bias, KnownPositions
+from alibi.positions.bias import Bias
 from alibi.positions.distance import as_array
+from alibi.positions.shapes import (
+    Keys,
+    KnownPositions,
+    Mask,
+    PerHead,
+    Queries,
+    Segments,
+    Slopes,
+    Values,
+)
 
 
+# As texts, types have their short names in `help(attend)`.
 def attend(
-    query: Float[Array, "*batch q heads head_dim"],
-    key: Float[Array, "*batch k kv_heads head_dim"],
-    value: Float[Array, "*batch k kv_heads value_dim"],
+    query: "Queries",
+    key: "Keys",
+    value: "Values",
     *,
-    slopes: Float[ArrayLike, "*#batch heads"] | Sequence[float] | None = None,
-    bias: Bias | None = None,
+    slopes: "Slopes | None" = None,
+    bias: "Bias | None" = None,
     causal: bool = True,
-    query_positions: KnownPositions | None = None,
-    key_positions: KnownPositions | None = None,
-    segment_ids: Int[Array, "*batch length"] | tuple[Array, Array] | None = None,
+    query_positions: "KnownPositions | None" = None,
+    key_positions: "KnownPositions | None" = None,
+    segment_ids: "Segments | None" = None,
     window: int | None = None,
-    mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+    mask: "Mask | None" = None,
     dropout_rate: float = 0.0,
-    dropout_rng: PRNGKeyArray | None = None,
+    dropout_rng: "PRNGKeyArray | None" = None,
     broadcast_dropout: bool = True,
-    precision: jax.lax.PrecisionLike = None,
-    weights_einsum: Callable[..., Array] | None = None,
-    values_einsum: Callable[..., Array] | None = None,
-    sow: Callable[[Array], None] | None = None,
+    precision: "jax.lax.PrecisionLike" = None,
+    weights_einsum: "Callable[..., Array] | None" = None,
+    values_einsum: "Callable[..., Array] | None" = None,
+    sow: "Callable[[Array], None] | None" = None,
     skip_epsilon: float | None = 0.0,
-    key_norm: Float[Array, "*batch kv_heads"] | None = None,
-    sink: Float[Array, " heads"] | None = None,
+    key_norm: "Float[Array, '*batch kv_heads'] | None" = None,
+    sink: "PerHead | None" = None,
     logit_cap: float | None = None,
-    sharding: NamedSharding | None = None,
+    sharding: "NamedSharding | None" = None,
     backend: str = "auto",
-) -> Float[Array, "*batch q heads value_dim"]:
+) -> "Float[Array, '*batch q heads value_dim']":
     """Returns softmax(query key^T / sqrt(head_dim) + bias) value, in Flax's layout.
 
     It is differentiable in query, key, value, sink and the arrays of the bias, once and in reverse
     mode; with backend="reference" any number of times and in forward mode too.
 
     Args:
-      query, key, value: arrays of the same dtype, as the result; lists are float32. With fewer key heads than query
-        heads, groups of query heads share a key head.
+      query, key, value: `[*batch, length, heads, head_dim]`, of the same dtype, as the result; lists are float32.
+        With fewer key heads than query heads, groups of query heads share a key head.
       slopes: ALiBi's slope m of each head, or of each batch entry and head `[*batch, heads]`,
         which skip no keys; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
       bias: the bias added to the scaled logits, or None.
@@ -64,10 +75,10 @@ def attend(
       window: a query sees only keys at distances below it: under the causal mask, itself and the
         window - 1 keys before. None: no limit. `blocked` and `fused` don't compute the
         tiles outside.
-      mask: True if a query may see a key, besides `causal`, `segment_ids` and `window`. Zeros and
-        ones are taken too, and an additive mask: zeros show a key and values below zero (at most
-        -1000) hide it. Floats that are zeros alone show all keys, integers none; under `jax.vmap`
-        each entry's mask is read alone, so give booleans there.
+      mask: `[*batch, heads, q, k]`, True if a query may see a key, besides `causal`, `segment_ids`
+        and `window`. Zeros and ones are taken too, and an additive mask: zeros show a key and
+        values below zero (at most -1000) hide it. Floats that are zeros alone show all keys,
+        integers none; under `jax.vmap` each entry's mask is read alone, so give booleans there.
       dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a
         key there is none.
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.

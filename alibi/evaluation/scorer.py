@@ -138,12 +138,9 @@ class Scorer:
         while running:
             progress(_fetch(*running.popleft()))
         seconds = time.perf_counter() - start
-        pieces = np.split(nll, len(windows.spans))
-        scored = [
-            piece[self._objective.predicted(*span)]
-            for piece, span in zip(pieces, windows.spans, strict=True)
-        ]
-        return Score(windows, np.concatenate(scored), seconds)
+        pieces = zip(np.split(nll, len(windows.spans)), windows.spans, strict=True)
+        nll = np.concatenate([piece[self._objective.predicted(*span)] for piece, span in pieces])
+        return Score(windows, nll, seconds)
 
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
         """Returns the function compiled for the shape of `windows`, and the rows of its batch.

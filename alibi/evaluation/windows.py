@@ -55,10 +55,10 @@ class Windows:
     @property
     def spans(self) -> list[tuple[int, int]]:
         """The places of the scored tokens: the first, and the one after the last, of each piece."""
-        if not self.spacing:
-            return [(self.start, self.stop)]
-        firsts = range(self.start, self.stop, self.spacing)
-        return [(first, first + self.stride) for first in firsts]
+        size = self.stride if self.spacing else self.num_tokens
+        return [
+            (first, first + size) for first in range(self.start, self.stop, self.spacing or size)
+        ]
 
     @property
     def groups(self) -> list["Windows"]:
@@ -125,12 +125,14 @@ def spread_windows(num_tokens: int, length: int, most: int, *, causal: bool = Tr
     if not 0 <= most < num_tokens:
         return windows_of(num_tokens, length, causal=causal)
     length = min(length, most)
-    count = most // length
-    spacing = num_tokens // count
+    spacing = num_tokens // (most // length)
     start = (spacing - length) // 2
-    stop = start + (count - 1) * spacing + length
-    whole = windows_of(num_tokens, length, causal=causal)
-    return dataclasses.replace(whole, start=start, stop=stop, spacing=spacing)
+    return dataclasses.replace(
+        windows_of(num_tokens, length, causal=causal),
+        start=start,
+        stop=start + (most // length - 1) * spacing + length,
+        spacing=spacing,
+    )
 
 
 def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:

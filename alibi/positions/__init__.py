@@ -276,6 +276,8 @@ def _check_bias(name: str, method: PositionMethod) -> None:
                 f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one"
             )
         params, positions = {**shared, **of_layer}, jnp.arange(k)
+        jax.tree.map(lambda leaf: _check_shape(method.init, leaf, leaf.shape), shared)
+        jax.tree.map(lambda leaf: _check_shape(method.init_layer, leaf, leaf.shape), of_layer)
         x, keys = (
             jnp.zeros((1, k, *features), jnp.float32)
             for features in ((method.width,), (heads, method.head_dim))
@@ -309,10 +311,14 @@ def _check_bias(name: str, method: PositionMethod) -> None:
         return bias(jnp.arange(q), jnp.arange(k))
 
     block = jax.eval_shape(tile)
-    if block is not None and block.shape not in ((heads, q, k), (1, heads, q, k)):
+    if block is not None and (
+        block.shape not in ((heads, q, k), (1, heads, q, k))
+        or block.dtype not in ("float32", "float64")
+    ):
         raise ValueError(
-            f"the bias of position method {name!r} gives a block of shape {block.shape} for {q} queries, {k} keys "
-            f"and {heads} heads; it must be [heads, q, k] = {(heads, q, k)}, or that for each sequence"
+            f"the bias of position method {name!r} gives a block {block.dtype}{list(block.shape)} for {q} queries, "
+            f"{k} keys and {heads} heads; it must be [heads, q, k], here float32{[heads, q, k]}, or that for each "
+            "sequence"
         )
 
 
@@ -340,14 +346,21 @@ def _check_signatures(kind: type, contract: type) -> None:
 
 
 def _check_shape(function: Callable[..., Any], result: Any, shape: tuple[int, ...]) -> None:
-    """Raises ValueError if the shape of a function's result does not begin with `shape`."""
+    """Raises ValueError if the shape of a function's result does not begin with `shape`, or if it is no
+    float32.
+    """
     found = getattr(result, "shape", None)
-    if found is None or found[: len(shape)] != shape or len(found) - len(shape) > 1:
+    if (
+        found is None
+        or found[: len(shape)] != shape
+        or len(found) - len(shape) > 1
+        or result.dtype not in ("float32", "float64")
+    ):
         code = inspect.unwrap(function).__code__
-        got = f"an array of shape {found}" if found is not None else type(result).__name__
+        got = f"{result.dtype}{list(found)}" if found is not None else type(result).__name__
         raise ValueError(
             f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) returned {got}; it must return "
-            f"{RESULTS[code.co_name]}, here {str(shape)[1:-1]}"
+            f"{RESULTS[code.co_name]}, here float32{list(shape)}"
         )
 
 

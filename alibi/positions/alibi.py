@@ -12,6 +12,7 @@ from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_head, per_query, static
 from alibi.positions.distance import DistanceBias, as_array, rows_and_columns
 from alibi.positions.shapes import (
+    LAYOUT,
     AtDistances,
     BlockBounds,
     Distances,
@@ -153,7 +154,7 @@ def bias_of_slopes(
     if slopes.shape != (*batch, heads):
         raise ValueError(
             f"slopes have shape {slopes.shape}; the query's {heads} heads need ({heads},), or {(*batch, heads)} for "
-            "each batch entry"
+            f"each batch entry; {LAYOUT}"
         )
     of_queries = jnp.broadcast_to(slopes[..., None, :], (*batch, length, heads))
     return AlibiBiasByEntry(of_queries.astype(jnp.float32), symmetric)

@@ -1,7 +1,9 @@
 """Array shapes in the contracts of position methods and biases, as jaxtyping writes them."""
 
+from collections.abc import Sequence
+
 import numpy as np
-from jaxtyping import Array, Float, Integer, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, Integer, PyTree, Shaped
 
 # NumPy's positions are known when a program is traced: sines of them are constants, and attention
 # skips hidden keys.
@@ -13,6 +15,10 @@ KeyPositions = Integer[Array, "*#batch k"]
 Features = Float[Array, "*batch length width"]
 Queries = Float[Array, "*batch q heads head_dim"]
 Keys = Float[Array, "*batch k kv_heads head_dim"]
+Values = Float[Array, "*batch k kv_heads value_dim"]
+Slopes = Float[ArrayLike, "*#batch heads"] | Sequence[float]
+Segments = Int[Array, "*batch length"] | tuple[Array, Array]
+Mask = Shaped[Array, "*#batch #heads #q k"]
 TurnedQueries = Float[Array, "*batch q heads turned_dim"]
 TurnedKeys = Float[Array, "*batch k kv_heads turned_dim"]
 PerQuery = PyTree[Float[Array, "batch q heads ..."]]
@@ -24,3 +30,9 @@ AtDistances = Float[Array, "heads ..."]
 Tile = Float[Array, "*#batch heads q k"]  # of the logits, or of a bias of them
 Weights = Float[Array, "*batch heads q k"]
 BlockBounds = Float[Array, "#batch heads q_blocks k_blocks"]
+
+# for errors about heads and lengths, which are mixed up where both fit
+LAYOUT = (
+    "query, key and value are [*batch, length, heads, head_dim]: give x.swapaxes(-3, -2) of each if their heads stand "
+    "before their length"
+)

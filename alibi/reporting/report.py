@@ -193,12 +193,9 @@ def _page(
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
     sections = [_group_section(group, number, styles, specs) for number, group in enumerate(groups)]
     if curves:
-        scored = sorted(
-            {point["tokens"] for of in curves.values() for point in of if "tokens" in point}
-        )
-        counts = " to ".join(dict.fromkeys(f"{count:,}" for count in (*scored[:1], *scored[-1:])))
-        note = "Lines: training, the mean since the point before. Markers: validation"
-        note += f" of {counts} tokens." if counts else "."
+        scored = [one["tokens"] for points in curves.values() for one in points if "tokens" in one]
+        of = f" of {' or '.join(f'{count:,}' for count in dict.fromkeys(scored))} tokens"
+        note = f"Lines: training, the mean since the point before. Markers: validation{of * bool(scored)}."
         if missing := [run.name for run in runs if run.name not in curves]:
             note += f" Without metrics here: {', '.join(missing)}."
         sections.append(

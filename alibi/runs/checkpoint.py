@@ -32,8 +32,9 @@ from alibi.storage.files import SHA256, digest
 Restored = TypeVar("Restored")
 
 PARAMS, OPTIMIZER = "params", "optimizer"  # items of a checkpoint, beside ABOUT
-CHECKSUMS, VALID_NLL = "checksums", "valid_nll"  # keys of `about`, beside SHA256
-VALID_TOKENS = "valid_tokens"  # scored by the last validation, of this checkpoint or before it
+# Keys of `about`, beside SHA256. The tokens are those of the last validation, of this checkpoint or
+# before it.
+CHECKSUMS, VALID_NLL, VALID_TOKENS = "checksums", "valid_nll", "valid_tokens"
 # Words in errors of the machine or the network, after which a checkpoint may still be whole.
 _MACHINE = (
     *(
@@ -139,8 +140,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             for nll, tokens in [self._valid.get(step, (None, None))]
             if nll is not None
         ]
-        alike = [(nll, step) for step, nll, tokens in scored if tokens == scored[-1][2]]
-        return [(step, nll) for nll, step in sorted(alike)]
+        return sorted(
+            (entry[:2] for entry in scored if entry[2] == scored[-1][2]),
+            key=lambda entry: entry[::-1],
+        )
 
     def save(
         self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None

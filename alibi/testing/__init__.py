@@ -15,6 +15,8 @@ from alibi.testing.attention import (
     both_directions,
     check_blocks,
     check_bounds,
+    check_few_tokens,
+    check_finite,
     check_half_precision,
     check_tiles,
 )
@@ -34,6 +36,8 @@ __all__ = [
     "check_bounds",
     "check_cache",
     "check_causality",
+    "check_few_tokens",
+    "check_finite",
     "check_half_precision",
     "check_layers",
     "check_position_method",
@@ -52,7 +56,7 @@ def check_position_method(
     The bias is checked both under a causal mask and without one, unless the method raises
     ValueError for either.
 
-    Checked are: a bias that attention can take, and can cut anywhere; no influence of later
+    Checked are: a finite bias, which attention can take and cut anywhere; no influence of later
     tokens, nor of earlier segments through `keep`; the same result at shifted positions, if
     it is `shift_invariant`; a cache, with a prompt in pieces, padding and single tokens; tiles, on 4
     devices if there are so many, bfloat16, recomputed and scanned layers against the dense formula in float32, in value
@@ -88,7 +92,7 @@ def check_position_method(
 
     for direction in both_directions(method):
         mask = " under a causal mask" if direction.causal else " without a mask"
-        for check in (check_blocks, check_tiles, check_bounds):
+        for check in (check_finite, check_blocks, check_tiles, check_bounds):
             passes(check, direction, mask)
     passes(check_half_precision, method)
     model = SmallModel(method)

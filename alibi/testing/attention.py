@@ -1,4 +1,6 @@
-"""Checks of a layer's attention: every way to compute it agrees with the dense formula in float32."""
+"""Checks of a layer's attention: it is finite and causal, and every way to compute it agrees with the
+dense formula in float32.
+"""
 
 import contextlib
 import dataclasses
@@ -20,6 +22,7 @@ from alibi.testing.samples import (
     HEAD_DIM,
     HEADS,
     LENGTH,
+    SHORT,
     attend,
     bias_of,
     compare,
@@ -34,11 +37,79 @@ def both_directions(method: PositionMethod) -> list[PositionMethod]:
     """Returns the method, and its form with the other value of `causal` if it has a bias and this
     form.
     """
-    if bias_of(method, params_of(method), inputs_of(9)) is None:
+    if bias_of(method.at_length(9), params_of(method), inputs_of(method, 9)) is None:
         return [method]
     with contextlib.suppress(ValueError):
         return [method, dataclasses.replace(method, causal=not method.causal)]
     return [method]
+
+
+def check_finite(method: PositionMethod, moved: float = 0.1) -> None:
+    """Checks that the bias is finite for all keys that a query sees, or -inf for some of them.
+
+    Args:
+      moved: see `params_of`.
+    """
+    every = np.arange(SHORT if method.reads_kept_of_keys else method.train_length)
+    # of a bias that reads no content, the first and the last query have all distances
+    queries = every if method.reads_kept_of_keys else every[[0, -1]]
+
+    @jit
+    def tile() -> Any:
+        bias = bias_of(method, params_of(method, moved), inputs_of(method, SHORT))
+        return 0.0 if bias is None else bias(jnp.asarray(queries), jnp.asarray(every))
+
+    seen = np.where((queries[:, None] < every) & method.causal, -np.inf, tile())
+    wrong = np.argwhere(~np.isfinite(seen.max(axis=-1)))  # of nan, inf, or nothing but -inf
+    if wrong.size:
+        row, query = seen[tuple(wrong[0])], queries[wrong[0][-1]]
+        key = min(
+            np.flatnonzero(np.isnan(row) | (row == row.max())), key=lambda key: abs(query - key)
+        )
+        fail(
+            method,
+            f"its bias is {row[key]} in head {wrong[0][-2]} at distance {query - key} (query {query}, key {key}); it "
+            "must be finite, or -inf for some of the keys that a query sees",
+        )
+
+
+def check_few_tokens(method: PositionMethod) -> None:
+    """Checks that attention of a few tokens is finite, with its gradient at the initial parameters, and
+    the same without the last token.
+    """
+    length = min(SHORT, method.train_length, method.max_length or SHORT)
+
+    def attended(params: Any, count: int, last: float = 1.0) -> Array:
+        own = {
+            name: x.at[:, -1].multiply(last)[:, :count]
+            for name, x in inputs_of(method, length).items()
+        }
+        own["x"] = method.embed(params, own["x"], np.arange(count))
+        own["value"] += own["x"].sum(axis=-1)[..., None, None]
+        return attend(method, AttentionOptions(backend="reference"), params, own, count, 0)
+
+    @jit
+    def look() -> Any:
+        shorter = attended(params_of(method), max(length - 1, 1))
+        # a large token, since a small one may be lost in a mean
+        longer = attended(params_of(method), length, 100.0)[:, : shorter.shape[1]]
+        own = jax.value_and_grad(lambda params: attended(params, length).sum())
+        return own(params_of(method, 0.0)), jnp.abs(longer - shorter) > 1e-4
+
+    (total, gradient), changed = jax.device_get(look())
+    found = jax.tree.leaves_with_path({"attention": total, "gradient": gradient})
+    if wrong := [place for place, x in found if not np.isfinite(x).all()]:
+        fail(
+            method,
+            f"the {jax.tree_util.keystr(wrong[0], simple=True, separator=' by ')} of its first {length} tokens is not "
+            "finite",
+        )
+    if method.causal and changed.any():
+        fail(
+            method,
+            f"it is not causal: in a sequence of {length} tokens, token {np.nonzero(changed)[1].min()} depends on "
+            f"token {length - 1}; objective=masked trains with both sides",
+        )
 
 
 def check_blocks(method: PositionMethod) -> None:
@@ -46,7 +117,7 @@ def check_blocks(method: PositionMethod) -> None:
 
     @jit
     def blocks() -> Any:
-        bias = bias_of(method, params_of(method), inputs_of(9))
+        bias = bias_of(method.at_length(9), params_of(method), inputs_of(method, 9))
         if bias is None:
             return None
         positions = jnp.arange(9) + 3
@@ -61,10 +132,6 @@ def check_blocks(method: PositionMethod) -> None:
     if (found := jax.device_get(blocks())) is None:
         return
     whole, cut, known, key_term = found
-    if whole.dtype != np.float32:
-        fail(
-            method, f"its bias is {whole.dtype}; it must be float32, whatever the model computes in"
-        )
     whole = whole if whole.ndim == 4 else np.broadcast_to(whole, (2, *whole.shape))
     expected = whole[1:2, 2:4, 4:7, 1:7]
     visible = (np.arange(4, 7)[:, None] >= np.arange(1, 7)) | (not method.causal)
@@ -87,14 +154,14 @@ def check_blocks(method: PositionMethod) -> None:
 
 def check_tiles(method: PositionMethod) -> None:
     """Checks that `blocked`, on 4 devices if there are so many, agrees with the dense formula."""
-    params, inputs = params_of(method), inputs_of(LENGTH)
+    params, inputs = params_of(method), inputs_of(method, LENGTH)
 
     @functools.partial(jit, static_argnums=2)
     def value_and_gradients(
         params: Any, inputs: dict[str, Array], options: AttentionOptions
     ) -> Any:
         def loss(params: Any, inputs: dict[str, Array]) -> tuple[Array, Array]:
-            attended = attend(method, options, params, inputs)
+            attended = attend(method.at_length(LENGTH), options, params, inputs)
             return jnp.sin(3.0 * attended).sum(), attended  # sin: each entry gets another gradient
 
         gradients, attended = jax.grad(loss, (0, 1), has_aux=True)(params, inputs)
@@ -119,14 +186,16 @@ def check_tiles(method: PositionMethod) -> None:
 
 def check_half_precision(method: PositionMethod) -> None:
     """Checks that in bfloat16 only the rounding of queries, keys and values changes the result."""
-    params, inputs = params_of(method), inputs_of(LENGTH)
+    params, inputs = params_of(method), inputs_of(method, LENGTH)
 
     @jit
     def both() -> Any:
         half = {name: x.astype(jnp.bfloat16) for name, x in inputs.items()}
         rounded = {name: x.astype(jnp.float32) for name, x in half.items()}
         options = AttentionOptions(backend="reference")
-        return attend(method, options, params, half), attend(method, options, params, rounded)
+        return attend(method.at_length(LENGTH), options, params, half), attend(
+            method.at_length(LENGTH), options, params, rounded
+        )
 
     half, whole = (np.asarray(x, np.float64) for x in both())
     if not np.abs(half - whole).max() < 0.05:
@@ -141,11 +210,11 @@ def check_bounds(method: PositionMethod) -> None:
     `skip_epsilon`.
     """
     length, block = 512, 32
-    params, inputs = params_of(method), inputs_of(length)
+    params, inputs = params_of(method), inputs_of(method, length)
 
     @jit
     def found() -> Any:
-        bias = bias_of(method, params, inputs)
+        bias = bias_of(method.at_length(length), params, inputs)
         if bias is None or not bias.bounded:
             return None
         positions = np.arange(length)
@@ -193,12 +262,12 @@ def _check_skipping(method: PositionMethod, params: Any) -> None:
     """
     along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM), jnp.float32) * 0.7
     far = (jnp.arange(LENGTH) < 4)[None, :, None, None]
-    inputs = inputs_of(LENGTH) | {"query": along, "key": jnp.where(far, along, -along)}
+    inputs = inputs_of(method, LENGTH) | {"query": along, "key": jnp.where(far, along, -along)}
 
     @functools.partial(jit, static_argnums=(0, 1, 2))
     def attended(backend: str, queries: int, skip_epsilon: float | None) -> Array:
         options = AttentionOptions(backend=backend, block=8, skip_epsilon=skip_epsilon)
-        return attend(method, options, params, inputs, queries)
+        return attend(method.at_length(LENGTH), options, params, inputs, queries)
 
     exact = np.asarray(attended("reference", LENGTH, None))
     for backend, queries, epsilon in (

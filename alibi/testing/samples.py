@@ -14,6 +14,7 @@ from alibi.positions import Bias, PositionMethod
 HEADS, HEAD_DIM, TRAIN_LENGTH = 4, 8, 16
 WIDTH = HEADS * HEAD_DIM
 TOKENS = 19  # most tokens of the sequences of a model: more than in training
+SHORT = 12  # tokens of the sequences before training
 # tokens of the sequences of attention, and of its tiles: the last of three is filled up
 LENGTH, BLOCK = 40, 16
 
@@ -28,7 +29,7 @@ if jax.__version_info__ < (0, 11):  # later versions may lack it, and refuse unk
 jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
-class PositionMethodError(AssertionError):
+class PositionMethodError(AssertionError, ValueError):
     """A position method breaks the contract, or one of its declarations."""
 
 
@@ -36,20 +37,22 @@ def fail(method: PositionMethod, problem: str) -> None:
     raise PositionMethodError(f"position method {type(method).__name__}: {problem}")
 
 
-def params_of(method: PositionMethod) -> dict[str, Any]:
-    """Returns parameters moved off their initial values, since zeros would hide mistakes."""
+def params_of(method: PositionMethod, by: float = 0.1) -> dict[str, Any]:
+    """Returns parameters moved `by` so much off their initial values, since zeros would hide
+    mistakes.
+    """
     shared, of_layer = jax.random.split(jax.random.key(0))
     params = {**method.init(shared), **method.init_layer(of_layer)}
     return jax.tree.map(
-        lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
+        lambda x: x + by * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
     )
 
 
-def inputs_of(length: int) -> dict[str, Float[Array, "..."]]:
+def inputs_of(method: PositionMethod, length: int) -> dict[str, Float[Array, "..."]]:
     """Returns an attention layer's input, queries, keys and values, for two sequences."""
     rng = np.random.default_rng(0)
-    heads = (2, length, HEADS, HEAD_DIM)
-    shapes = {"x": (2, length, WIDTH), "query": heads, "key": heads, "value": heads}
+    heads = (2, length, method.num_heads, method.head_dim)
+    shapes = {"x": (2, length, method.width), "query": heads, "key": heads, "value": heads}
     return {
         name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()
     }
@@ -61,11 +64,12 @@ def attend(
     params: Any,
     inputs: dict[str, Array],
     queries: int = LENGTH,
+    first: int = 3,
 ) -> Array:
-    """Returns a layer's attention of the last `queries` tokens, at positions from 3 on."""
-    positions = np.arange(inputs["x"].shape[1]) + 3
+    """Returns a layer's attention of the last `queries` tokens, at positions from `first` on."""
+    positions = np.arange(inputs["x"].shape[1]) + first
     attention = method_attention_fn(
-        method.at_length(positions.size),
+        method,
         params,
         inputs["x"].astype(jnp.float32),
         query_positions=positions[-queries:],
@@ -77,7 +81,6 @@ def attend(
 
 def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bias | None:
     """Returns the method's bias of these inputs."""
-    method = method.at_length(inputs["x"].shape[1])
     kept = method.keep(params, inputs["x"], inputs["key"], padding=None, before=None)
     return method.content_bias(params, inputs["query"], kept, kept)
 
@@ -97,5 +100,7 @@ def compare(
             place = jax.tree_util.keystr(path, simple=True, separator="/")
             fail(
                 method,
-                f"{result} differs from the dense formula in {place} by {error:.2g} of the largest",
+                f"{result} differs from the dense formula in {place} by {error:.2g} of the largest"
+                if np.isfinite(right).all()
+                else f"attention's {place} is not finite by the dense formula",
             )

@@ -189,14 +189,18 @@ class Updates:
         with self.record.speed.paused():
             if jax.process_count() > 1:  # before each decides by its own loss whether to save
                 check_replicas(self.state, f"after update {step}")
-            made = self.validator(self.state.params) if validate and self.validator else None
-            improved = made is not None and self.record.validated(step, made)
+            score = self.validator(self.state.params) if validate and self.validator else None
+            nll, tokens = (score.total_nats / score.tokens, score.tokens) if score else (None, 0)
+            improved = nll is not None and self.record.validated(step, nll, tokens)
             if validate and self.job.sampler:
                 self.record.sampled(step, self.job.sampler(self.state.params))
             if save or improved:
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(
-                    self.state, step, self.about | self.record.for_checkpoint(), made and made.nll
+                    self.state,
+                    step,
+                    self.about | self.record.for_checkpoint(),
+                    nll,
                 )
         return save or improved
 
@@ -281,19 +285,19 @@ def _headline(job: Job, about: dict[str, Any]) -> str:
     hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
     axes = ", ".join(f"{axis}={size}" for axis, size in job.mesh.shape.items())
     steps, batch = config.train.steps, config.train.batch_tokens
-    texts = [
+    texts = (
         f"{split} {manifest['tokens']:,} tokens of {textwrap.shorten(manifest['source'], 60, placeholder=' ...')}"
         for split, manifest in job.corpus.items()
-    ]
-    if valid := job.corpus.get("valid"):
-        windows, most = validation_windows(config, valid["tokens"]), config.eval.max_tokens
-        part = f"a validation scores {windows.num_tokens:,} tokens, spread evenly (eval.max_tokens={most})"
-        texts += [part] if windows.spacing else []
+    )
+    valid = validation_windows(config, job.corpus.get("valid", {"tokens": 1})["tokens"])
     return (
         f"devices: {job.mesh.size} x {kinds}{hosted}, mesh {axes}\n"
         f"model: {config.position}, {about['parameters']:,} parameters; "
         f"{batch:,} tokens a step, {steps * batch:,} in {steps:,} steps\n"
-        f"corpus ({config.data.tokenizer}): {'; '.join(texts)}\n"
+        f"corpus ({config.data.tokenizer}): {'; '.join(texts)}"
+        + f"; a validation scores {valid.num_tokens:,} tokens, spread evenly (eval.max_tokens)"
+        * bool(valid.spacing)
+        + f"\n"
         f"saved in: {job.run}"
     )
 

@@ -23,7 +23,7 @@ from alibi.progress import Progress, print_line
 from alibi.runs.checkpoint import VALID_TOKENS, Checkpoints
 from alibi.storage.files import is_address
 from alibi.training.metric_writers import METRICS_FILE, Values, open_writers
-from alibi.training.setup import Job, Validation
+from alibi.training.setup import Job
 from alibi.training.step import Metrics
 
 # Keys of a checkpoint's `about`: NLL and tokens since the last row; lines and hash of the rows so
@@ -119,8 +119,11 @@ class Record:
         resume, and the hash of the rows.
         """
         self._finish_writes()
-        sums = self._sums.tolist()
-        return {UNLOGGED: sums, ROWS: self._rows(), VALID_TOKENS: self._valid_tokens}
+        return {
+            UNLOGGED: self._sums.tolist(),
+            ROWS: self._rows(),
+            VALID_TOKENS: self._valid_tokens,
+        }
 
     def _rows(self) -> list[Any]:
         """Returns the number of rows and their hash; nothing in a bucket, where each row is a file,
@@ -149,11 +152,10 @@ class Record:
         self.write_status("running", step)
         self._checkpoints.check()
 
-    def validated(self, step: int, validation: Validation) -> bool:
+    def validated(self, step: int, nll: float, tokens: int) -> bool:
         """Records a validation; returns whether it is the best so far of as many tokens. Raises
         NonFiniteLossError.
         """
-        nll, tokens = validation
         if not math.isfinite(nll):
             self._refuse(f"update {step}: validation loss {nll}")
         if hosts.is_primary():
@@ -163,9 +165,9 @@ class Record:
                 f"of {tokens:,} tokens"
             )
         self._write(step, {"valid_nll": nll, "valid_tokens": float(tokens)})
-        if tokens != self._valid_tokens:  # eval.max_tokens was another before
-            self.best, self._valid_tokens = None, tokens
-        improved = self.best is None or nll < self.best[1]
+        # With another eval.max_tokens than before, all before is of another sample.
+        improved = self.best is None or tokens != self._valid_tokens or nll < self.best[1]
+        self._valid_tokens = tokens
         if improved:
             self.best = step, nll
         return improved

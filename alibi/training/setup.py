@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 from jax.experimental import multihost_utils
@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from alibi.config import Config, DataConfig
 from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile, check_paths, check_sources, prepare
-from alibi.evaluation.scorer import Scorer, model_nll
+from alibi.evaluation.scorer import Score, Scorer, model_nll
 from alibi.evaluation.windows import Windows, spread_windows
 from alibi.generation import Sampling, generate
 from alibi.generation.decoding import decode_answer
@@ -26,6 +26,7 @@ from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory, method_files
 from alibi.runs.provenance import own_files
+from alibi.testing import check_few_tokens, check_finite
 from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
@@ -66,7 +67,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
     hosts.check_alike({**own_files(), **method_files(config.position)})  # loaded now
     hosts.broadcast(lambda: check_writers(config))
-    model.check_length(config.train_length)
+    check_model(model, config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
     if config.imported_from and state == "missing":
@@ -123,6 +124,17 @@ def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
     sequences_per_update(config, batch_parts(batch_sharding(mesh)))
 
 
+def check_model(model: DecoderLM, length: int) -> None:
+    """Raises ValueError if the model is not defined for `length` tokens, or if a position method of
+    the user's own computes what no training mends: a few tokens tell.
+    """
+    model.check_length(length)
+    # the tests check this library's methods
+    for method in (of for of in model.methods if not type(of).__module__.startswith("alibi.")):
+        check_finite(method, moved=0.0)
+        check_few_tokens(method)
+
+
 def check_trainable(config: Config, devices: int | None = None) -> None:
     """Raises ValueError for a config as training does before it reads the text.
 
@@ -132,7 +144,7 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
     check_paths(config.data)
     fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
     check_config(config, abstract_mesh(config.mesh, devices or fewest))
-    build_model(config, UNKNOWN_VOCABULARY).check_length(config.train_length)
+    check_model(build_model(config, UNKNOWN_VOCABULARY), config.train_length)
     make_optimizer(config.optimizer, config.train.steps)
 
 
@@ -248,25 +260,17 @@ def objective_of(config: Config, text: TokenFile) -> Objective:
     return make_objective(config, vocab_size=manifest.vocab_size, boundary_id=manifest.boundary_id)
 
 
-class Validation(NamedTuple):
-    """The mean NLL of a validation, in nats per token, and the number of tokens that it scored."""
-
-    nll: float
-    tokens: int
-
-
 def validation_windows(config: Config, num_tokens: int) -> Windows:
     """Returns the windows of a validation: they score eval.max_tokens tokens at the training length,
     spread evenly over the text.
     """
-    limit, causal = config.eval.max_tokens, config.objective.causal
-    return spread_windows(num_tokens, config.train_length, limit, causal=causal)
+    return spread_windows(
+        num_tokens, config.train_length, config.eval.max_tokens, causal=config.objective.causal
+    )
 
 
-def make_validator(
-    config: Config, model: DecoderLM, text: TokenFile
-) -> Callable[[PyTree], Validation]:
-    """Returns a function from parameters to the validation by `validation_windows`.
+def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], Score]:
+    """Returns a function from parameters to the score of `validation_windows`.
 
     Raises ValueError if a masked objective masks none of their tokens.
     """
@@ -278,12 +282,7 @@ def make_validator(
     )
     windows = validation_windows(config, len(text.tokens))
     scorer.check(windows)
-
-    def validate(params: PyTree) -> Validation:
-        score = scorer.score_windows(params, text.tokens, windows)
-        return Validation(score.total_nats / score.tokens, score.tokens)
-
-    return validate
+    return lambda params: scorer.score_windows(params, text.tokens, windows)
 
 
 def make_sampler(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], str]:

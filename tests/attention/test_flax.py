@@ -310,6 +310,18 @@ def test_sown_weights_are_a_causal_distribution() -> None:
             "the bias has 3 heads and the query 4",
         ),
         (
+            lambda *x: attend(*(y.swapaxes(1, 2) for y in x), slopes=jnp.ones(4)),
+            r"the query's 6 heads need .*key and value are \[\*batch, length, heads, head_dim\]: give x.swap",
+        ),
+        (
+            lambda *x: attend(*(y.swapaxes(1, 2) for y in x), bias=AlibiBias(jnp.ones(4))),
+            r"the bias has 4 heads and the query 6; .* give x.swapaxes\(-3, -2\) of each if their heads",
+        ),
+        (
+            lambda *x: attend(*(y.swapaxes(1, 2) for y in x), key_positions=jnp.arange(6)),
+            r"key_positions have shape \(6,\); key needs \[4\] .* give x.swapaxes\(-3, -2\)",
+        ),
+        (
             lambda q, k, v: alibi_attention_fn(4, slopes=[1.0]),
             r"slopes have shape \(1,\); 4 heads need \(4,\)",
         ),

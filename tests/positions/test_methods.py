@@ -380,14 +380,33 @@ class Method(PositionMethod):
         ),
         (
             {"at": "-jnp.sqrt(distance)"},
-            "Root.at ({file}:9) returned an array of shape (2, 3); it must return [heads, *distance.shape], here "
-            "4, 2, 3",
+            "Root.at ({file}:9) returned float32[2, 3]; it must return [heads, *distance.shape], here "
+            "float32[4, 2, 3]",
+        ),
+        (
+            {"at": "-jnp.multiply.outer(self.scale, distance).astype(jnp.float16)"},
+            "Root.at ({file}:9) returned float16[4, 2, 3]; it must return [heads, *distance.shape], here float32[4,",
+        ),
+        (
+            {"at": "-jnp.multiply.outer(jnp.arange(4), distance)"},
+            "Root.at ({file}:9) returned int32[4, 2, 3]; it must return [heads, *distance.shape], here float32[4,",
+        ),
+        (
+            {
+                "def queries": "def init(self, key):\n        return {'m': jnp.arange(4)}\n\n    def queries"
+            },
+            "Method.init ({file}:14) returned int32[4]; it must return a dictionary of float32 arrays, here float32[4]",
         ),
         ({"at": "None"}, "Root.at ({file}:9) returned NoneType; it must return"),
         (
             {"queries": "query.sum(-2)"},
-            "Method.queries ({file}:14) returned an array of shape (1, 3, 8); it must return [batch, queries, heads, "
-            "features], here 1, 3, 4",
+            "Method.queries ({file}:14) returned float32[1, 3, 8]; it must return [batch, queries, heads, "
+            "features], here float32[1, 3, 4]",
+        ),
+        (
+            {"queries": "query.astype(jnp.bfloat16)"},
+            "Method.queries ({file}:14) returned bfloat16[1, 3, 4, 8]; it must return [batch, queries, heads, "
+            "features]",
         ),
         (
             {"at(self, distance)": "at(self)"},

@@ -190,6 +190,14 @@ def test_bits_per_byte_take_the_place_of_perplexity(shown):
     assert shown.chart(0).is_visible()
 
 
+def test_a_caption_wraps_where_its_table_is_wider_than_the_screen(shown):
+    shown.page.set_viewport_size({"width": 400, "height": 800})
+    caption = shown.page.locator("caption:visible").first.bounding_box()
+    assert shown.page.locator("table:visible").first.bounding_box()["width"] > 400
+    assert caption["x"] + caption["width"] <= 400
+    shown.page.set_viewport_size({"width": 1280, "height": 800})
+
+
 def test_no_request_leaves_the_page_and_none_could(shown, made):
     assert shown.asked == [made.as_uri()]
     refused = "fetch('http://127.0.0.1:9/').then(() => 'sent', error => String(error))"
@@ -269,7 +277,7 @@ def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, mo
         "alibi-L128",
         "none-L128-seed0",
     ]
-    assert "Markers: validation of 512 to 4,096 tokens." in page
+    assert "Markers: validation of 4,096 or 512 tokens." in page
     assert "Without metrics here" not in page.partition('<script type="application/json"')[0]
 
 

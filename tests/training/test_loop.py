@@ -12,14 +12,19 @@ import pytest
 
 from alibi.config import replaced
 from alibi.errors import OF_SWEEP
+from alibi.evaluation.scorer import Score
+from alibi.evaluation.windows import windows_of
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, record
-from alibi.training.setup import Validation
 from alibi.training.step import Metrics
 from tests.training.runs import final_state, rows, stop_at
 
 pytestmark = pytest.mark.usefixtures("one_device")
+
+
+def scored(nll: float, tokens: int) -> Score:
+    return Score(windows_of(tokens, 16), np.full(tokens, nll, np.float32), 0.0)
 
 
 def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> None:
@@ -109,9 +114,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 def test_a_validation_that_is_no_number_is_neither_saved_nor_best(
     tiny_config, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(
-        loop, "make_validator", lambda *_: lambda params: Validation(float("nan"), 9)
-    )
+    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: scored(float("nan"), 9))
     with pytest.raises(
         loop.NonFiniteLossError,
         match=r"update 3: validation loss nan; .* update 2; .* longer warm-up or optimizer\.clip_norm=1$",
@@ -127,7 +130,7 @@ def test_latest_and_best_checkpoints_stay(
     eval.max_tokens after update 4, and its losses there are no worse for that.
     """
     config = tiny_config(train__steps=9)
-    made = iter([Validation(1.0, 32), Validation(4.0, tokens), Validation(3.0, tokens)])
+    made = iter([scored(1.0, 32), scored(4.0, tokens), scored(3.0, tokens)])
     monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: next(made))
     with monkeypatch.context() as patch:
         stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -163,7 +166,7 @@ def test_what_is_said_first_and_last(
     assert corpus.startswith("corpus (bytes): train 6,000 tokens of ")
     assert "; valid 700 tokens of " in corpus
     # two whole windows of 16
-    assert corpus.endswith("; a validation scores 32 tokens, spread evenly (eval.max_tokens=40)")
+    assert corpus.endswith("; a validation scores 32 tokens, spread evenly (eval.max_tokens)")
     scored = [
         line for line in lines if re.search(r": validation .* perplexity \S+ of 32 tokens$", line)
     ]

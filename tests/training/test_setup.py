@@ -33,6 +33,12 @@ from alibi.training.setup import check_trainable, prepare_files, shared_text
             "optimizer.warmup_steps=50 must be below train.steps=7; lower the warm-up",
         ),
         ("data.train=gs://b/text", None, "gs://b/text"),
+        (
+            "position=tests.test_testing:LooksAhead",
+            None,
+            "not causal: in a sequence of 12 tokens, token 10 depends",
+        ),
+        ("position=tests.test_testing:NotFinite", None, "its bias is nan in head 1 at distance 0"),
     ],
 )
 def test_what_training_would_refuse(keys: str, devices: int | None, message: str) -> None:
