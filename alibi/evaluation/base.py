@@ -72,6 +72,11 @@ class Evaluator(Measure):
     def __post_init__(self) -> None:
         types = annotations(type(self))
         for field in dataclasses.fields(self):
+            if hasattr(Evaluator, field.name):
+                raise ValueError(
+                    f"{type(self).__name__} has an option {field.name!r}, but evaluators have a part with this name; "
+                    "rename the option"
+                )
             value = getattr(self, field.name)
             if isinstance(value, str):
                 value = parsed(value, types[field.name])

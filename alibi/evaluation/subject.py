@@ -71,7 +71,7 @@ class Subject:
     """A run under evaluation.
 
     Attributes:
-      seconds: of scoring, without compilation, since it was last set to 0.
+      seconds: time of scoring, without compilation, since it was last set to 0.
     """
 
     def __init__(self, run: TrainedRun, output: Output):

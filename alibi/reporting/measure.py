@@ -142,7 +142,10 @@ def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
                 f"evaluator {name} has no option {key!r}; {did_you_mean(key, known)}"
                 f"it has: {', '.join(known) or 'none'}"
             )
-    return kind(**given)
+    try:
+        return kind(**given)
+    except TypeError as error:  # such as an option without a default
+        raise ValueError(f"evaluator {name}: {error}") from error
 
 
 def measure_of(row: Row) -> Measure:

@@ -1,5 +1,6 @@
 """An evaluator from outside the package, as its page writes it: nothing in the package knows it."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -8,12 +9,16 @@ import numpy as np
 import pytest
 
 from alibi.data.tokens import prepare
+from alibi.evaluation import Evaluator, option
 from alibi.evaluation.scorer import run_scorer, wrong_tokens
 from alibi.reporting.intervals import share_interval
+from alibi.reporting.measure import make_evaluator
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs.trained import TrainedRun
+from alibi.sweeps.definition import Evaluation
 from tests.evaluation.runs import TEXT, make_run
 from tests.hosts import ROOT
+from tests.sweeps.sweepmaker import sweep_of
 
 pytestmark = pytest.mark.slow
 
@@ -83,8 +88,6 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder):
 
 
 def test_a_sweep_knows_its_cells_and_its_options(folder, monkeypatch):
-    from tests.sweeps.sweepmaker import sweep_of
-
     monkeypatch.syspath_prepend(str(folder))
     asked = {"evaluators": ["perplexity", "accuracy:Accuracy"], "ranges": 5}
     (run,) = sweep_of(product={"position": ["alibi"]}, **asked).runs
@@ -108,3 +111,39 @@ def test_a_wrong_name_is_a_line(folder, run_script):
         )
         assert done.returncode == 1
         assert done.stderr.startswith(f"error: {words}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken(Evaluator):
+    text: str = option("", "a name that evaluators have")
+
+
+@dataclasses.dataclass(frozen=True)
+class Open(Evaluator):
+    bins: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Several(Evaluator):
+    bins: tuple[int, ...] = option((8, 16), "ends of ranges", at_least=1)
+
+
+def test_an_option_has_a_name_of_its_own_and_a_default():
+    with pytest.raises(ValueError, match="Taken has an option 'text', but evaluators have a part"):
+        make_evaluator(f"{__name__}:Taken")
+    with pytest.raises(ValueError, match=f"evaluator {__name__}:Open: .* argument: 'bins'"):
+        make_evaluator(f"{__name__}:Open")
+
+
+@pytest.mark.parametrize(
+    ("bins", "expected"),
+    [((4, 5), [(4, 5)]), ([4, 5], [(4,), (5,)]), ([[4, 5], [8, 16]], [(4, 5), (8, 16)])],
+)
+def test_a_list_in_a_sweep_is_each_value_in_turn_also_of_tuples(bins, expected):
+    asked = {"evaluators": f"{__name__}:Several", "bins": bins}
+    ((evaluation,),) = (run.evaluations for run in sweep_of(product={"seed": [0]}, **asked).runs)
+    assert [one.bins for one in evaluation.evaluators] == expected
+    assert Evaluation.from_json(evaluation.to_json()).evaluators == evaluation.evaluators
+    assert evaluation.evaluators[-1].options == (
+        {} if expected[-1] == (8, 16) else {"bins": expected[-1]}
+    )
