@@ -24,13 +24,13 @@ def define_lengths(multiples: str) -> None:
     flags.DEFINE_list(
         "multiples",
         None,
-        f"evaluation lengths as multiples of each run's own; default: {multiples}",
+        f"evaluation lengths as multiples of each run's own; defaults to {multiples}",
     )
     flags.DEFINE_list("lengths", None, "evaluation lengths in tokens, in place of --multiples")
     flags.DEFINE_string(
         "output_dir",
         None,
-        "directory of the results; default: the work directory, if --workdirs names a single one",
+        "directory of the results; defaults to the work directory, if --workdirs names a single one",
     )
     flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
 
@@ -74,7 +74,7 @@ def define_model() -> None:
         lower_bound=0,
     )
     flags.DEFINE_integer(
-        "batch_tokens", None, "tokens a device holds; default: the run's eval.batch_tokens"
+        "batch_tokens", None, "tokens a device holds; defaults to the run's eval.batch_tokens"
     )
 
 

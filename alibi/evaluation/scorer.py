@@ -97,7 +97,7 @@ class Scorer:
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
         """Returns the NLL of each of `tokens` in windows of `length` inputs that score `stride`
-        (default: `length`).
+        (defaults to `length`).
 
         The NLL of a token depends neither on the batch nor on the devices.
 
