@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alibi.config import Config
-from alibi.config.fields import annotations, did_you_mean, parsed, read
-from alibi.data.corpus import SPLITS
+from alibi.config.fields import annotations, parsed, read
 from alibi.reporting.measure import Measure
 from alibi.reporting.rows import Row
 
@@ -161,18 +160,6 @@ def refuse_other_objectives(evaluator: str, config: Config) -> None:
         raise ValueError(
             f"objective={config.objective.name} with {evaluator}, which needs objective=next_token: it is for models "
             "that see the tokens before each; leave it out"
-        )
-
-
-def refuse_absent_split(split: str, config: Config) -> None:
-    """Raises ValueError for an unknown split, or one that a config has no text for."""
-    if split not in SPLITS:
-        raise ValueError(
-            f"split {split!r} is unknown; {did_you_mean(split, SPLITS)}use one of {', '.join(SPLITS)}"
-        )
-    if not config.data[split]:
-        raise ValueError(
-            f"the config names no {split} text: data.{split} is empty; set it, or give another --split"
         )
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from alibi.config import Config
+from alibi.config.fields import did_you_mean
+from alibi.data.corpus import SPLITS
 from alibi.evaluation.base import (
     Cell,
     Evaluator,
     NoResultError,
     option,
-    refuse_absent_split,
     refuse_other_objectives,
 )
 from alibi.evaluation.windows import mean_context, windows_of
@@ -68,8 +69,14 @@ class OfText(Evaluator):
         return "file" if self.text_file else self.split
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
-        if not self.text_file:
-            refuse_absent_split(self.split, config)
+        if self.split not in SPLITS:
+            raise ValueError(
+                f"split {self.split!r} is unknown; {did_you_mean(self.split, SPLITS)}use one of {', '.join(SPLITS)}"
+            )
+        if not (self.text_file or config.data[self.split]):
+            raise ValueError(
+                f"the config names no {self.split} text: data.{self.split} is empty; set it, or give another --split"
+            )
 
     def text(self, subject: "Subject", cell: Cell) -> "Text":
         return subject.text(
