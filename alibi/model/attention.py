@@ -68,8 +68,7 @@ def make_attention(
     """
     initialization = INITIALIZATIONS[config.initialization]
     attention_fn = _with_options(config, attention_fn, x)
-    own = config.kv_heads != config.num_heads or config.qkv_bias != config.out_bias
-    if own:
+    if config.kv_heads != config.num_heads or config.qkv_bias != config.out_bias:
         return GroupedAttention(config, attention_fn, name="attention")
     products = Products.of(config.products, DTYPES[config.dtype])
     return nn.MultiHeadDotProductAttention(

@@ -110,11 +110,8 @@ class Block(nn.Module):
         widen = functools.partial(
             dense, config.feed_forward, bias_init=initialization.bias(config.width)
         )
-        hidden = widen(name="up")(x)
-        if config.gated:
-            hidden = ACTIVATIONS[config.activation](widen(name="gate")(x)) * hidden
-        else:
-            hidden = ACTIVATIONS[config.activation](hidden)
+        activated, hidden = ACTIVATIONS[config.activation], widen(name="up")(x)
+        hidden = activated(widen(name="gate")(x)) * hidden if config.gated else activated(hidden)
         hidden = nn.Dropout(config.activation_dropout)(hidden, deterministic)
         narrow = dense(
             config.width, bias_init=initialization.bias(config.feed_forward), name="down"
@@ -142,9 +139,7 @@ class Block(nn.Module):
         cached = None
         if call.reading is not None:
             cached = Cached(self.variable("cache", "held", lambda: None), call.reading[kind.window])
-        scale = None
-        if kind.logit_scale:
-            scale = functools.partial(scaled_queries, kind.logit_scale, kind.position, params)
+        scale = functools.partial(scaled_queries, kind.logit_scale, kind.position, params)
         # Only the dense formula can be differentiated in any way.
         plain = config.products == "plain" and config.attention == "auto"
         options = AttentionOptions(
@@ -162,7 +157,7 @@ class Block(nn.Module):
             key_positions=positions,
             segment_ids=segments,
             ascending=call.ascending,
-            scale=scale,
+            scale=scale if kind.logit_scale else None,
             bias_scale=bias_scale(kind.logit_scale, kind.position, params),
             max_position=config.max_position,
             sink=sink_logits(self, config),
