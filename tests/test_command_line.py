@@ -319,13 +319,14 @@ def test_lists_of_a_test_are_written_as_lists_of_training(execute) -> None:
 
 
 def test_a_work_directory_with_commas_in_its_name_is_one(execute, tmp_path, monkeypatch) -> None:
-    """Hydra names folders by overrides: lr=1,wd=2."""
-    for name in ("a", "lr=1,wd=2", "b"):
+    """Hydra names folders by overrides: lr=1,wd=2. Quotation marks and spaces belong to a name, too."""
+    for name in ("a", "lr=1,wd=2", "b", '"q"', " s "):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
-    execute("--workdirs=a,lr=1,wd=2,b,gs://bucket/c", "--output_dir=out")
+    execute('--workdirs=a,lr=1,wd=2, b,"q", s ,gs://bucket/c', "--output_dir=out")
     evaluation_flags.options()
-    assert flags.FLAGS["workdirs"].value == ["a", "lr=1,wd=2", "b", "gs://bucket/c"]
+    expected = ["a", "lr=1,wd=2", "b", '"q"', " s ", "gs://bucket/c"]
+    assert flags.FLAGS["workdirs"].value == expected
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -20,7 +20,8 @@ def define_lengths(multiples: str) -> None:
     """Defines the flags of runs, lengths and results; `multiples` are the evaluation lengths, in
     lengths of training, if no lengths are given.
     """
-    flags.DEFINE_list("workdirs", None, "work directories of train.py, separated by commas")
+    # no list of absl, which takes a quotation mark for that of a CSV file
+    flags.DEFINE_string("workdirs", None, "work directories of train.py, separated by commas")
     flags.DEFINE_list(
         "multiples",
         None,
@@ -138,7 +139,7 @@ def length_options() -> dict[str, Any]:
     given = flags.FLAGS
     if given.lengths is not None and given.multiples is not None:
         raise ValueError("--lengths and --multiples are two ways to say the same; give one of them")
-    given["workdirs"].value = _whole_names(given.workdirs)
+    given["workdirs"].value = _whole_names(given.workdirs.split(","))
     if given.output_dir is None and len(given.workdirs) > 1:
         raise ValueError("several --workdirs need an --output_dir for their common results")
     if given.output_dir is None:
@@ -184,11 +185,11 @@ def _whole_names(words: list[str]) -> list[str]:
     """Returns the work directories; a directory whose name has commas, such as runs/lr=1,wd=2, came
     as several words.
     """
-    for count in range(len(words), 1, -1):
+    for count in range(len(words), 0, -1):
         name = ",".join(words[:count])
         if os.path.isdir(os.path.expanduser(name)):
             return [name, *_whole_names(words[count:])]
-    return words[:1] + _whole_names(words[1:]) if words else []
+    return [words[0].strip(), *_whole_names(words[1:])] if words else []
 
 
 def _pairs(flag: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Confi
       ValueError: a file that is missing, fails or returns no config; an unknown key or a refused
         value.
     """
-    file, _, argument = named.partition(":")
+    ((file, argument),) = re.findall(r"(?s)\A(.+?\.py|[^:]*)(?::(.*))?\Z", named)
     if not os.path.isfile(file):
         known = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
         meant = nearest(pathlib.PurePath(file).stem, known)

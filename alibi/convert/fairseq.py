@@ -130,7 +130,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     needs("a fairseq checkpoint", "torch")
     import torch
 
-    file = pathlib.Path(path).expanduser()
+    file = pathlib.Path(os.path.expanduser(path))
     try:
         stand_ins: list[Any] = [
             (argparse.Namespace if name == "argparse.Namespace" else _Unread, name)

@@ -268,7 +268,7 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
     Raises:
       ValueError: no such folder, or a hub that doesn't answer within 3 s or lacks the model.
     """
-    path = pathlib.Path(model).expanduser()
+    path = pathlib.Path(os.path.expanduser(model))
     if path.is_dir():
         return path
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", model):

@@ -96,7 +96,11 @@ def import_model(
             f"{folder.path}: config.json asks for {config.model.num_layers:,} layers, and the files have "
             f"{len(folder.names):,} tensors; download it again"
         )
-    file = pathlib.Path(tokenizer_file).expanduser() if tokenizer_file else folder.tokenizer_file()
+    file = (
+        pathlib.Path(os.path.expanduser(tokenizer_file))
+        if tokenizer_file
+        else folder.tokenizer_file()
+    )
     config = dataclasses.replace(config, imported_from=_sha256(folder))
     config = replaced(
         config,

@@ -179,7 +179,7 @@ def write_manifest(folder: pathlib.Path, manifest: Manifest, shards: Sequence[in
     """Writes manifest.json; `shards`: number of ids in each shard."""
     fields = dataclasses.asdict(manifest) | {"shards": list(shards)}
     text = json.dumps(fields | {"checksum": content_key(fields)}, indent=2, ensure_ascii=False)
-    (folder / "manifest.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "manifest.json").write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:

@@ -81,7 +81,9 @@ def find_dumps(patterns: Iterable[str]) -> list[Dump]:
     for pattern in patterns:
         before = re.split(r"[*?[]", pattern)[0]
         folder = before[: before.rfind("/") + 1]
-        places |= set(resolve(folder or ".").glob(pattern.removeprefix(folder)))
+        exact = resolve(pattern)
+        matching = resolve(folder or ".").glob(pattern.removeprefix(folder))
+        places |= {exact} if exact.exists() else set(matching)
     return [read_dump(place) for place in sorted(places)]
 
 

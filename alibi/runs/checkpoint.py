@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int, PyTree, UInt32
@@ -27,7 +26,7 @@ from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.runs.provenance import ABOUT, own_files, processor, read_about
-from alibi.storage.files import SHA256, digest
+from alibi.storage.files import SHA256, digest, resolve
 
 Restored = TypeVar("Restored")
 
@@ -92,7 +91,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         # Orbax logs each of its steps, and also the errors that it raises
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self._folder = epath.Path(folder)
+        self._folder = resolve(folder)
         limit = {} if written_bytes is None else {"save_concurrent_gb": written_bytes / 1e9}
         self._manager = _Manager(
             self._folder,

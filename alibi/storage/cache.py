@@ -14,7 +14,7 @@ from typing import Any
 from etils import epath
 
 from alibi.errors import NO_SPACE, cause
-from alibi.storage.files import local_path, made_whole
+from alibi.storage.files import check_path, local_path, made_whole
 
 _UNWRITABLE = (
     *NO_SPACE,
@@ -29,11 +29,12 @@ _UNWRITABLE = (
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
     """Returns `cache_dir` if it is given, else $ALIBI_CACHE, else ~/.cache/alibi; raises ValueError
-    for an address.
+    for an address, or a path that a library would misread.
     """
-    if cache_dir:
-        return local_path(cache_dir, "data.cache_dir")
-    return local_path(os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", "$ALIBI_CACHE")
+    named = "data.cache_dir" if cache_dir else "$ALIBI_CACHE"
+    root = local_path(cache_dir or os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", named)
+    check_path(str(root))
+    return root
 
 
 def content_key(content: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ and object stores replace an object at once.
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import math
@@ -28,6 +29,20 @@ from alibi.extras import needs
 
 SHA256 = "sha256"  # key of a JSON file for the digest of the rest
 PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # by which fsspec, and so epath, reads addresses
+# TensorStore takes a backslash for a slash and names in UTF-8 alone, Orbax gs:/ for an address, and
+# epath the first folder. A control character spoils lines, tables and figures.
+_MISREAD = re.compile(
+    r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]|(?<=/)[^/]*gs:(?=/|$)|^/(?:gs|s3|az|hf)(?=/|$)"
+)
+
+
+class ExactPath(epath.gpath.PosixGPath):
+    """A path whose `glob` takes *, ? and brackets of the pattern alone: Orbax would find no arrays
+    below a folder [a], and save none.
+    """
+
+    def glob(self, pattern: str) -> Iterator[epath.Path]:
+        return epath.Path(glob.escape(os.fspath(self))).glob(pattern)
 
 
 def is_address(place: str | os.PathLike[str]) -> bool:
@@ -42,24 +57,35 @@ def resolve(place: str | os.PathLike[str]) -> epath.Path:
     makes nothing.
 
     Raises:
-      ValueError: an address of another kind.
+      ValueError: an address of another kind, or a path that a library would misread.
       MissingPackageError: the package of the address is not installed.
     """
     text = os.fspath(place)
-    if not is_address(text):
-        return epath.Path(pathlib.Path(text).expanduser().absolute())
-    # fsspec would take a password or a query as part of a name, which stands in every row and log
-    found = re.fullmatch(r"(gs|s3)://[^/@?]+(/[^?]*)?", text)
-    if found is None or {".", ".."} & set(text.split("/")):
+    if is_address(text):
+        # fsspec would take a password or a query as part of a name, which stands in every row and log
+        found = re.fullmatch(r"(gs|s3)://[^/@?]+(/[^?]*)?", text)
+        if found is None or {".", ".."} & set(text.split("/")):
+            raise ValueError(
+                f"address {masked(text)} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"
+            )
+        scheme = found[1]
+        needs(f"the address {text}", PACKAGES[scheme])
+        # Otherwise a process lists the files that it saw first.
+        for protocol in ("gcs", "s3"):
+            fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
+    else:
+        text = str(pathlib.Path(os.path.expanduser(text)).absolute())
+    check_path(text)
+    return ExactPath(text)
+
+
+def check_path(path: str) -> None:
+    """Raises ValueError for a character or folder that one of the libraries would misread."""
+    if found := _MISREAD.search(path):
         raise ValueError(
-            f"address {masked(text)} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"
+            f"{path!r} can't be used: the libraries that write files misread {found[0]!r} in a path; choose another, "
+            "or rename the folder"
         )
-    scheme = found[1]
-    needs(f"the address {text}", PACKAGES[scheme])
-    # Otherwise a process lists the files that it saw first.
-    for protocol in ("gcs", "s3"):
-        fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
-    return epath.Path(text)
 
 
 def local_path(place: str | os.PathLike[str], name: str) -> pathlib.Path:
@@ -71,13 +97,17 @@ def local_path(place: str | os.PathLike[str], name: str) -> pathlib.Path:
             f"{name} is the address {masked(os.fspath(place))}, where a path of this machine is needed; copy or mount "
             "it"
         )
-    return pathlib.Path(place).expanduser()
+    return pathlib.Path(os.path.expanduser(place))
 
 
 def listed(folder: epath.Path) -> list[epath.Path]:
     """Returns the finished entries of a folder, sorted by name; none without a folder."""
     try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+        # epath's own list lacks local names with a ~ at their end
+        entries = (
+            folder.iterdir() if is_address(folder) else map(folder.joinpath, os.listdir(folder))
+        )
+        return sorted(path for path in entries if not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -104,7 +134,7 @@ def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterat
     path = pathlib.Path(place)
     if parents:
         path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}")
     try:
         yield temporary
         temporary.replace(path)
@@ -118,9 +148,13 @@ def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterat
 def write_whole(
     place: str | os.PathLike[str], content: str | bytes | memoryview, *, parents: bool = True
 ) -> None:
-    """Writes a file, text as UTF-8; see `made_whole`."""
+    """Writes a file, text as UTF-8, in which a byte of a name that is no UTF-8 becomes an escape; see
+    `made_whole`.
+    """
     with made_whole(place, parents=parents) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(
+            content.encode(errors="backslashreplace") if isinstance(content, str) else content
+        )
 
 
 def digest(content: dict[str, Any]) -> str:

@@ -111,8 +111,8 @@ def _standing(
       complete: whether all results exist; None: no sweep knows the run.
       at_work: whether a sweep trains or evaluates it.
     """
-    directory = RunDirectory(place)
     try:
+        directory = RunDirectory(place)
         if directory.is_imported():
             imported = datetime.datetime.fromisoformat(directory.status()["updated"])
             return Standing(place.name, "imported", sign=imported)

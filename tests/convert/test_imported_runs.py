@@ -43,7 +43,7 @@ FullPass = Callable[[np.ndarray], np.ndarray]
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A work directory of a random MPT; not to be changed."""
-    folder = tmp_path_factory.mktemp("mpt")
+    folder = tmp_path_factory.mktemp("mpt [1]*:")
     family, hub = FAMILIES["mpt"], folder / "hub"
     hub.mkdir()
     config = family.config(vocab=320, length=16)

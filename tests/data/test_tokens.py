@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from alibi import progress
 from alibi.config import DataConfig
 from alibi.data import shards, tokens
 from alibi.data.textfiles import TextFiles
+from alibi.data.tokenfile import load
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.storage import cache
 
@@ -239,6 +241,24 @@ def test_two_processes_at_once(data, locks, writes):
     assert pathlib.Path(f"{data.cache_dir}.log").read_text() == "wrote\n" * writes
     assert directories(data) == [pathlib.Path(results[0][0])]
     assert len(directories(data, "tokenizers")) == 1
+
+
+def test_a_text_whose_name_is_no_utf8(data, tmp_path):
+    """Its manifest names it in an escape, from which the name is read again."""
+    named = tmp_path / "t\udcff.txt"
+    try:
+        shutil.copy(data.train, named)
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 alone")
+    made = tokens.prepare(dataclasses.replace(data, train=str(named)), "train", progress=False)
+    assert load(made.directory).manifest.source == f"text: {named}"
+
+
+def test_a_cache_whose_name_is_no_utf8_is_refused(monkeypatch, tmp_path):
+    """JAX, which keeps programs there, would raise an error of its own."""
+    monkeypatch.setenv("ALIBI_CACHE", f"{tmp_path}/\udcff")
+    with pytest.raises(ValueError, match=r"can't be used: .* misread"):
+        cache.cache_root()
 
 
 def test_what_a_killed_process_left_is_removed(data, tmp_path):

@@ -11,7 +11,9 @@ from tests.evaluation.runs import TEXT, make_run, options_of
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp(
+        "runs [1]*{b}'\"%#"
+    )  # characters of patterns, shells and formats
     (folder / "text.txt").write_text(TEXT)
     return folder
 

@@ -69,9 +69,9 @@ def test_a_folder_is_made_and_listed_without_files_that_are_being_written(
     check_writable(folder)
     assert not folder.exists()
     folder.mkdir()
-    for name in ("b", "a", ".a.1234"):
+    for name in ("b", "a~", "a", ".a.1234"):
         (folder / name).write_text("")
-    assert [path.name for path in listed(folder)] == ["a", "b"]
+    assert [path.name for path in listed(folder)] == ["a", "a~", "b"]
     assert listed(folder / "a") == []
 
 
@@ -114,6 +114,16 @@ def test_an_address_that_cannot_be_read_is_named(address: str, shown: str) -> No
 def test_paths_are_no_addresses() -> None:
     assert not any(map(is_address, ["/a/b", "a", "~/x", "c:", "./gs:/x"]))
     assert str(resolve("~")) == str(pathlib.Path.home())
+    assert resolve("./~nobody") == local_path(pathlib.Path.cwd() / "~nobody", "--log")
+
+
+def test_only_the_pattern_of_a_glob_is_one(tmp_path: pathlib.Path) -> None:
+    for name in ("[a]*", "a", "ab"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.1").touch()
+    folder = resolve(tmp_path / "[a]*")
+    assert list(folder.glob("file.*")) == [folder / "file.1"]
+    assert list((folder / "none").parent.glob("*")) == [folder / "file.1"]
 
 
 @pytest.fixture

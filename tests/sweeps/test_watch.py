@@ -90,12 +90,14 @@ def test_runs_and_sweeps_one_level_below_are_shown(tmp_path):
     sweep = tmp_path / "sweep"
     record_sweep(epath.Path(sweep), sweep_of(product={"position": ["alibi"]}), replace=False)
     assert holders(above) == [above / "sweep"]
-    for name in ("one", "two"):
+    for name in ("one", "two", "a\\b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / SUBMITTED_FILE).write_text("{}")
     (tmp_path / "file.txt").touch()
     assert holders(above) == [above, above / "sweep"]
-    assert [run.name for run in standings(above, now)] == ["one", "two"]
+    found = standings(above, now)
+    assert [(run.name, run.state) for run in found[1:]] == [("one", "waiting"), ("two", "waiting")]
+    assert (found[0].name, found[0].state) == ("a\\b", "damaged"), "it can't be a run's name"
     assert holders(above / "one") == [above / "one"]
 
 

@@ -17,7 +17,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def whole(tiny_config, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The run of `tiny_config()`, finished without a stop; of all tests, so not to be changed."""
-    workdir = tmp_path_factory.mktemp("whole") / "run"
+    workdir = tmp_path_factory.mktemp("whole [1]*") / "run"
     with pytest.MonkeyPatch.context() as patch:
         on_one_device(patch)
         loop.train(tiny_config(), str(workdir))

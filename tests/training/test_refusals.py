@@ -124,13 +124,22 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
             r"can't hold checkpoints: Orbax writes them to directories and gs:// only",
         ),
         ("gs:/bucket/run", r"give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"),
+        (r"a\b/run", r"a\\\\b/run' can't be used: .* misread '\\\\' in a path"),
+        ("gs:/", r"give gs://BUCKET/PATH"),
+        ("a/gs:/run", r"a/gs:/run' can't be used: .* misread 'gs:' in a path"),
+        ("a/xgs:", r"misread 'xgs:' in a path; choose another, or rename the folder"),
+        ("run\n", r"/run\\n' can't be used: .* misread '\\n' in a path"),
+        ("\udcff/run", r"'\S*/\\udcff/run' can't be used: .* misread '\\udcff' in a path"),
+        ("/s3/run", r"'/s3/run' can't be used: .* misread '/s3' in a path"),
     ],
 )
-def test_an_address_that_cannot_be_a_work_directory(
-    tiny_config, workdir: str, message: str
+def test_a_name_that_cannot_be_a_work_directory(
+    tiny_config, tmp_path: pathlib.Path, monkeypatch, workdir: str, message: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         loop.train(tiny_config(), workdir)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_address_without_its_package(tiny_config, monkeypatch) -> None:
