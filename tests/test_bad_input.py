@@ -332,6 +332,10 @@ def no_gpu() -> AssertionError:
             OSError(39, "Directory not empty", "a/.run.12", None, "a/run"),
             "another command has made a/run meanwhile; use that, or give another path",
         ),
+        (
+            PermissionError(13, "Permission denied", "from", None, "to"),
+            "to: Permission denied; give another path",
+        ),
         (MemoryError(), "there is not enough memory; use a smaller train.max_device_tokens"),
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes."),

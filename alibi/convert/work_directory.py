@@ -14,13 +14,14 @@ from jaxtyping import PyTree
 from alibi.config import Config, replaced
 from alibi.convert import fairseq
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, read_dictionary
+from alibi.errors import cause
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.former import saved
 from alibi.storage.cache import file_sha256
-from alibi.storage.files import is_address, listed, made_whole, write_whole
+from alibi.storage.files import check_writable, is_address, listed, made_whole, write_whole
 from alibi.training.optimizer import make_optimizer
 
 WRITTEN = 1 << 24  # bytes of parameters that are written at a time, beside the largest
@@ -117,17 +118,25 @@ def empty_run(workdir: str | os.PathLike[str]) -> RunDirectory:
 
 
 def check_empty(place: epath.Path, name: str, flag: str) -> None:
-    """Raises ValueError for a folder with files, or a place that can't become a folder.
+    """Raises ValueError for a folder with files, hidden ones too, or a place that no new folder can
+    replace.
 
     Args:
       name: of the place, in messages.
       flag: by which another place is chosen.
     """
-    if listed(place) or (place.exists() and not place.is_dir()):
+    if place.exists() and (not place.is_dir() or listed(place) or any(place.iterdir())):
         raise ValueError(f"{name} is not empty; choose another {flag}, or remove it")
-    above = [] if is_address(place) else [path for path in place.parents if path.exists()]
-    if above and not above[0].is_dir():
-        raise ValueError(f"{above[0]} is a file, so {name} can't be made; choose another {flag}")
+    if is_address(place):
+        return
+    if os.path.islink(place) or os.path.ismount(place):
+        raise ValueError(
+            f"{name} is a link or a disk of its own, which no new folder can replace; choose a folder in it by {flag}"
+        )
+    try:
+        check_writable(place.parent)
+    except OSError as error:
+        raise ValueError(f"{name} can't be made ({cause(error)}); choose another {flag}") from None
 
 
 def write_run(

@@ -373,12 +373,18 @@ def test_an_import_and_an_export_replace_nothing(
     import_model(str(hub), run, Config())
     with pytest.raises(ValueError, match="is not empty; choose another --workdir"):
         import_model(str(hub), run, Config())
-    with pytest.raises(ValueError, match=r"is a file, so work directory .* choose another --work"):
+    with pytest.raises(ValueError, match=r"work directory .*/run can't be made .*another --work"):
         import_model(str(hub), file / "run", Config())
+    hidden, link = tmp_path / "hidden", tmp_path / "link"
+    (hidden / ".git").mkdir(parents=True)
+    link.symlink_to(tmp_path / "nowhere")
     for place, message in (
         (hub, "is not empty; choose another --output_dir"),
         (file, "is not empty; choose another --output_dir"),
-        (file / "out", "is a file, so .*/out can't be made; choose another --output_dir"),
+        (hidden, "is not empty; choose another --output_dir"),
+        (link, "is a link or a disk of its own, .*; choose a folder in it by --output_dir"),
+        (file / "out", "/out can't be made .*/file is a file, not a directory.*; choose another"),
+        (pathlib.Path("/proc/new"), r"/proc/new can't be made \(.*\); choose another --output_dir"),
     ):
         with pytest.raises(ValueError, match=message):
             export_model(run, place)
