@@ -83,7 +83,7 @@ def read_column(
         rows: Iterator[dict[str, Any]] = map(json.loads, filter(str.strip, _lines(texts)))
         if kind == ".csv":
             csv.field_size_limit(sys.maxsize)  # a document may be long
-            rows = csv.DictReader(_lines(texts))
+            rows = csv.DictReader(_lines(texts), strict=True)
         first = list(itertools.islice(rows, 1))
         for row in first:
             check_column(column, row.keys(), str(path))

@@ -78,6 +78,13 @@ def test_a_line_that_is_no_object(tmp_path, line):
             documents(corpus_of(path), "train")
 
 
+def test_a_quotation_that_never_ends_is_no_document(tmp_path):
+    """All rows after it would be one text."""
+    (tmp_path / "rows.csv").write_text('text\n"a ""b"" c"\n"d e\nf\ng\n')
+    with pytest.raises(ValueError, match=r"rows.csv is not a whole .csv file \(unexpected end of"):
+        documents(corpus_of(tmp_path / "rows.csv"), "train")
+
+
 @pytest.mark.parametrize(
     ("name", "content"), [("rows.csv", "text,number\n"), ("rows.jsonl", "\n\n")]
 )
