@@ -11,7 +11,7 @@ import jax
 from alibi.config.override import Override
 from alibi.errors import UserError, print_error
 from alibi.evaluation.base import Cell, Evaluator, NoResultError
-from alibi.evaluation.output import Output, OutputError, print_once
+from alibi.evaluation.output import Output, OutputError, print_once, same_name
 from alibi.evaluation.perplexity import Perplexity
 from alibi.evaluation.subject import Subject, Text
 from alibi.extras import MissingPackageError, needs
@@ -124,16 +124,13 @@ def evaluate_each(
     named: dict[str, str] = {}
     for path in paths:
         if (other := named.setdefault(os.path.basename(path), path)) != path:
-            raise ValueError(
-                f"{other} and {path} have the same name, and rows are known by it; "
-                "rename one, or evaluate them into two output directories"
-            )
+            raise ValueError(same_name(other, path))
     if options.report:
         needs("the report, which --noreport leaves out,", "vl_convert")
     output = Output(options.output_dir)
     failures: dict[str, str] = {}
     rows_before = len(output.rows)
-    for work in (options.look, lambda path: evaluate(path, output)):
+    for work in (options.look, output.check_name, lambda path: evaluate(path, output)):
         for path in [path for path in paths if path not in failures]:
             try:
                 work(path)

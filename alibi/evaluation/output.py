@@ -16,7 +16,7 @@ from alibi.errors import UserError, cause
 from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.parallel.hosts import is_primary
 from alibi.reporting.analyses import Scoring
-from alibi.reporting.recorded import find_rows, merge_rows, record_row
+from alibi.reporting.recorded import WORKDIR_FILE, find_rows, merge_rows, record_row, run_folder
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import Row, latest
 from alibi.runs import RunDirectory, git_commit, processor
@@ -42,6 +42,18 @@ class Output:
         self.folder = resolve(directory)
         self._guard(lambda: check_writable(self.folder))
         self.rows = find_rows(self.folder)
+        self._workdirs: dict[str, str] = {}  # by the name of the run
+
+    def check_name(self, workdir: str) -> None:
+        """Raises ValueError if rows here are of another run with the name of `workdir`, whose own work
+        directory still exists.
+        """
+        run = RunDirectory(workdir)
+        self._workdirs[run.name] = workdir
+        file = run_folder(self.folder, run.name) / WORKDIR_FILE
+        other = file.read_text() if file.exists() else workdir
+        if other != workdir and RunDirectory(other).differing(run.config()):
+            raise ValueError(same_name(other, workdir))
 
     def find(self, row: Row) -> list[Row]:
         """Returns the existing rows of the same measurement: same cell, step, config and text."""
@@ -55,8 +67,10 @@ class Output:
         """Returns the name of a text in rows: that of existing rows, else `name`, longer if another
         text has it.
 
-        A user's own text, of the split "file", is always called `name`.
+        A user's own text, of the split "file", is always called `name`. Characters that can't be
+        drawn become U+FFFD.
         """
+        name = "".join(one if one.isprintable() and one != "\\" else "\ufffd" for one in name)
         before = [
             row.corpus
             for row in self.rows
@@ -73,7 +87,7 @@ class Output:
             old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)
         ):
             return
-        self._guard(lambda: record_row(self.folder, row))
+        self._guard(lambda: record_row(self.folder, row, self._workdirs.get(row.run)))
         self.rows.append(row)
 
     def add_error(self, row: Row, title: str, error: str) -> None:
@@ -126,6 +140,14 @@ class Output:
                 f"output directory {self.folder} can't be written ({cause(error)}); "
                 "make space or choose another --output_dir; rows written so far are kept"
             ) from error
+
+
+def same_name(first: str, second: str) -> str:
+    """Returns the error of two runs of one name."""
+    return (
+        f"{first} and {second} have the same name, and rows are known by it; rename one, or evaluate them into two "
+        "output directories"
+    )
 
 
 def _run_sources(workdirs: Sequence[str]) -> list[RunSource]:

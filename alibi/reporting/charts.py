@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +51,9 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name: nothing is
 # The page's parameter `off` lists the runs switched off by the reader.
 OFF = [{"name": "off", "value": []}]
 SHOWN = [{"filter": "indexof(off, datum.run) < 0"}]
+# Characters, as JSON writes them, that no SVG or title may hold: the process is aborted at some, and
+# Vega-Lite makes expressions of titles, in which a backslash begins an escape.
+_UNDRAWN = re.compile(r'\\u....|\\[^"]|[\ud800-\udfff\ufffe\uffff\u2028\u2029]')
 PNG_CONFIG = {
     "font": "Liberation Sans, Arial, sans-serif",
     "view": {"stroke": None},
@@ -69,8 +74,9 @@ def png(spec: Spec) -> bytes:
     import vl_convert  # half a second to import
 
     whole = {"$schema": SCHEMA, "background": "white", "params": OFF, "config": PNG_CONFIG} | spec
+    text = _UNDRAWN.sub("\ufffd", json.dumps(whole, ensure_ascii=False))
     return vl_convert.vegalite_to_png(
-        whole, vl_version=VEGA_LITE, scale=2 if "layer" in spec else 1.5
+        text, vl_version=VEGA_LITE, scale=2 if "layer" in spec else 1.5
     )
 
 

@@ -19,6 +19,8 @@ from alibi.storage.files import SHA256, digest, listed, resolve, write_whole
 
 ROWS_FILE = "results.jsonl"  # for readers
 FOLDER = "rows"
+WORKDIR_FILE = "workdir"  # beside a run's rows: its path, which tells two runs of one name apart
+_UNSAFE = re.compile(r"^\.|[^-.=@+A-Za-z0-9_]")  # a hidden folder would not be listed
 BEFORE = f"{FOLDER}/before.jsonl"
 
 
@@ -29,9 +31,14 @@ def find_rows(directory: str | os.PathLike[str]) -> list[Row]:
     return _find(resolve(directory))[0]
 
 
-def record_row(directory: str | os.PathLike[str], row: Row) -> bool:
-    """Writes `row`, unless its measurement has a row with a result or the same error; returns
-    whether it did.
+def run_folder(directory: epath.Path, run: str) -> epath.Path:
+    """Returns the folder for the rows of a run."""
+    return directory / FOLDER / _UNSAFE.sub("_", run)
+
+
+def record_row(directory: str | os.PathLike[str], row: Row, workdir: str | None = None) -> bool:
+    """Writes `row`, unless its measurement has a row with a result or the same error, and the path
+    `workdir` of its run; returns whether it did.
     """
     folder = resolve(directory)
     if (folder / ROWS_FILE).exists() and not (folder / FOLDER).exists():
@@ -39,14 +46,15 @@ def record_row(directory: str | os.PathLike[str], row: Row) -> bool:
     key = hashlib.sha256(
         repr((row.measurement, not row.is_measured and row.error)).encode()
     ).hexdigest()[:16]
-    run = re.sub(r"[^-.=@+A-Za-z0-9_]", "_", row.run)
     named = "-".join(map(str, [row.evaluator.rpartition(":")[2], *row.cell.values()]))
-    file = folder / FOLDER / run / f"{re.sub(r'[^-.=@+A-Za-z0-9_]', '_', named)[:80]}-{key}.json"
+    file = run_folder(folder, row.run) / f"{_UNSAFE.sub('_', named)[:80]}-{key}.json"
     if file.exists() and _parse(file):
         return False
     about = {"written": datetime.datetime.now(datetime.UTC).isoformat(), "row": row.to_json()}
     about |= {SHA256: digest(about)}
     write_whole(file, json.dumps(about, indent=1, allow_nan=False) + "\n")
+    if workdir:
+        write_whole(file.with_name(WORKDIR_FILE), workdir)
     return True
 
 

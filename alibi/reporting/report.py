@@ -107,7 +107,8 @@ def write_report(
         text += [*map(to_text, tables), f"figure: {folder}/{figure}\n"]
     if failures:
         markdown.append(failed_runs(failures))
-    write_whole(folder / REPORT_FILE, "\n".join(markdown))
+    # names of runs and texts are no HTML
+    write_whole(folder / REPORT_FILE, "\n".join(markdown).replace("<", "&lt;"))
     write_whole(folder / PAGE_FILE, _page(title, groups, rows, failures or {}, runs))
     return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
 

@@ -11,12 +11,14 @@ import pytest
 
 from alibi.config import replaced
 from alibi.evaluation import output
-from alibi.evaluation.dumps import read_dump, read_scoring
+from alibi.evaluation.dumps import find_dumps, read_dump, read_scoring
 from alibi.evaluation.evaluate import OutputError, evaluate_run, evaluate_runs
+from alibi.reporting.recorded import merge_rows, record_row
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import TEXT, make_run, options_of, subject_of
+from tests.reporting.rowmaker import make_row
 
 
 def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
@@ -164,8 +166,17 @@ def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alib
 
 
 def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, alibi_run, tmp_path):
+    """But not beside another run of its name, which the report could not tell from it."""
     anew = make_run(tmp_path, "none", "alibi-run", text=alibi_run.parent / "text.txt")
-    assert evaluate_runs([anew], options_of(output_dir=copied, lengths=(16,), report=False)) == []
+    options = options_of(output_dir=copied, lengths=(16,), report=False)
+    before = (copied / "results.jsonl").read_bytes()
+    (refused,) = evaluate_runs([anew], options)
+    assert refused.startswith(
+        f"{alibi_run} and {anew} have the same name, and rows are known by it"
+    )
+    assert (copied / "results.jsonl").read_bytes() == before
+    (copied / "rows" / "alibi-run" / "workdir").write_text(str(tmp_path / "was" / "alibi-run"))
+    assert evaluate_runs([anew], options) == []
     found = [row for row in latest(read_rows(copied / "results.jsonl")) if row.run == "alibi-run"]
     assert [(row.position, row.length) for row in found] == [("none", 16)]
 
@@ -181,3 +192,24 @@ def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeyp
     monkeypatch.setattr(output, "record_row", full)
     with pytest.raises(OutputError, match="No space left on device"):
         evaluate_runs([alibi_run], options_of(output_dir=tmp_path, lengths=(16,)))
+
+
+@pytest.mark.parametrize("run", ["..", ".hidden", "a|b", "a/b"])
+def test_rows_of_any_run_are_found_again(tmp_path, run):
+    row = make_row(run=run)
+    assert record_row(tmp_path, row)
+    assert not record_row(tmp_path, row)
+    assert merge_rows(tmp_path) == [row] == read_rows(tmp_path / "results.jsonl")
+    assert {path.name for path in tmp_path.iterdir()} == {"rows", "results.jsonl"}
+
+
+def test_names_of_texts_hold_nothing_that_breaks_a_table_or_a_figure(tmp_path):
+    name = "é\n\x01\udcff\\\u2028🙂 <b>.txt"
+    shown = output.Output(tmp_path).name_text(name, "file", "0")
+    assert shown == "é" + 5 * "\ufffd" + "🙂 <b>.txt"
+
+
+def test_a_dump_is_found_by_its_own_name_whatever_its_folder_is_called(evaluated):
+    file = evaluated / "nll" / "alibi-run-length=16-stride=16.npz"
+    assert "[" in str(file)
+    assert [dump.of.length for dump in find_dumps([str(file)])] == [16]

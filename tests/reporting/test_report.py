@@ -55,6 +55,21 @@ def test_rows_that_their_evaluator_cannot_show_are_left_out(
     assert line.startswith(f"the report leaves out rows of {evaluator}: {reason}")
 
 
+def test_names_that_are_no_html_and_no_drawing(tmp_path):
+    """At a control character vl_convert would abort the process, and a backslash makes one in a title."""
+    rows = [
+        make_row(run=f"x<img src=q>{one}", corpus=f"t{one}.txt", seed=seed)
+        for seed, one in enumerate(["\x01", "\\b", "\\u", "\n", "\r", "\ufffe", "\ud83d", "\u2028"])
+    ]
+    append_rows(tmp_path / "results.jsonl", rows)
+    write_report(tmp_path)
+    assert len(list(tmp_path.glob("extrapolation*.png"))) == len(rows)
+    report = (tmp_path / "report.md").read_text()
+    assert "| x&lt;img src=q>\x01 | 128 |" in report
+    assert "<img" not in report
+    assert "<img" not in (tmp_path / "report.html").read_text().partition("</script>")[0]
+
+
 def test_the_script_is_made_once_for_all_processes(tmp_path, monkeypatch):
     """Making it takes two seconds; another version of vl_convert or of page.js makes another."""
     monkeypatch.setenv("ALIBI_CACHE", str(tmp_path / "cache"))
