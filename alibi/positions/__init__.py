@@ -276,8 +276,8 @@ def _check_bias(name: str, method: PositionMethod) -> None:
                 f"position method {name!r}: init and init_layer both make {', '.join(twice)}; rename one"
             )
         params, positions = {**shared, **of_layer}, jnp.arange(k)
-        jax.tree.map(lambda leaf: _check_shape(method.init, leaf, leaf.shape), shared)
-        jax.tree.map(lambda leaf: _check_shape(method.init_layer, leaf, leaf.shape), of_layer)
+        jax.tree.map(lambda leaf: _check_shape(method.init, leaf, jnp.shape(leaf)), shared)
+        jax.tree.map(lambda leaf: _check_shape(method.init_layer, leaf, jnp.shape(leaf)), of_layer)
         x, keys = (
             jnp.zeros((1, k, *features), jnp.float32)
             for features in ((method.width,), (heads, method.head_dim))

@@ -1,6 +1,6 @@
 """Sizes, parameters and inputs for the checks of position methods, and a layer's attention."""
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,14 +19,21 @@ SHORT = 12  # tokens of the sequences before training
 LENGTH, BLOCK = 40, 16
 
 # The programs of the checks are small and run once: without XLA's expensive passes, and by the older
-# of its code generators for CPUs, compiling takes a sixth of the time.
+# of its code generators for CPUs, compiling takes a sixth of the time. Later versions may lack that
+# one, and refuse unknown options.
 QUICK: dict[str, bool | int] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-}
-if jax.__version_info__ < (0, 11):  # later versions may lack it, and refuse unknown options
-    QUICK["xla_cpu_use_fusion_emitters"] = False
-jit = functools.partial(jax.jit, compiler_options=QUICK)
+} | ({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {})
+
+
+def jit(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
+    """Returns `jax.jit` of a function, compiled quickly on CPUs."""
+    return jax.jit(
+        function,
+        compiler_options=QUICK if jax.default_backend() == "cpu" else None,
+        **arguments,
+    )
 
 
 class PositionMethodError(AssertionError, ValueError):

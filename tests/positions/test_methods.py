@@ -397,6 +397,10 @@ class Method(PositionMethod):
             },
             "Method.init ({file}:14) returned int32[4]; it must return a dictionary of float32 arrays, here float32[4]",
         ),
+        (
+            {"def queries": "def init(self, key):\n        return {'m': 0.5}\n\n    def queries"},
+            "Method.init ({file}:14) returned float; it must return a dictionary of float32 arrays, here float32[]",
+        ),
         ({"at": "None"}, "Root.at ({file}:9) returned NoneType; it must return"),
         (
             {"queries": "query.sum(-2)"},
