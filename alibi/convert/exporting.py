@@ -22,6 +22,7 @@ from alibi.data.tokenizers.bpe import library
 from alibi.model.layers import is_stacked, unstacked
 from alibi.runs.trained import TrainedRun
 from alibi.storage.cache import file_sha256
+from alibi.storage.claims import LOCK_FILE, Claim
 from alibi.storage.files import listed, made_whole, resolve
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def export_model(
             "computes another model; load the folder by the code of the model's authors (trust_remote_code=True)"
         )
     with made_whole(out) as partial:
-        partial.mkdir()
+        claim = Claim(resolve(partial), "exporting")  # which `remove_left` asks for
         for name in kept.keys() - {CONFIG}:
             (partial / name).write_bytes(kept[name].read_bytes())
         notes += _write_tokenizer(run.tokenizer, partial)
@@ -101,6 +102,8 @@ def export_model(
             content["eos_token_id"] = before.get("eos_token_id", content["eos_token_id"])
         (partial / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
         write_weights(partial, tensors(), sizes)
+        claim.release()
+        (partial / LOCK_FILE).unlink()
     return pathlib.Path(out), chosen, notes
 
 

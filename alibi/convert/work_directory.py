@@ -20,7 +20,9 @@ from alibi.parallel import hosts
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.former import saved
+from alibi.runs.provenance import TOKENIZER
 from alibi.storage.cache import file_sha256
+from alibi.storage.claims import remove_left
 from alibi.storage.files import check_writable, is_address, listed, made_whole, write_whole
 from alibi.training.optimizer import make_optimizer
 
@@ -119,12 +121,13 @@ def empty_run(workdir: str | os.PathLike[str]) -> RunDirectory:
 
 def check_empty(place: epath.Path, name: str, flag: str) -> None:
     """Raises ValueError for a folder with files, hidden ones too, or a place that no new folder can
-    replace.
+    replace; removes what killed processes left beside it.
 
     Args:
       name: of the place, in messages.
       flag: by which another place is chosen.
     """
+    remove_left(place)
     if place.exists() and (not place.is_dir() or listed(place) or any(place.iterdir())):
         raise ValueError(f"{name} is not empty; choose another {flag}, or remove it")
     if is_address(place):
@@ -226,7 +229,7 @@ def _fill(
     """Writes the files of the run; the status last, without which nothing continues from the
     others.
     """
-    about = {"config": saved(config), **provenance}
+    about = {"config": saved(config), **provenance, TOKENIZER: tokenizer.fingerprint()}
     updates, steps = int(state.step), config.train.steps
 
     def begin() -> None:

@@ -9,9 +9,6 @@ JAX takes seconds to import, and reports and sweeps need none of it: import it i
 """
 
 import dataclasses
-import hashlib
-import pathlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +16,7 @@ from alibi.config import Config
 from alibi.config.fields import annotations, parsed, read
 from alibi.reporting.measure import Measure
 from alibi.reporting.rows import Row
+from alibi.storage.files import digest
 
 if TYPE_CHECKING:
     from alibi.evaluation.subject import Subject, Text
@@ -95,11 +93,11 @@ class Evaluator(Measure):
 
     @classmethod
     def code(cls) -> str | None:
-        """Returns a hash of the file of an evaluator from outside the package, which its rows name."""
-        file = getattr(sys.modules[cls.__module__], "__file__", None)  # a notebook has none
-        if cls.__module__.startswith("alibi.") or not file:
-            return None
-        return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()[:12]
+        """Returns a hash of the files of an evaluator from outside the package, which its rows name."""
+        from alibi.runs.provenance import code_files  # a report may lack the packages of training
+
+        files = code_files(cls.__module__)
+        return digest(files)[:12] if files else None
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         """Raises ValueError if no run of this config can be measured at `lengths`: called before

@@ -73,7 +73,8 @@ class Row:
     jax: str | None = None  # the version
     commit: str | None = None
     dtype: str | None = None  # of the evaluation
-    # of the config keys of the run and its evaluation: a run's name may be used again
+    # of the config keys of the run and its evaluation, and of a position method's files that are not
+    # the library's: a run's name may be used again
     config_hash: str | None = None
     seedless_hash: str | None = None  # the same with seed=0
     tokens_sha256: str | None = None  # of the token file: tells texts apart
@@ -128,6 +129,11 @@ class Row:
         seed = f"seed=?{self.seed}"
         name = re.sub(rf"^{seed}[-_.]|[-_.]{seed}(?!\d)", "", self.run) or self.run
         return name if self.override is None else f"{name} {self.override}"
+
+    @property
+    def training(self) -> tuple[str, str | None]:
+        """The hashes of the config, without the code of a tested method, and of the train text."""
+        return (self.config_hash or "").partition("+")[0], self.trained_on
 
     @property
     def tested(self) -> tuple[str, int, str]:
@@ -218,15 +224,16 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     """Returns a row per cell, in order of first appearance: the last measured row, else the last
     error.
 
-    If runs of the same name have different configs or train texts, only the rows of the last of
-    them count, so they never mix.
+    If runs of the same name have different configs or train texts, or are tested by different code
+    of a position method, only the rows of the last of them count, so they never mix.
     """
     rows = list(rows)
-    trained = {row.run: (row.config_hash, row.trained_on) for row in rows}
+    trained = {row.run: row.training for row in rows}
+    tested = {row.tested[::2]: row.config_hash for row in rows}
     cells: dict[tuple, Row] = {}
     for row in rows:
         known = cells.get(row.place)
-        if (row.config_hash, row.trained_on) == trained[row.run] and (
+        if (row.training, row.config_hash) == (trained[row.run], tested[row.tested[::2]]) and (
             known is None or row.is_measured or not known.is_measured
         ):
             cells[row.place] = row

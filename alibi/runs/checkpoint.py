@@ -1,5 +1,6 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
+import asyncio
 import collections
 import contextlib
 import errno
@@ -25,7 +26,7 @@ from jaxtyping import Array, Int, PyTree, UInt32
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
-from alibi.runs.provenance import ABOUT, own_files, processor, read_about
+from alibi.runs.provenance import ABOUT, STEP, own_files, processor, read_about
 from alibi.storage.files import SHA256, digest, resolve
 
 Restored = TypeVar("Restored")
@@ -69,8 +70,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     """The checkpoints of a run.
 
     A checkpoint holds the parameters, the optimizer state and, as JSON, the config and provenance
-    of the run, its validation NLL and the checksum of each array. It gets its final name when it is
-    complete, and is used only if it equals the saved one.
+    of the run, its update, its validation NLL and the checksum of each array. It gets its final name
+    when it is complete, and is used only if it equals the saved one.
 
     Args:
       folder: the run's `checkpoints` directory.
@@ -151,7 +152,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         if step in self._manager.all_steps():
             return
         sums = checksums({PARAMS: state.params, OPTIMIZER: state.opt_state})
-        content = about | {CHECKSUMS: sums, VALID_NLL: valid_nll}
+        content = about | {STEP: step, CHECKSUMS: sums, VALID_NLL: valid_nll}
         self._valid[step] = valid_nll, about.get(VALID_TOKENS)
         items = {
             PARAMS: ocp.args.StandardSave(state.params),
@@ -292,6 +293,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     @contextlib.contextmanager
     def _damage_named(self, step: int, item: str) -> Iterator[None]:
         """Turns the many errors of Orbax for a damaged file into DamagedError."""
+        policy = asyncio.get_event_loop_policy()
+        asyncio.set_event_loop_policy(_Loops())
         try:
             yield
         except Exception as error:
@@ -301,6 +304,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
                 0
             ]
             raise self._damaged(step, f"its {item} can't be read, {reason[:300]}") from error
+        finally:
+            asyncio.set_event_loop_policy(policy)
 
     def _damaged(self, step: int, reason: str) -> DamagedError:
         return DamagedError(
@@ -319,6 +324,23 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     def __exit__(self, *_: object) -> None:
         """Waits as `wait` does, then releases the manager's threads."""
         self._manager.close()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that waits for all reads before it closes.
+
+    Orbax closes its loop at the first error, and each read that ends later prints another error.
+    """
+
+    def close(self) -> None:
+        if not self.is_closed() and (left := asyncio.all_tasks(self)):
+            self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        super().close()
+
+
+class _Loops(asyncio.DefaultEventLoopPolicy):
+    def new_event_loop(self) -> _Loop:
+        return _Loop()
 
 
 class _LatestAndBest:

@@ -16,7 +16,18 @@ from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.errors import cause, masked
 from alibi.runs.former import saved, upgraded
 from alibi.runs.identity import differing
-from alibi.runs.provenance import SEEDED, code_hash, git_commit, jax_settings, read_about
+from alibi.runs.provenance import (
+    SEEDED,
+    STEP,
+    TOKENIZER,
+    changed,
+    code_hash,
+    facts,
+    git_commit,
+    jax_settings,
+    read_about,
+    versions,
+)
 from alibi.storage.claims import Claim
 from alibi.storage.files import (
     SHA256,
@@ -87,19 +98,27 @@ class RunDirectory:
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer that the run began with; ValueError if another lies in its place."""
+        made = self.provenance() if self._has("provenance.json") else {}
+        recorded = facts(made)[TOKENIZER]
         try:
-            return self._saved_tokenizer()
+            found = self._saved_tokenizer()
         except ValueError as error:
-            if not self._has("provenance.json"):
-                raise
             with contextlib.suppress(ValueError):  # its text may be gone
                 data = self.config().data
-                made = find_tokenizer(data, make_corpus(data))
-                recorded = self.provenance()["corpus"]["train"]["tokenizer_fingerprint"]
-                if made.fingerprint() == recorded:
+                again = find_tokenizer(data, make_corpus(data))
+                if again.fingerprint() == recorded:
                     _tell(str(error), "it was made again from the text")
-                    return made
+                    return again
             raise
+        # another version of the package may write the same vocabulary otherwise
+        alike = recorded in (None, found.fingerprint())
+        if not alike and made["versions"]["tokenizers"] == versions()["tokenizers"]:
+            raise ValueError(
+                f"{self}/tokenizer is of another run: its fingerprint is {found.fingerprint()} and {recorded} was "
+                "recorded; restore it"
+            )
+        return found
 
     def _saved_tokenizer(self) -> Tokenizer:
         return load_tokenizer(
@@ -138,22 +157,42 @@ class RunDirectory:
         )
 
     def check_checkpoints(self) -> None:
-        """Raises ValueError if all checkpoints were lost: a new training would overwrite the files
-        of the run.
+        """Raises ValueError if all checkpoints were lost, as a new training would overwrite the files
+        of the run; or if one has the name of another, or is of another run than the files beside it.
         """
-        saved = self.status().get("saved")
-        if saved and not self.saved_steps():
+        saved, steps = self.status().get("saved"), self.saved_steps()
+        if saved and not steps:
             raise ValueError(
                 f"{self} has no checkpoint, but that of step {saved} was saved: {self.checkpoints} was removed or "
                 "emptied since; restore it, train in another --workdir, or remove the work directory to start over"
             )
+        for step in steps:
+            place = self.checkpoints / str(step)
+            try:
+                about = read_about(place)
+            except (OSError, ValueError):
+                continue  # damage is told as it is restored; or a later checkpoint has replaced it
+            if (update := about.get(STEP, step)) != step:
+                raise ValueError(
+                    f"checkpoint {place} is of update {update}: it was renamed or copied; give each checkpoint its "
+                    "own update as its name, or remove it"
+                )
+            name, found = "provenance.json", changed(about, self.provenance())
+            with contextlib.suppress(ValueError, LookupError):  # another version's config, or none
+                if keys := differing(read_config(upgraded(about["config"])), self.config()):
+                    name, found = "config.json", keys
+            for key, (theirs, ours) in found.items():
+                raise ValueError(
+                    f"{self}/{name} and checkpoint {place} are of different runs: {key} is {ours!r} in the file and "
+                    f"{theirs!r} in the checkpoint; restore the one that was copied from another run"
+                )
 
     def check(self, config: Config) -> None:
         """Checks whether this run can be trained with `config`; makes no directory.
 
         Raises:
-          ValueError: it can't be written, holds an imported model or a run of another config, or
-            lost all its checkpoints.
+          ValueError: it can't be written, or holds an imported model or a run of another config;
+            see also `check_checkpoints`.
         """
         if self.is_imported():
             raise ValueError(
@@ -170,6 +209,7 @@ class RunDirectory:
                 raise PermissionError(f"{folder} is read-only, or no directory")
         except OSError as error:
             raise self._unwritable(error) from None
+        self.check_checkpoints()
         if differing := self.differing(config):
             longer = (
                 f"\na cosine schedule ends at train.steps; to train longer, start another --workdir from this run's "
@@ -184,7 +224,6 @@ class RunDirectory:
                 + "use another --workdir, or the config that it was started with"
                 + (longer if list(differing) == ["train.steps"] else "")
             )
-        self.check_checkpoints()
 
     def differing(self, config: Config) -> dict[str, tuple[Any, Any]]:
         """Returns the keys by which this run can't go on with `config`, each with its values here and
@@ -197,17 +236,18 @@ class RunDirectory:
     ) -> None:
         """Raises ValueError if this run was trained on other tokens than those of `manifests`, by
         split, on another file of its position method, or with other random numbers than JAX gives
-        here; logs a warning if the code of this library is another.
+        here, or if its tokenizer is another run's; logs a warning if the code of this library is
+        another.
         """
         if not self._has("provenance.json"):
             return
         made = self._read("provenance.json", "corpus")
-        for name, old in made.get("method_files", {}).items():
-            if old != (new := method_files.get(name)):
-                raise ValueError(
-                    f"{name}, which defines the position method of the run in {self}, has changed (its hash was {old} "
-                    f"and is {new}); restore the file, or use another --workdir"
-                )
+        now = {"corpus": manifests, "method_files": method_files}
+        for key, (old, new) in changed(made, now).items():
+            raise ValueError(
+                f"{key}, which the run in {self} began with, has changed: it was {old} and is {new}; restore it, or "
+                "use another --workdir"
+            )
         here = jax_settings()
         for name in SEEDED:
             if (old := made.get("jax", here)[name]) != here[name]:
@@ -223,14 +263,12 @@ class RunDirectory:
                 made["commit"],
                 git_commit(),
             )
-        before = made["corpus"]
-        for split in sorted(before.keys() & manifests.keys()):
-            for key in ("sha256", "tokenizer_fingerprint"):
-                if before[split].get(key) != manifests[split][key]:
-                    raise ValueError(
-                        f"the {split} text of the run in {self} has changed: its {key} was {before[split].get(key)} "
-                        f"and is {manifests[split][key]}; restore the text, or use another --workdir"
-                    )
+        self.tokenizer()
+
+    def tell_changed_files(self, now: dict[str, str]) -> None:
+        """Logs a warning if `method_files` of the run's method has changed since training."""
+        if now and (files := changed(self.provenance(), {"method_files": now})):
+            _log.warning("%s: %s has changed since training", self, ", ".join(files))
 
     def claim(self, config: Config, tokenizer: Tokenizer) -> None:
         """Claims the directory for this process, and writes the config and, once, the tokenizer.

@@ -8,10 +8,12 @@ import os
 from typing import Any
 
 from alibi.config import Config, flatten
+from alibi.config.override import Override
 from alibi.data.corpus import SPLITS
 from alibi.data.textfiles import TextFiles
 from alibi.runs.former import hashed
-from alibi.storage.files import is_address
+from alibi.runs.provenance import method_files
+from alibi.storage.files import digest, is_address
 
 # Keys, and sections with a dot: they decide how a run is computed and watched, not its results.
 MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
@@ -51,10 +53,14 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def evaluation_hash(config: Config) -> str:
-    """Returns `config_hash`, followed by eval.dtype if the run was trained with another dtype."""
+def evaluation_hash(config: Config, override: Override | None = None) -> str:
+    """Returns `config_hash`, followed by eval.dtype if the run was trained with another dtype, and by
+    + and a hash of the tested position method's files if it is not the library's.
+    """
     own = config.eval.dtype == config.model.dtype
-    return config_hash(config) + ("" if own else f"-{config.eval.dtype}")
+    dtype = "" if own else f"-{config.eval.dtype}"
+    files = method_files((override and override.position) or config.position)
+    return config_hash(config) + dtype + (f"+{digest(files)[:8]}" if files else "")
 
 
 def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:

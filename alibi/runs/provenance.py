@@ -4,6 +4,7 @@ import ast
 import contextlib
 import functools
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -13,16 +14,18 @@ import platform
 import re
 import subprocess
 import sys
-import types
+from collections.abc import Collection
 from typing import Any
 
 from etils import epath
 
 from alibi.config import flatten
 from alibi.errors import masked
+from alibi.storage.cache import file_sha256
 from alibi.storage.files import SHA256, digest
 
 ABOUT = "about"  # the JSON item of a checkpoint
+STEP, TOKENIZER = "step", "tokenizer_fingerprint"  # its keys for the update, and of an import
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
 PACKAGES = (
     "jax",
@@ -79,53 +82,111 @@ def own_files() -> dict[str, str]:
     """Returns a hash of each loaded file of the user's own, by its module: of neither Python, an
     installed package nor the library.
     """
-    python, hashes = os.path.dirname(os.__file__) + os.sep, {}
+    hashes = {}
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__dict__", {}).get("__file__") or ""
-        installed = {"site-packages", "dist-packages"} & {*file.split(os.sep)}
         # __mp_main__: multiprocessing's second name of __main__, once it is loaded
-        others = name.partition(".")[0] in ("alibi", "__mp_main__") or file.startswith(python)
-        if not installed and not others and os.path.isfile(file):
-            hashes[f"own file {name}"] = _file_hash(module)
+        if name != "__mp_main__" and _is_own(name, file):
+            hashes[f"own file {name}"] = file_sha256(file)[:12]
     return hashes
 
 
-def _file_hash(module: types.ModuleType) -> str:
-    content = pathlib.Path(str(module.__file__)).read_bytes()
-    return hashlib.sha256(content).hexdigest()[:12]
+def _is_own(name: str, file: str, packages: Collection[str] = ()) -> bool:
+    """Returns whether a module is the user's own, or of the installed `packages`."""
+    package, python = name.partition(".")[0], os.path.dirname(os.__file__) + os.sep
+    installed = file.startswith(python) or {"site-packages", "dist-packages"} & {
+        *file.split(os.sep)
+    }
+    return package != "alibi" and (package in packages or not installed) and os.path.isfile(file)
 
 
 def method_files(position: str) -> dict[str, str]:
-    """Returns the hashes of `own_files` that define the position methods of a config, or that these
-    files import at their top level.
-    """
+    """Returns the `code_files` of the position methods of a config."""
     from alibi.positions import method_class, method_names  # not to read a run's files alone
 
-    left = [method_class(name).__module__ for name in method_names(position)]
-    own, found = own_files(), {}
-    for module in left:  # of an installed package too
-        if module.partition(".")[0] != "alibi":
-            own[f"own file {module}"] = _file_hash(sys.modules[module])
+    return code_files(*(method_class(name).__module__ for name in method_names(position)))
+
+
+def code_files(*modules: str) -> dict[str, str]:
+    """Returns a hash of each file that the code of loaded `modules` consists of, without the
+    library's.
+
+    These are the files of the modules, and the user's own files, or those of the modules' packages,
+    that such a file imports anywhere in its code, and the files that its strings name. None is
+    loaded for this, so the result does not depend on which are.
+    """
+    packages, found = {name.partition(".")[0] for name in modules}, dict[str, str]()
+    left = [(name, _source(name)) for name in modules]
     while left:
-        module = left.pop()
-        if (file := f"own file {module}") in own and file not in found:
-            found[file] = own[file]
-            left += _imports(sys.modules[module])
+        name, file = left.pop()
+        if (key := f"own file {name}") not in found and _is_own(name, file, packages):
+            found[key] = file_sha256(file)[:12]
+            left += _mentioned(name, pathlib.Path(file))
     return found
 
 
-def _imports(module: types.ModuleType) -> list[str]:
-    """Returns the names of modules, and of their attributes, that a file imports at its top level."""
-    file, names = pathlib.Path(str(module.__file__)), []
-    for node in ast.parse(file.read_bytes() if file.suffix == ".py" else b"").body:
-        given = [alias.name for alias in getattr(node, "names", [])]
+def _source(name: str) -> str:
+    """Returns the file of a module, without loading it; "" without a file."""
+    top, *parts = name.split(".")
+    with contextlib.suppress(ImportError, ValueError):  # a loaded module may have no spec
+        spec = importlib.util.find_spec(top)
+        for part in parts:
+            folders = (spec and spec.submodule_search_locations) or []
+            spec = importlib.machinery.PathFinder.find_spec(part, folders)
+        return (spec and spec.origin) or ""
+    return getattr(sys.modules.get(name), "__file__", None) or ""
+
+
+def _mentioned(name: str, file: pathlib.Path) -> list[tuple[str, str]]:
+    """Returns name and place of the package above a module, of the modules and attributes that its
+    file imports, and of files that its strings name.
+    """
+    above, strings, nodes = name.rpartition(".")[0], list[str](), list[ast.AST]()
+    modules, parts = [above], (name if file.stem == "__init__" else above).split(".")
+    with contextlib.suppress(SyntaxError, ValueError):  # no Python, or never loaded
+        nodes += ast.walk(ast.parse(file.read_bytes() if file.suffix == ".py" else b""))
+    for node in nodes:
         if isinstance(node, ast.Import):
-            names += given
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            base = importlib.util.resolve_name(base, module.__package__)
-            names += [base, *(f"{base}.{name}" for name in given)]
-    return names
+            around = parts[: len(parts) - node.level + 1 if node.level else 0]
+            base = ".".join(filter(None, [*around, node.module]))
+            modules += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and re.search(
+            r"import_module$|__import__$", ast.unparse(node.func)
+        ):
+            given = [str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            modules += [start + value for value in given for start in ("", ".".join(parts))]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.append(node.value)
+    beside = [(f"{name}'s {value}", str(file.parent / value)) for value in strings]
+    return beside + [(module, _source(module)) for module in modules]
+
+
+def facts(about: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a run's record says of its text, tokenizer, position method and parent."""
+    corpus = about.get("corpus", {})
+    tokenizer = corpus.get("train", {}).get("tokenizer_fingerprint")
+    return {
+        **{f"the SHA-256 of the {split} text": corpus[split].get("sha256") for split in corpus},
+        **about.get("method_files", {}),
+        TOKENIZER: about.get(TOKENIZER, tokenizer),  # imported runs have no corpus
+        "parent": about.get("parent"),
+    }
+
+
+def changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns the facts that two records tell otherwise, each with both values; a file of a position
+    method also if one of them does not know it.
+    """
+    pairs = {
+        key: (facts(before).get(key), facts(now).get(key)) for key in facts(before) | facts(now)
+    }
+    return {
+        key: (old, new)
+        for key, (old, new) in sorted(pairs.items())
+        if old != new and (key.startswith("own file") or None not in (old, new))
+    }
 
 
 def jax_settings() -> dict[str, Any]:
@@ -164,7 +225,7 @@ def read_about(checkpoint: epath.Path) -> dict[str, Any]:
       OSError: it can't be read.
     """
     content = json.loads((checkpoint / ABOUT / "metadata").read_bytes())  # Orbax's name
-    if content.pop(SHA256, None) != digest(content):
+    if not isinstance(content, dict) or content.pop(SHA256, None) != digest(content):
         raise ValueError(f"{checkpoint}'s {ABOUT} differs from the saved one")
     return content
 

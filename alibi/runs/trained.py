@@ -51,11 +51,11 @@ class TrainedRun:
     ):
         self.directory = RunDirectory(workdir)
         self.config = self.directory.config()
+        self.step = hosts.broadcast(lambda: _find_steps(self.directory, checkpoint))[0]
         self.override = None if override is None else effective(override, self.config)
         self._tested = overridden(self.config, self.override)
         self._checkpoint = checkpoint
         self.batch_tokens = self.config.eval.batch_tokens if batch_tokens is None else batch_tokens
-        self.step = hosts.broadcast(lambda: _find_steps(self.directory, checkpoint))[0]
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -88,10 +88,9 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        if now := method_files(self._tested.position):
-            trained = self.directory.provenance().get("method_files", {})
-            if changed := [name for name, new in now.items() if trained.get(name, new) != new]:
-                _log.warning("%s: %s has changed since training", self, ", ".join(changed))
+        now = method_files(self._tested.position)
+        if self._tested.position == self.config.position:
+            self.directory.tell_changed_files(now)
         model = build_model(
             self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh)
         )

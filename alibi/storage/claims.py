@@ -93,6 +93,16 @@ def is_held(place: epath.Path) -> bool | None:
     return False
 
 
+def remove_left(place: epath.Path) -> None:
+    """Removes what killed processes left of a directory that `made_whole` was to put at `place`; a
+    living process holds the lock of its own.
+    """
+    is_local = not is_address(place) and place.parent.is_dir()
+    for left in place.parent.iterdir() if is_local else ():
+        if left.name[:-32] == f".{place.name}." and left.is_dir() and is_held(left) is False:
+            left.rmtree()
+
+
 def _lock(place: epath.Path, doing: str) -> IO[str] | None:
     """Returns the locked file; None without file locks."""
     if is_address(place):

@@ -35,8 +35,9 @@ def fingerprint(run: Run) -> str:
     """Returns a hash of the run's config and evaluations, and so of its results."""
     about = f"{evaluation_hash(run.config)} {run.config.train.steps} {run.evaluations}"
     # Version 1 meant something else by the same names of scales, see `alibi.config.former`.
-    overrides = (evaluation.override for evaluation in run.evaluations)
-    about += "".join(str(override) for override in overrides if override and override.logit_scale)
+    overrides = [evaluation.override for evaluation in run.evaluations if evaluation.override]
+    about += "".join(str(override) for override in overrides if override.logit_scale)
+    about += "".join(evaluation_hash(run.config, each).partition("+")[2] for each in overrides)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
@@ -216,12 +217,13 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
     state, step, reason = status["state"], status["step"], status["reason"]
     # Rows can be complete without a work directory, such as on a machine with only a copy of the
     # rows.
-    key = (
-        run.name,
-        run.config.train.steps if state == "missing" else step,
-        evaluation_hash(run.config),
-    )
-    known = [row for row in rows if (row.run, row.step, row.config_hash) == key]
+    key = run.name, run.config.train.steps if state == "missing" else step
+    known = [
+        row
+        for row in rows
+        if (row.run, row.step) == key
+        and row.config_hash == evaluation_hash(run.config, row.override)
+    ]
     missing = tuple(
         left for evaluation in run.evaluations if (left := still_missing(evaluation, known))
     )

@@ -16,7 +16,7 @@ from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
 from alibi.positions.rotary_stretched import check_known_length
-from alibi.runs import RunDirectory, config_hash
+from alibi.runs import RunDirectory, config_hash, method_files
 from alibi.runs.checkpoint import Checkpoints, TrainState
 
 # Keys of the model that may differ from the parent's; others shape parameters, or change their computation.
@@ -62,6 +62,7 @@ class Parent:
         tokenizer = given_tokenizer(config.data)  # None if it is known only with the train text
         if tokenizer or config.data.tokenizer != self._tokenizer.name:
             self.check_vocabulary(tokenizer.fingerprint() if tokenizer else "")
+        self.run.tell_changed_files(method_files(self.config.position))
         laid_out_alike = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(laid_out_alike, self._tokenizer.vocab_size)
         self._check_model(model)

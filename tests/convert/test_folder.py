@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from etils import epath
 from safetensors.numpy import load_file, save_file
 
 from alibi.config import Config, make_config, replaced
@@ -26,6 +27,7 @@ from alibi.convert.work_directory import write_run
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import TrainState
+from alibi.storage.claims import LOCK_FILE, Claim
 from tests.convert.described import FAMILIES as DESCRIBED
 from tests.convert.imported import save_tokenizer
 
@@ -370,7 +372,16 @@ def test_an_import_and_an_export_replace_nothing(
     """And the export has the tensors of the folder, in several files where one would be large."""
     run, file, out = tmp_path / "run", tmp_path / "file", tmp_path / "out"
     file.touch()
+    left, at_work = (tmp_path / f".run.{letter * 32}" for letter in "ab")  # see `made_whole`
+    for copy in (left, tmp_path / f".out.{'a' * 32}"):
+        (copy / "checkpoints").mkdir(parents=True)
+    claim, own = Claim(epath.Path(at_work), "training"), tmp_path / ".run.backup"
+    own.mkdir()
     import_model(str(hub), run, Config())
+    assert not left.exists(), "a killed import left a copy of the model"
+    assert at_work.is_dir()
+    assert own.is_dir()
+    claim.release()
     with pytest.raises(ValueError, match="is not empty; choose another --workdir"):
         import_model(str(hub), run, Config())
     with pytest.raises(ValueError, match=r"work directory .*/run can't be made .*another --work"):
@@ -405,6 +416,8 @@ def test_an_import_and_an_export_replace_nothing(
     monkeypatch.setattr(folder_module, "FILE_BYTES", 50_000)
     export_model(run, out)
     assert len(list(out.glob("model-0*.safetensors"))) > 1
+    assert not list(tmp_path.glob(".out.*"))
+    assert not (out / LOCK_FILE).exists()
     modes = {file.stat().st_mode for file in out.iterdir()}
     assert modes == {(out / "config.json").stat().st_mode}, "who reads one may read all"
     written = HubFolder(out)

@@ -29,7 +29,8 @@ PAGE = ROOT / "docs" / "new-evaluator.md"
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outside")
     (code,) = re.findall(r"```python\n(\"\"\".*?)```", PAGE.read_text(), re.DOTALL)
-    (folder / "accuracy.py").write_text(code)
+    (folder / "accuracy.py").write_text(f"{code}\n\ndef later():\n    import own_numbers\n")
+    (folder / "own_numbers.py").write_text("MOST = 1\n")
     (folder / "text.txt").write_text(TEXT)
     make_run(folder, "alibi", "a-run")
     return folder
@@ -80,7 +81,7 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder):
     assert "Next tokens right" in (folder / "out" / "report.html").read_text()
 
     assert evaluate(folder, "--evaluator_options=ranges=3").count("done before") == 4
-    (folder / "accuracy.py").write_text((folder / "accuracy.py").read_text() + "\n")
+    (folder / "own_numbers.py").write_text("MOST = 2\n")
     assert evaluate(folder, "--evaluator_options=ranges=3").count("done before") == 2
     rows = read_rows(folder / "out" / "results.jsonl")
     assert len(rows) == 6, "its changed code is another measurement"

@@ -13,14 +13,16 @@ from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun, fitting_mesh
-from tests.evaluation.runs import options_of, subject_of
+from tests.evaluation.runs import make_run, options_of, subject_of
 
 
 def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_run, tmp_path):
+    newer = make_run(alibi_run.parent, "alibi", "newer", steps=(7,))
     run = RunDirectory(shutil.copytree(alibi_run, tmp_path / "run"))
     options = options_of(output_dir=tmp_path, lengths=(16,))
     subject = subject_of(run, options)
-    (run.path / "checkpoints" / "5").rename(run.path / "checkpoints" / "7")
+    shutil.rmtree(run.path / "checkpoints" / "5")
+    shutil.copytree(newer / "checkpoints" / "7", run.path / "checkpoints" / "7")
     evaluate_run(subject, options)
     assert [row.step for row in find_rows(tmp_path)] == [7]
     # the older one, of step 3, is not what was asked for

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
-from alibi.runs import RunDirectory, git_commit, processor
+from alibi.runs import RunDirectory, git_commit, method_files, processor
 from alibi.runs.provenance import own_files
 
 
@@ -123,3 +123,60 @@ def test_own_files_are_hashed_and_no_others(tmp_path, monkeypatch):
     changed = {name for name, digest in own_files().items() if before[name] != digest}
     monkeypatch.delitem(sys.modules, "my_own_method")
     assert changed == {"own file my_own_method"}
+
+
+METHOD = """
+import dataclasses, importlib, pathlib
+from alibi.positions.alibi import Alibi
+from . import FACTOR
+try:
+    from .within_try import TRIED
+except ImportError:
+    TRIED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Alibi):
+    def bias(self, params):
+        from mypackage.lazy import lazy
+        importlib.import_module(f"{__package__}.by_string")
+        pathlib.Path(__file__).with_name("table.txt").read_text()
+        return super().bias(params)
+"""
+
+
+@pytest.mark.parametrize("folder", ["", "site-packages"])  # of the user's own, or installed
+def test_the_files_of_a_method_are_those_that_it_may_load(tmp_path, monkeypatch, folder):
+    """In a try, in a function, by a string, transitively, and a file that is read."""
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    package = tmp_path / folder / "mypackage"
+    package.mkdir(parents=True)
+    files = {
+        "__init__.py": "FACTOR = 1",
+        "method.py": METHOD,
+        "within_try.py": "TRIED = 2\nfrom .transitive import *",
+        "transitive.py": "import json, numpy",
+        "lazy.py": "import mypackage.method\nlazy = 1",
+        "by_string.py": "",
+        "table.txt": "0.5",
+        "unused.py": "",
+        "unused.txt": "",
+    }
+    for name, content in files.items():
+        (package / name).write_text(content)
+    try:
+        before = method_files("mypackage.method:Mine,alibi")
+        names = [
+            f"own file mypackage.{name}" if name else "own file mypackage"
+            for name in ("", "by_string", "lazy", "method", "transitive", "within_try")
+        ]
+        assert sorted(before) == sorted([*names, "own file mypackage.method's table.txt"])
+        assert "mypackage.lazy" not in sys.modules, "only what importing loads is loaded"
+        for name, content in files.items():
+            (package / name).write_text(content + "\n")
+            assert (method_files("mypackage.method:Mine") != before) == ("unused" not in name)
+            (package / name).write_text(content)
+        assert method_files("alibi,rotary") == {}
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mypackage"]:
+            del sys.modules[name]

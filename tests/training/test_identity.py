@@ -11,24 +11,34 @@ import sys
 
 import jax
 import pytest
+from alibi.evaluation.extrapolation import Options, evaluate_runs
 
-from alibi.config import replaced
+from alibi.config import Config, replaced
+from alibi.model.decoder import build_model
+from alibi.reporting.recorded import find_rows
+from alibi.reporting.rows import latest
 from alibi.runs import RunDirectory
+from alibi.runs.former import saved
 from alibi.runs.identity import config_hash, differing
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop, record
+from alibi.training.parent import Parent
 from tests.training.runs import assert_same, final_state, rows
 
 METHOD = """
 import dataclasses
 
 from alibi.positions.alibi import Alibi
-from my_numbers import SHARE
+
+try:
+    from my_numbers import BIAS_MAX
+except ImportError:
+    BIAS_MAX = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Mine(Alibi):
-    share: float = SHARE
+    alibi_bias_max: float = BIAS_MAX
 """
 
 
@@ -74,10 +84,10 @@ def test_a_finished_run_is_trained_longer_with_its_optimizer(tiny_config, tmp_pa
     status = loop.train(replaced(longer, {"data.train": str(moved)}), str(tmp_path / "run"))
     assert (status["state"], status["step"]) == ("finished", 9)
     assert_same(*(final_state(longer, tmp_path / name) for name in ("at once", "run")))
-    run = RunDirectory(tmp_path / "run")
-    cosine = replaced(run.config(), {"optimizer.schedule": "cosine"})
-    run.write("config.json", dataclasses.asdict(cosine))
-    with pytest.raises(ValueError, match=r"train.steps: 9 there, 12 now\n.*\n.*--init_from="):
+    run = RunDirectory(tmp_path / "cosine")
+    cosine = replaced(config, {"optimizer.schedule": "cosine"})
+    run.write("config.json", saved(cosine))
+    with pytest.raises(ValueError, match=r"train.steps: 6 there, 12 now\n.*\n.*--init_from="):
         run.check(replaced(cosine, {"train.steps": 12}))
 
 
@@ -88,7 +98,7 @@ def test_another_file_of_the_method_and_other_random_numbers_are_told(
     monkeypatch.syspath_prepend(str(tmp_path))
     file, numbers = tmp_path / "my_method.py", tmp_path / "my_numbers.py"
     file.write_text(METHOD)
-    numbers.write_text("SHARE = 0.5")
+    numbers.write_text("BIAS_MAX = 8.0")
     config, workdir = tiny_config(position="my_method:Mine"), str(tmp_path / "run")
     config = replaced(config, {"train.steps": 2, "optimizer.warmup_steps": 1})
     loop.train(config, workdir)
@@ -99,17 +109,32 @@ def test_another_file_of_the_method_and_other_random_numbers_are_told(
         ValueError, match=r"trained with jax_default_prng_impl=threefry2x32, .* set JAX_DEFAULT_PRNG"
     ):  # fmt: skip
         loop.train(config, workdir)
-    for changed, content in ((file, METHOD + "\n"), (numbers, "SHARE = 0.25")):
+    for changed, content in ((file, METHOD + "\n"), (numbers, "BIAS_MAX = 0.25")):
         before = changed.read_text()
         changed.write_text(content)
         with pytest.raises(
-            ValueError, match=f"own file {changed.stem}, which defines .* has changed"
+            ValueError, match=f"own file {changed.stem}, which the run in .* has changed: it was "
         ):
             loop.train(config, workdir)
         if changed is file:
             file.write_text(before)
+    options = Options(tmp_path / "out", lengths=(16, 24), report=False)
+    numbers.write_text("BIAS_MAX = 8.0")
+    assert evaluate_runs([workdir], options) == []
+    numbers.write_text("BIAS_MAX = 0.25")
+    for name in ("my_method", "my_numbers"):  # as in a process that begins now
+        monkeypatch.delitem(sys.modules, name)
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
-        assert TrainedRun(workdir).model.vocab_size == 256
+        assert evaluate_runs([workdir], dataclasses.replace(options, lengths=(16,))) == []
+    assert f"{workdir}: own file my_numbers has changed since training" in caplog.text
+    of_trained, _, of_changed = find_rows(tmp_path / "out")
+    assert of_trained.eval_length == of_changed.eval_length == 16, "it is measured again"
+    assert abs(of_trained.nll_nats - of_changed.nll_nats) > 0.1
+    assert latest(find_rows(tmp_path / "out")) == [of_changed], "rows of two codes don't mix"
+    child = replaced(config, {"init_from": workdir})
+    caplog.clear()
+    Parent(child, build_model(child, 256))
     assert f"{workdir}: own file my_numbers has changed since training" in caplog.text
 
 
@@ -124,6 +149,66 @@ def test_another_code_is_told(tiny_config, tmp_path, caplog) -> None:
     run.write("provenance.json", run.provenance() | {"code": "0123456789ab", "commit": "abc"})
     loop.train(config, str(tmp_path))
     assert f"{tmp_path} was trained by the code of commit abc, and this is that of" in caplog.text
+
+
+def refused(config: Config, workdir: pathlib.Path, message: str) -> None:
+    """Asserts that training, evaluation and a start from the run end with `message`, and change
+    nothing.
+    """
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    child = replaced(config, {"init_from": str(workdir)})
+    for read in (
+        lambda: loop.train(config, str(workdir)),
+        lambda: TrainedRun(workdir).tokenizer,
+        lambda: Parent(child, build_model(child, 256)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read()
+    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_checkpoint_that_has_the_name_of_another_is_refused(
+    tiny_config, finished: pathlib.Path
+) -> None:
+    """Resumed, it would end with other numbers than the run without a stop."""
+    config, place = tiny_config(), finished / "checkpoints"
+    shutil.copytree(place / "6", place / "5")
+    refused(config, finished, r"checkpoint .*/5 is of update 6: it was renamed or copied; give")
+    shutil.rmtree(place / "5")
+    (place / "6").rename(place / "8")
+    refused(replaced(config, {"train.steps": 8}), finished, "checkpoint .*/8 is of update 6: ")
+    (place / "4").rename(place / "6")
+    (place / "8").rename(place / "4")
+    refused(config, finished, "checkpoint .*/4 is of update 6: ")
+
+
+@pytest.mark.usefixtures("one_device")
+def test_files_of_another_run_are_refused(
+    tiny_config, whole: pathlib.Path, finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    other = tiny_config(seed=1, data__tokenizer="words")
+    loop.train(other, str(tmp_path / "other"))
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "6", finished / "checkpoints" / "9")
+    both = r"are of different runs: data\.tokenizer is '{}' in the file and '{}' in the checkpoint; restore"
+    for config, name, message in (
+        (tiny_config(), "config.json", both.format("words", "bytes")),
+        (other, "config.json", both.format("words", "bytes")),
+        (
+            tiny_config(),
+            "provenance.json",
+            "provenance.json and checkpoint .*/4 .* the SHA-256 of the train text is",
+        ),
+        (tiny_config(), "tokenizer", "run/tokenizer is of another run: its fingerprint is"),
+        (tiny_config(), "checkpoints/6", both.format("bytes", "words")),
+    ):
+        shutil.rmtree(finished)
+        shutil.copytree(whole, finished)
+        copy = shutil.copytree if (whole / name).is_dir() else shutil.copyfile
+        if copy is shutil.copytree:
+            shutil.rmtree(finished / name)
+        copy(tmp_path / "other" / name, finished / name)
+        refused(config, finished, message)
 
 
 SMALL = ("config.json", "status.json", "provenance.json", "tokenizer/tokenizer_config.json")

@@ -61,6 +61,8 @@ def started(config: Config) -> tuple[Parent, dict[str, np.ndarray]]:
 def with_config(run: pathlib.Path, config: Config, copy: pathlib.Path) -> pathlib.Path:
     """Returns a copy of a run with another config; its parameters must not be read."""
     RunDirectory(shutil.copytree(run, copy)).write("config.json", dataclasses.asdict(config))
+    for about in copy.glob("checkpoints/*/about/metadata"):  # which has the config of the run
+        about.unlink()
     return copy
 
 

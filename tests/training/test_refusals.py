@@ -97,7 +97,8 @@ def test_a_text_that_changed_is_refused_before_anything_is_overwritten(
     before = {path: path.read_bytes() for path in (tmp_path / "run" / "tokenizer").iterdir()}
     text.write_text("six seven eight nine ten\n" * 100)
     with pytest.raises(
-        ValueError, match=r"the train text of the run in .* has changed: its sha256 was"
+        ValueError,
+        match=r"the SHA-256 of the train text, which the run in .* began with, has changed: it",
     ):
         loop.train(config, str(tmp_path / "run"))
     assert {path: path.read_bytes() for path in before} == before
