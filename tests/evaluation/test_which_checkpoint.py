@@ -85,7 +85,7 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
     assert [row.run for row in read_rows(tmp_path / "out" / "results.jsonl")] == ["alibi-run"]
     for failure, words in zip(
         failures,
-        ["no work directory", "is damaged", "is damaged (it lacks ", "has no checkpoint"],
+        ["no work directory", "is damaged (it lacks ", "has no checkpoint", "is damaged"],
         strict=True,
     ):
         assert words in failure

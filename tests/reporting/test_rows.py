@@ -148,7 +148,7 @@ def test_rows_of_a_run_under_another_method_are_cells_and_series_of_their_own():
         "rotary-L128 with window 64",
     ]
     changed = dataclasses.replace(tested[1], config_hash=f"{trained.config_hash}+5c0de")
-    at_256 = dataclasses.replace(changed, eval_length=256)
+    at_256 = dataclasses.replace(changed, cell={"length": 256})
     assert latest([trained, *tested, at_256]) == [trained, tested[0], at_256], "other code"
     assert [Row.from_json(json.loads(json.dumps(row.to_json()))) for row in tested] == tested
     again = dataclasses.replace(
