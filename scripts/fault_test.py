@@ -69,6 +69,14 @@ FILES = {
 # Made again from a checkpoint and the text; or, of metrics, of no effect on the training.
 SMALL = ("configs", "status", "provenance", "metrics", "tokenizers of runs")
 DAMAGES = ("one bit", "half", "removed")
+# Whole files where they don't belong: what they are of must be told, or nothing may change.
+MISPLACED = (
+    "checkpoints swapped",
+    "checkpoint renamed",
+    "checkpoint copied",
+    "config",
+    "tokenizer",
+)
 
 
 class FaultTest:
@@ -175,6 +183,32 @@ class FaultTest:
         self._finish(trial, f"{fault}, trained on")
         print(f"{fault}: {len(files)}", flush=True)
 
+    def misplaced(self, place: str) -> None:
+        """Puts whole checkpoints, or files of another run, in a place that is not theirs: training
+        on and evaluating say so, or give the same numbers.
+        """
+        trial, fault = self.before("evaluate"), f"misplaced: {place}"
+        checkpoints = trial.run / "checkpoints"
+        last, before = (checkpoints / str(step) for step in (STEPS, STEPS - 10))
+        if place == "checkpoints swapped":
+            last.rename(trial.folder / "aside")
+            before.rename(last)
+            (trial.folder / "aside").rename(before)
+        elif place == "checkpoint renamed":
+            last.rename(checkpoints / str(STEPS + 10))
+        elif place == "checkpoint copied":
+            shutil.rmtree(last)
+            shutil.copytree(before, last)
+        elif place == "config":
+            (config,) = trial.folder.glob(FILES["configs"])
+            config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
+        else:
+            (words,) = trial.folder.glob(FILES["tokenizers of runs"])
+            words.write_text("".join(words.read_text().splitlines(keepends=True)[::-1]))
+        if not trial.finish():
+            self._compare(trial, fault)
+        print(f"{fault}: 1", flush=True)
+
     def _flip(self, file: pathlib.Path) -> int:
         """Flips a bit of a file, and returns its number."""
         content = bytearray(file.read_bytes())
@@ -279,13 +313,19 @@ def main() -> int:
     parser.add_argument(
         "--hosts", type=int, default=1, help="trainings on two hosts that differ in flags"
     )
+    parser.add_argument(
+        "--misplaced", default=",".join(MISPLACED), help="whole files where they don't belong"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
-    kinds, starts, damages = (
+    kinds, starts, damages, places = (
         list(filter(None, text.split(",")))
-        for text in (arguments.kinds, arguments.starts, arguments.small)
+        for text in (arguments.kinds, arguments.starts, arguments.small, arguments.misplaced)
     )
-    known_by_flag = ("kinds", kinds, FILES), ("starts", starts, STARTS), ("small", damages, DAMAGES)
+    known_by_flag = (
+        *(("kinds", kinds, FILES), ("starts", starts, STARTS), ("small", damages, DAMAGES)),
+        ("misplaced", places, MISPLACED),
+    )
     for flag, given, known in known_by_flag:
         if unknown := set(given) - set(known):
             parser.error(f"--{flag}={','.join(unknown)}: there are {', '.join(known)}")
@@ -298,6 +338,8 @@ def main() -> int:
             test.flips(arguments.flips, kind)
         for damage in damages:
             test.small_files(damage)
+        for place in places:
+            test.misplaced(place)
         for start in starts:
             test.second_start(start)
         for _ in range(arguments.hosts):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 
 STARTS = "train,train without locks"
 DAMAGES = "one bit,half"
+MISPLACED = "checkpoints swapped,checkpoint renamed,config"
 KINDS = ("tokens", "rows")
 
 
@@ -25,6 +26,7 @@ def test_kills_flips_and_starts_leave_no_difference() -> None:
         "--hosts=0",
         f"--starts={STARTS}",
         f"--small={DAMAGES}",
+        f"--misplaced={MISPLACED}",
     ]
     done = subprocess.run(
         [*command, f"--kinds={','.join(KINDS)}"], capture_output=True, text=True, timeout=600
@@ -36,6 +38,8 @@ def test_kills_flips_and_starts_leave_no_difference() -> None:
         assert f"flips in {kind}: 1\n" in done.stdout
     for damage in DAMAGES.split(","):
         assert f"small files, {damage}: 6\n" in done.stdout
+    for place in MISPLACED.split(","):
+        assert f"misplaced: {place}: 1\n" in done.stdout
     for start in STARTS.split(","):
         assert f"second starts of {start}: 1\n" in done.stdout
     assert "differences: 0, other mistakes: 0\n" in done.stdout
