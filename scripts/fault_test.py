@@ -13,6 +13,7 @@ is missing.
 
 import argparse
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -30,6 +31,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 from fault_trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
 
 from alibi.errors import REQUEUE
+from alibi.storage.files import SHA256, digest
 
 KINDS = ("prepare", "train", "evaluate", "sweep")
 STARTS = ("train", "sweep", "train without locks", "sweep without locks")
@@ -75,7 +77,6 @@ MISPLACED = (
     "checkpoint renamed",
     "checkpoint copied",
     "config",
-    "tokenizer",
 )
 
 
@@ -199,12 +200,11 @@ class FaultTest:
         elif place == "checkpoint copied":
             shutil.rmtree(last)
             shutil.copytree(before, last)
-        elif place == "config":
-            (config,) = trial.folder.glob(FILES["configs"])
-            config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
-        else:
-            (words,) = trial.folder.glob(FILES["tokenizers of runs"])
-            words.write_text("".join(words.read_text().splitlines(keepends=True)[::-1]))
+        else:  # of another seed, and whole
+            (file,) = trial.folder.glob(FILES["configs"])
+            config = json.loads(file.read_text().replace('"seed": 0', '"seed": 1'))
+            del config[SHA256]
+            file.write_text(json.dumps(config | {SHA256: digest(config)}))
         if not trial.finish():
             self._compare(trial, fault)
         print(f"{fault}: 1", flush=True)
