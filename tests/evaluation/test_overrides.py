@@ -70,7 +70,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
     told = (tmp_path / "report.md").read_text()
     assert "none-run as alibi with window 16" in told, "in the table"
     for dump in dumps:
-        assert dump.nll.sum() == pytest.approx(rows[dump.of.override].nll_nats, rel=1e-6)
+        assert dump.nll.sum() == pytest.approx(rows[dump.of.override].results["nll_nats"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,8 @@ def test_the_commands_run_where_there_is_no_clone(environment) -> None:
         in installed.run("alibi-generate", "--help", code=1).stdout
     )
     code = "from alibi.sweeps.processes import _program; print(*_program('eval_extrapolation.py'))"
-    assert installed.python(code) == "-m alibi.cli.passkey\n"
-    told = installed.run("python", "-m", "alibi.cli.passkey", code=1).stderr
+    assert installed.python(code) == "-m alibi.cli.eval_extrapolation\n"
+    told = installed.run("python", "-m", "alibi.cli.eval_extrapolation", code=1).stderr
     assert told.startswith("error: give --workdirs")
 
 
