@@ -38,6 +38,11 @@ class ObjectiveConfig(Section):
         return self.name == "next_token"
 
     @property
+    def recorded(self) -> dict[str, Any] | None:
+        """The keys as rows hold them; None for the next token."""
+        return None if self.causal else dataclasses.asdict(self)
+
+    @property
     def added_tokens(self) -> int:
         """The tokens of a model's vocabulary after the text's: the mask token."""
         return int(self.name == "masked")

@@ -33,7 +33,7 @@ def option(default: Any, meaning: str, *, of_row: bool = True, **limits: Any) ->
 
     Args:
       meaning: the help of its flag.
-      of_row: False if rows tell it otherwise, as they do the text, or if it changes no result.
+      of_row: False for an option that changes no result, or that other fields of a row record.
       limits: at_least, above, at_most or below, and or_all; or names.
 
     Example:
@@ -133,11 +133,11 @@ class Evaluator(Measure):
         return f"at {cell['length']:,}"
 
     def is_done(self, subject: "Subject", row: Row) -> bool:
-        """Returns whether all that `measure` makes besides the row is there."""
+        """Returns whether the files that `measure` writes beside the row exist."""
         return True
 
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
-        """Returns the results of the cell of `row`, with `seconds`.
+        """Returns the results of a row's cell by name: numbers, or tuples of numbers.
 
         Raises:
           NoResultError: there is no number, for a reason that the row will tell.

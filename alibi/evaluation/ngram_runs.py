@@ -214,7 +214,6 @@ def _row(
         end += f"-train_bytes={options.train_bytes}"
     if any(row.position == f"{kind}-{end}" and row.config_hash != key for row in output.rows):
         end += f"#{key[:6]}"
-    masks = {key: given[key] for key in ("name", "mask_rate", "mask_random", "mask_kept")}
     results = text_results(
         found.nll_nats,
         tokens=texts.tokens,
@@ -245,5 +244,5 @@ def _row(
         text_hash=own.text_hash,
         unknown_tokens=(own.unknown_words or None) if kind == "token-ngram" else None,
         documents=texts.config.data.isolate_documents or None,
-        objective=None if given.causal else masks,
+        objective=given.recorded,
     )

@@ -149,8 +149,8 @@ class Subject:
         """Returns a number for each token that `windows` score, and shows the progress.
 
         Args:
-          of: returns the function of parameters, inputs and targets that gives the numbers, by
-            default the NLL in nats; it is compiled once for each shape.
+          of: makes a function of parameters, inputs and targets for the model, which is compiled
+            once for each shape; defaults to the NLL in nats.
         """
         scorer = self.scorer(of)
         with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
@@ -178,8 +178,7 @@ class Subject:
 
 def row_of(run: TrainedRun, **measured: Any) -> Row:
     """Returns the row of `run`, without results; `measured` are the fields of the measurement."""
-    config, given = run.config, run.config.objective
-    masks = {key: given[key] for key in ("name", "mask_rate", "mask_random", "mask_kept")}
+    config = run.config
     return Row(
         run=run.name,
         position=config.position,
@@ -195,6 +194,6 @@ def row_of(run: TrainedRun, **measured: Any) -> Row:
         seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0), run.override),
         trained_on=run.trained_on,
         override=run.override,
-        objective=None if given.causal else masks,
+        objective=config.objective.recorded,
         **measured,
     )
