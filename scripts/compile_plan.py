@@ -27,7 +27,7 @@ def main() -> None:
     devices = tpu_devices(_TOPOLOGY.value)
     from benchmarks.training_contenders import compile_step
 
-    from alibi.attention.call import traced_for
+    from alibi.numerics.target import traced_for
     from alibi.parallel.device_kinds import GIB
     from alibi.parallel.sharding import make_mesh
     from alibi.planning.plan import make_plan

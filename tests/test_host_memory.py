@@ -9,13 +9,13 @@ import types
 import jax
 import pytest
 
-from alibi.cpu import host_memory
+from alibi.cli import host_memory
 
 # In a process of its own: the setting holds for the whole process. Blocks of 64 MiB come and
 # go; counted are the pages that the kernel hands out for the later blocks.
 PROGRAM = """
 import ctypes, resource
-from alibi.cpu.host_memory import keep_freed_memory
+from alibi.cli.host_memory import keep_freed_memory
 print(keep_freed_memory())
 SIZE = 64 * 2**20
 library = ctypes.CDLL(None)
@@ -90,7 +90,7 @@ def test_a_plugin_package_is_found(tmp_path: pathlib.Path) -> None:
     (tmp_path / "jax_plugins" / "metal").mkdir(parents=True)
     (tmp_path / "jax_plugins" / "metal" / "__init__.py").touch()
     program = (
-        "import jax; from alibi.cpu.host_memory import computes_on_cpus; print(computes_on_cpus())"
+        "import jax; from alibi.cli.host_memory import computes_on_cpus; print(computes_on_cpus())"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     environment.pop("JAX_PLATFORMS", None)

@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # Each room with the rooms that it may import, besides itself.
-LIBRARY = {"slopes", "positions", "attention", "cpu"}
+LIBRARY = {"slopes", "numerics", "positions", "attention"}
 MODEL = LIBRARY | {"config", "parallel", "errors", "extras", "model"}
 RUNS = MODEL | {"storage", "progress", "objectives", "data", "runs"}
 MEASURED = RUNS | {"evaluation", "reporting"}
@@ -21,11 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "progress": {"extras"},
     "config": {"errors", "extras"},
     "storage": {"errors", "extras"},
-    "positions": {"slopes", "config"},
-    # What exists for one platform is chosen by the table of attention, and computes what attention
-    # asks for.
-    "attention": {"slopes", "positions", "cpu"},
-    "cpu": {"positions", "attention"},
+    "numerics": set(),
+    "positions": {"slopes", "numerics", "config"},
+    "attention": {"slopes", "numerics", "positions"},
     "parallel": {"config", "errors"},
     "model": MODEL,
     "generation": RUNS,

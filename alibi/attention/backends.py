@@ -11,9 +11,9 @@ from alibi.attention.accelerator.augmented import augmented_attention, cannot_au
 from alibi.attention.accelerator.fused import cannot_fuse, fused_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
-from alibi.cpu.decoding import cannot_decode, decoding_attention
-from alibi.cpu.saved import cannot_save, saved_attention
-from alibi.cpu.single import cannot_single, single_attention
+from alibi.attention.cpu.decoding import cannot_decode, decoding_attention
+from alibi.attention.cpu.saved import cannot_save, saved_attention
+from alibi.attention.cpu.single import cannot_single, single_attention
 
 # The features of a call that not every backend has, with the reason of a backend that lacks them.
 REASONS = {

@@ -36,8 +36,8 @@ from alibi.attention.tiles import (
     put_group,
     take_group,
 )
-from alibi.cpu.products import transposed, written_out
-from alibi.cpu.sums import dot_rows, sum_first
+from alibi.numerics.products import transposed, written_out
+from alibi.numerics.sums import dot_rows, sum_first
 from alibi.positions.bias import Part
 
 Leaves = tuple[Any, ...]

@@ -2,13 +2,11 @@
 checks.
 """
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,35 +15,12 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.reference import dropout_factors, reference_attention
+from alibi.numerics.target import current_target
 from alibi.positions.bias import Bias, KnownPositions, Part
 from alibi.positions.distance import check_integers, rows_and_columns
 from alibi.positions.shapes import LAYOUT, PerHead
 
 ADDED = -1e3  # an additive mask hides a key by a value of at most this
-_TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar(
-    "target", default=None
-)
-
-
-@contextlib.contextmanager
-def traced_for(platform: str, devices: int) -> Iterator[None]:
-    """Traces programs inside for this many devices of `platform`; the devices may be absent, so
-    nothing can run.
-    """
-    token = _TARGET.set((platform, devices))
-    try:
-        yield
-    finally:
-        _TARGET.reset(token)
-
-
-def current_target() -> tuple[str, int]:
-    """Returns the platform of traced programs, "cpu", "gpu" or "tpu", and their devices; by default
-    JAX's own.
-    """
-    platform = jax.default_backend()
-    platform = platform if platform in ("cpu", "tpu") else "gpu"  # "cuda" and "rocm" are GPUs too
-    return _TARGET.get() or (platform, jax.device_count())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.tiles import Sides, Tiling, make_sides, make_tiling
-from alibi.cpu.sums import dot_rows
+from alibi.numerics.sums import dot_rows
 from alibi.positions.bias import Bias, Blocks, Part
 
 UNDERFLOW = 104.0  # exp(-104) is below half of the smallest float32 above zero

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
+from alibi.cli.host_memory import keep_freed_memory
 from alibi.config import load_config
 from alibi.config.fields import nearest
 from alibi.config.tree import KEYS, OTHER_NAMES, SHORT_NAMES
-from alibi.cpu.host_memory import keep_freed_memory
 from alibi.errors import (
     FAILED,
     REQUEUE,

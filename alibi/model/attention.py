@@ -16,9 +16,9 @@ from jaxtyping import Array, Float
 from alibi.attention.backends import BACKENDS, REASONS
 from alibi.attention.flax import AttentionFn
 from alibi.config import ModelConfig
-from alibi.cpu.products import Products
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.norms import make_norm
+from alibi.numerics.products import Products
 from alibi.positions.shapes import PerHead
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}

@@ -16,11 +16,11 @@ from alibi.attention.cache import Reading
 from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import AttentionFn, Cached, method_attention_fn
 from alibi.config import ModelConfig
-from alibi.cpu.products import Products
 from alibi.model.attention import DTYPES, make_attention, sink_logits
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.norms import make_norm
 from alibi.model.positions import LayerKind, bias_scale, init_layer, scaled_queries
+from alibi.numerics.products import Products
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions.base import Params
 from alibi.positions.shapes import KnownPositions

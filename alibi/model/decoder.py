@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from alibi.attention.cache import Reading, Slots
 from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
-from alibi.cpu.products import Products
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.attention import DTYPES, check_backend
 from alibi.model.block import Block, BlockCall, position_params
@@ -29,6 +28,7 @@ from alibi.model.positions import (
     layer_pattern,
     randomised_positions,
 )
+from alibi.numerics.products import Products
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod
 from alibi.positions.base import Params

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.config import Config
-from alibi.cpu.products import Products, transposed
+from alibi.numerics.products import Products, transposed
 from alibi.parallel.sharding import for_lookup, split_batch
 
 LSE = "lse"  # the name of the saved logarithm of a token's sum of exponentials

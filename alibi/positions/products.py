@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Integer
 
+from alibi.numerics.kernels import in_own_kernel
 from alibi.positions.bias import Bias, Part, consecutive, per_head, per_key, per_query, static
 from alibi.positions.distance import rows_and_columns
-from alibi.positions.kernels import in_own_kernel
 from alibi.positions.shapes import KeyPositions, KnownPositions, QueryPositions, Weights
 
 BAND = 64  # rows that are multiplied together

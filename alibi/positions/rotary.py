@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from alibi.numerics.kernels import in_own_kernel
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.kernels import in_own_kernel
 from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
 
 MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables make large programs

@@ -89,8 +89,8 @@ def compile_all(arguments: argparse.Namespace) -> list[Row]:
 
 def _compiled(name: str, way: str, devices: list[Any], arguments: argparse.Namespace) -> Row:
     """Returns what the compiler says of a pass of a method."""
-    from alibi.attention.call import traced_for
     from alibi.model.flops import TRAIN_PASSES, forward_flops
+    from alibi.numerics.target import traced_for
     from alibi.parallel.device_kinds import known_device_kind
 
     position = "none" if name == FLAX else name

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from alibi.cpu.host_memory import keep_freed_memory
+from alibi.cli.host_memory import keep_freed_memory
 
 # A process is slow at first: its threads may share a core for up to three turns of half a second,
 # as long as the system knows no better (results/benchmarks/startup.md). It is warm after

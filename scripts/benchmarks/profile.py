@@ -7,7 +7,7 @@ import re
 import tempfile
 from typing import Any
 
-from alibi.cpu.host_memory import keep_freed_memory
+from alibi.cli.host_memory import keep_freed_memory
 from benchmarks.processes import seconds_of, warm_up
 from benchmarks.rounds import about, known, print_table
 from benchmarks.training import SHAPES

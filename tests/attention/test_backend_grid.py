@@ -16,7 +16,7 @@ from alibi import alibi_slopes, attend
 from alibi.attention import tiles
 from alibi.attention.accelerator import fused
 from alibi.attention.backends import BACKENDS, Backend, refusal
-from alibi.cpu import decoding
+from alibi.attention.cpu import decoding
 
 RESULTS = ("attended", "query", "key", "value", "slopes")
 

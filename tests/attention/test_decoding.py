@@ -17,8 +17,8 @@ from alibi.attention import backends
 from alibi.attention.backends import choose, compute
 from alibi.attention.cache import KeyValues, Slots, norm_of_all
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
+from alibi.attention.cpu import decoding
 from alibi.attention.skipping import LOGIT_ROUNDING
-from alibi.cpu import decoding
 from alibi.model.decoder import build_model
 from alibi.positions import AlibiBias
 from tests.attention.calls import on, reach

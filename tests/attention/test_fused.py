@@ -18,9 +18,10 @@ from alibi import alibi_slopes, attend
 from alibi.attention.accelerator import fused, triton_grid
 from alibi.attention.accelerator.mosaic_grid import Pass
 from alibi.attention.backends import choose, refusal
-from alibi.attention.call import AttentionCall, AttentionOptions, traced_for
+from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import tiles_needed
 from alibi.attention.tiles import make_sides
+from alibi.numerics.target import traced_for
 from alibi.positions import AlibiBias, make_position
 from alibi.positions.alibi import TwoSidedAlibiBias
 from alibi.positions.fox import FoxBias

@@ -12,8 +12,8 @@ import pytest
 
 from alibi import attend
 from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.cpu import saved
-from alibi.cpu.saved import LEAST_ROWS, MOST_ROWS, QueryBlock, query_blocks
+from alibi.attention.cpu import saved
+from alibi.attention.cpu.saved import LEAST_ROWS, MOST_ROWS, QueryBlock, query_blocks
 from alibi.positions import Bias, make_position, per_key
 
 

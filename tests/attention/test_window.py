@@ -9,8 +9,8 @@ import pytest
 
 from alibi import attend
 from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.attention.cpu.decoding import attended_and_blocks
 from alibi.attention.skipping import computed_ranges
-from alibi.cpu.decoding import attended_and_blocks
 from alibi.positions import AlibiBias
 from tests.attention.calls import inputs
 

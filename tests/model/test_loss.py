@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from alibi.config import Config, TrainConfig, replaced
-from alibi.cpu.products import Products
 from alibi.model.decoder import build_model
 from alibi.model.loss import Head, TokenLoss, cross_entropy, training_loss
+from alibi.numerics.products import Products
 from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.runs.identity import differing
 from alibi.training.optimizer import make_optimizer

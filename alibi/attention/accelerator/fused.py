@@ -33,7 +33,7 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
 from alibi.attention.skipping import seen_tiles, tile_distances, tiles_needed
 from alibi.attention.tiles import Tiling, make_sides, make_tiling
-from alibi.cpu.sums import dot_rows
+from alibi.numerics.sums import dot_rows
 from alibi.positions.bias import consecutive
 
 # queries, and keys, of a tile; powers of two, since the sum along diagonals halves a tile again and

@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 from alibi.config import make_config
-from alibi.cpu.products import FlatProduct, Products
-from alibi.cpu.sums import dot_rows
 from alibi.model.decoder import build_model
+from alibi.numerics.products import FlatProduct, Products
+from alibi.numerics.sums import dot_rows
 from alibi.parallel.sharding import make_mesh
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, make_train_step

@@ -1,0 +1,1 @@
+"""Attention written for XLA on CPUs."""
