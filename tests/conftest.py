@@ -18,7 +18,7 @@ from typing import Any
 from tests import compilations
 from tests.programs import HAS_OLDER
 
-# Before JAX is imported, and for the commands that tests start: the CPU, unless scripts/device_check.sh
+# Before JAX is imported, and for the commands that tests start: the CPU, unless tools/device_check.sh
 # names another platform for its own tests, and no trace in the user's own cache.
 os.environ["JAX_PLATFORMS"] = os.environ.get("ALIBI_TEST_PLATFORM", "cpu")
 # Compiling takes most of the tests' time, and running almost none: XLA's quick passes only, and in

@@ -17,21 +17,17 @@ from alibi import attend
 from alibi.attention.backends import BACKENDS
 from alibi.config import replaced
 from alibi.model.decoder import build_model
+from tests.hosts import ROOT
 
 pytestmark = pytest.mark.slow
 
-SCRIPTS = pathlib.Path(__file__).resolve().parent.parent / "scripts"
+
+def load(name):
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture
-def load(monkeypatch):
-    """Imports a module of the benchmarks, as the script itself does."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return lambda name: importlib.import_module(f"benchmarks.{name}")
-
-
-@pytest.fixture
-def run(load, monkeypatch):
+def run(monkeypatch):
     """Runs a command with given seconds of each contender and part, in place of measuring; returns
     the rows.
 
@@ -77,8 +73,8 @@ def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
         "--skip_epsilon=0",
         "--rounds=1",
     ]
-    command = [sys.executable, str(SCRIPTS / "benchmark.py"), "attention", *words, f"--json={file}"]
-    result = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "benchmarks", "attention", *words, f"--json={file}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = json.loads(file.read_text())
     names = ["alibi auto, skip 0", "Flax, dense bias"]
@@ -108,7 +104,7 @@ def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
     assert f"x {names[1]}" in result.stdout
 
 
-def test_a_contender_that_cannot_run_is_a_row_with_its_reason(load, capsys):
+def test_a_contender_that_cannot_run_is_a_row_with_its_reason(capsys):
     attention, contenders, processes = (
         load("attention"),
         load("attention_contenders"),
@@ -131,14 +127,14 @@ def test_a_contender_that_cannot_run_is_a_row_with_its_reason(load, capsys):
     assert "fails could not run: ValueError" in capsys.readouterr().out
 
 
-def test_the_memory_of_a_call_is_its_own(load):
+def test_the_memory_of_a_call_is_its_own():
     growth = load("attention_contenders").growth_of_peak_memory(lambda: bytearray(b"\x01" * 2**25))
     if growth is not None:
         # The bytes, and the copy of them; the system counts pages in lots, on each processor.
         assert growth == pytest.approx(2**26, abs=2**23)
 
 
-def test_a_process_is_warm_when_its_time_is_steady(load, monkeypatch):
+def test_a_process_is_warm_when_its_time_is_steady(monkeypatch):
     """It may be slow for several turns, all alike; then it takes more turns until two are as fast
     as the fastest.
     """
@@ -190,18 +186,18 @@ def test_a_process_is_warm_when_its_time_is_steady(load, monkeypatch):
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_measured(
-    load, monkeypatch, capsys, tmp_path, words, message
+    monkeypatch, capsys, tmp_path, words, message
 ):
     monkeypatch.setattr(
         sys, "argv", ["benchmark.py", *(word.format(tmp_path=tmp_path) for word in words)]
     )
-    assert importlib.import_module("benchmark").main() == 1
+    assert load("__main__").main() == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message.format(tmp_path=tmp_path)}")
     assert error.count("\n") == 1
 
 
-def test_a_length_is_compared_by_ratios_of_its_rounds(load, run, capsys):
+def test_a_length_is_compared_by_ratios_of_its_rounds(run, capsys):
     """ALiBi's step takes 1.25 of sinusoidal's time, and 0.64 of its own without attention, as the
     machine drifts.
     """
@@ -222,7 +218,7 @@ def test_a_length_is_compared_by_ratios_of_its_rounds(load, run, capsys):
     assert "in attention" in capsys.readouterr().out
 
 
-def test_position_methods_are_measured_in_groups_with_the_references_in_each(load, run, capsys):
+def test_position_methods_are_measured_in_groups_with_the_references_in_each(run, capsys):
     """All processes at a time would not fit into memory; each ratio is of rounds with both methods."""
     # the ratio of the medians would be 1.5
     training = {"alibi": [1.0, 4.0, 2.0], "none": [2.0, 12.0, 3.0]}
@@ -251,14 +247,14 @@ def test_position_methods_are_measured_in_groups_with_the_references_in_each(loa
     assert "the quickstart's model at L=64, 2048 tokens a step" in capsys.readouterr().out
 
 
-def test_a_position_method_is_trained_and_scored(load, tiny_config):
+def test_a_position_method_is_trained_and_scored(tiny_config):
     step = load("positions").position_step(tiny_config(position="kerple_log", model__num_layers=1))
     for part in ("run", "score"):
         step.parts[part](2)
     assert step.facts["step_memory_bytes"] > 0
 
 
-def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys):
+def test_a_step_is_profiled_by_its_parts(tiny_config, monkeypatch, capsys):
     """In a real trace no part of the model is missing, products are in their parts, and shares make
     a whole.
     """
@@ -281,14 +277,14 @@ def test_a_step_is_profiled_by_its_parts(load, tiny_config, monkeypatch, capsys)
     assert "| feed-forward" in capsys.readouterr().out
 
 
-def test_shapes_take_keys_and_none(load):
+def test_shapes_take_keys_and_none():
     shapes = load("training").SHAPES
     sizes = {name: (make("").model.width, make("").train_length) for name, make in shapes.items()}
     assert sizes == {"quickstart": (128, 128), "wide": (512, 512)}
     assert {make("position=rotary").position for make in shapes.values()} == {"rotary"}
 
 
-def test_attention_that_costs_nothing_keeps_its_projections(load, tiny_config, monkeypatch):
+def test_attention_that_costs_nothing_keeps_its_projections(tiny_config, monkeypatch):
     """XLA would not compute an array without a part in the loss: then the projections would count
     as attention.
     """
@@ -305,7 +301,7 @@ def test_attention_that_costs_nothing_keeps_its_projections(load, tiny_config, m
         np.testing.assert_array_equal(got, expected)
 
 
-def test_exponents_of_counted_tiles(load, monkeypatch, capsys):
+def test_exponents_of_counted_tiles(monkeypatch, capsys):
     """Steep heads see a tile or two whatever the length; without skipping each head has the causal
     triangle.
     """
@@ -347,7 +343,7 @@ def test_exponents_of_counted_tiles(load, monkeypatch, capsys):
     assert "1,024 2,048 4,096" in capsys.readouterr().out
 
 
-def test_the_work_of_a_sliding_window_is_counted(load):
+def test_the_work_of_a_sliding_window_is_counted():
     """L = 4, S = 1, one layer, width 64: keys and values of 4 tokens; the rest of a token; a head
     of 2,002 rows.
     """
@@ -359,7 +355,7 @@ def test_the_work_of_a_sliding_window_is_counted(load):
     assert evaluate.window_flops(config, 4, 1) == keys_and_values + of_one + attention + head
 
 
-def test_a_token_against_a_cache_is_a_row_for_each_way(load, run, monkeypatch, capsys):
+def test_a_token_against_a_cache_is_a_row_for_each_way(run, monkeypatch, capsys):
     attention = load("attention")
     # compile as much as the others
     for name in (
@@ -379,7 +375,7 @@ def test_a_token_against_a_cache_is_a_row_for_each_way(load, run, monkeypatch, c
     assert "| skip 0 |      1,000 |     3.0 |" in capsys.readouterr().out
 
 
-def test_generation_is_measured_by_its_parts(load, run):
+def test_generation_is_measured_by_its_parts(run):
     seconds = {"prefill": [1e-3], "decode": [4e-3], "memory": [1e-3]}
     words = ["--shapes=quickstart", "--batches=2", "--prompts=6", "--tokens=2"]
     ((row,), _) = run(load("generate"), words, lambda *_: seconds, here=True)
@@ -389,7 +385,7 @@ def test_generation_is_measured_by_its_parts(load, run):
     assert row["logits_error"] < 1e-5
 
 
-def test_the_peer_of_generation_is_the_same_model(load, tiny_config):
+def test_the_peer_of_generation_is_the_same_model(tiny_config):
     """With the same parameters it has the same logits and likeliest tokens, eager and through all slots."""
     torch = pytest.importorskip("torch")
     peer, decoders = load("torch_generation"), load("torch_peer")
@@ -435,7 +431,7 @@ def _norm(name, params):
     return {f"{name}.weight": params["scale"], f"{name}.bias": params["bias"]}
 
 
-def test_making_tokens_is_timed_beside_plain_loops(load, monkeypatch, capsys):
+def test_making_tokens_is_timed_beside_plain_loops(monkeypatch, capsys):
     data = load("data")
     monkeypatch.setattr(data, "in_process", lambda call, *arguments: call(*arguments))
     rows = data.compare_tokenizers(
@@ -448,7 +444,7 @@ def test_making_tokens_is_timed_beside_plain_loops(load, monkeypatch, capsys):
     assert "| words, 1 workers |" in capsys.readouterr().out
 
 
-def test_cycles_are_counted_by_part_and_loops_times_their_rounds(load):
+def test_cycles_are_counted_by_part_and_loops_times_their_rounds():
     """The lines of a program that libtpu compiled, cut to what is read; kernels have no cycles."""
 
     def line(name, cycles, scope):
@@ -490,14 +486,14 @@ def test_cycles_are_counted_by_part_and_loops_times_their_rounds(load):
     assert unknown == 1
 
 
-def test_a_step_is_compiled_for_tpus_only_with_their_compiler(load, monkeypatch):
+def test_a_step_is_compiled_for_tpus_only_with_their_compiler(monkeypatch):
     compiled = load("compiled")
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package libtpu; install it by bash scripts"):
         compiled.tpu_devices("v5e:2x2")
 
 
-def test_a_table_wider_than_a_terminal_is_printed_in_parts(load, capsys) -> None:
+def test_a_table_wider_than_a_terminal_is_printed_in_parts(capsys) -> None:
     rounds = load("rounds")
     columns = [rounds.Column(f"a title of some length {i}", "value", ".1f") for i in range(6)]
     rounds.print_rows([{"contender": "alibi auto", "value": 1.5}], columns)

@@ -183,7 +183,9 @@ def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib
     """Flags of one name differ in type and default: --prompts counts keys, or names a file."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     commands, before = {}, {*flags.FLAGS}
-    for file in sorted([*ROOT.glob("alibi/cli/*.py"), *ROOT.glob("scripts/*.py")]):
+    for file in sorted(
+        [*ROOT.glob("alibi/cli/*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("tools/*.py")]
+    ):
         if "command_line.run(" in file.read_text():
             spec = importlib.util.spec_from_file_location(f"command_{file.stem}", file)
             commands[file.stem] = importlib.util.module_from_spec(spec)

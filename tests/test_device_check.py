@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_part_runs_in_the_dry(tmp_path):
-    command = ["bash", ROOT / "scripts" / "device_check.sh", "--dry", tmp_path / "out"]
+    command = ["bash", ROOT / "tools" / "device_check.sh", "--dry", tmp_path / "out"]
     environment = os.environ | {"PYTHON": sys.executable}
     result = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -26,7 +26,7 @@ def test_every_part_runs_in_the_dry(tmp_path):
 
 
 def test_a_machine_without_a_gpu_is_told_so(tmp_path):
-    command = ["bash", ROOT / "scripts" / "device_check.sh", tmp_path / "out"]
+    command = ["bash", ROOT / "tools" / "device_check.sh", tmp_path / "out"]
     environment = os.environ | {"PYTHON": sys.executable}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")

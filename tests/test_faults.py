@@ -1,4 +1,4 @@
-"""The short form of scripts/fault_test.py: killed and damaged runs end with the numbers of an
+"""The short form of tools/fault_test.py: killed and damaged runs end with the numbers of an
 undisturbed run.
 """
 
@@ -20,7 +20,8 @@ KINDS = ("tokens", "rows")
 def test_kills_flips_and_starts_leave_no_difference() -> None:
     command = [
         sys.executable,
-        str(ROOT / "scripts" / "fault_test.py"),
+        "-m",
+        "tools.fault_test",
         "--kills=1",
         "--flips=1",
         "--hosts=0",
@@ -29,7 +30,11 @@ def test_kills_flips_and_starts_leave_no_difference() -> None:
         f"--misplaced={MISPLACED}",
     ]
     done = subprocess.run(
-        [*command, f"--kinds={','.join(KINDS)}"], capture_output=True, text=True, timeout=600
+        [*command, f"--kinds={','.join(KINDS)}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for kind in ("prepare", "train", "evaluate", "sweep"):

@@ -71,7 +71,9 @@ def imported(file: pathlib.Path) -> set[str]:
                 for alias in node.names
             }
     return {
-        name for name in found if name.split(".")[0] in ("alibi", "configs", "tests", "scripts")
+        name
+        for name in found
+        if name.split(".")[0] in ("alibi", "configs", "tests", "tools", "benchmarks")
     }
 
 

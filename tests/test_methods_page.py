@@ -1,22 +1,13 @@
 """docs/methods.md shows the methods and the committed results."""
 
-import importlib
 import json
 import re
-
-import pytest
 
 from alibi.config.override import Override
 from alibi.positions import METHODS
 from alibi.reporting.rows import read_rows
-from tests.hosts import ROOT
 from tests.reporting.rowmaker import make_gains, make_key, make_row
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    return importlib.import_module("methods_page")
+from tools import methods_page
 
 
 def measured(page):
@@ -32,10 +23,10 @@ def measured(page):
     }
 
 
-def test_the_page_is_fresh_and_has_each_method(script):
-    speeds = json.loads(script.SPEED.read_text())
-    page = script.page(read_rows(script.ROWS), read_rows(script.KEYS), speeds)
-    assert script.PAGE.read_text() == page, "run: python scripts/methods_page.py"
+def test_the_page_is_fresh_and_has_each_method():
+    speeds = json.loads(methods_page.SPEED.read_text())
+    page = methods_page.page(read_rows(methods_page.ROWS), read_rows(methods_page.KEYS), speeds)
+    assert methods_page.PAGE.read_text() == page, "run: python -m tools.methods_page"
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == [*METHODS]
     enters = dict(
         re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \|.*\| ([a-z, ]+) \| [\d,]+ \|$", page, re.MULTILINE)
@@ -46,7 +37,7 @@ def test_the_page_is_fresh_and_has_each_method(script):
     assert (enters["learned"], enters["none"]) == ("embeddings", "nowhere")
 
 
-def test_measurements_stand_beside_their_method(script):
+def test_measurements_stand_beside_their_method():
     rows = [
         make_row("rotary", 128, 2.0, run="rotary-seed0"),
         make_row("rotary", 2048, 8.0, run="rotary-seed0"),
@@ -66,7 +57,7 @@ def test_measurements_stand_beside_their_method(script):
         for name in ("t5", "rotary")
         for length in (128, 2048)
     ]
-    cells = measured(script.page(rows, [], speeds))
+    cells = measured(methods_page.page(rows, [], speeds))
     assert cells["[`rotary`](#rotary)"][:3] == ["1.000", "3.000", "-0.2500"]
     assert cells["[`yarn`](#yarn), `fast=32.0`"][:3] == ["-", "1.000", "-"]
     assert "[`yarn`](#yarn)" not in cells, "the default was not measured"
@@ -79,7 +70,7 @@ def test_measurements_stand_beside_their_method(script):
     assert cells["[`none`](#none)"][6:] == ["1.00"] * 4, "its own speed is the measure"
 
 
-def test_passkeys_are_means_over_seeds(script):
+def test_passkeys_are_means_over_seeds():
     def row(position, length, distance, accuracy, seed=0):
         known = {"seed": seed, "run": f"{position}-seed{seed}"}
         return make_key(position, length, distance, accuracy, **known)
@@ -91,7 +82,7 @@ def test_passkeys_are_means_over_seeds(script):
         for cell, share in zip(asked, (1.0, 0.75, 0.25), strict=True)
     ]
     rows += [row("fire", *cell, 0.0) for cell in asked]
-    cells = measured(script.page([], rows, []))
+    cells = measured(methods_page.page([], rows, []))
     assert cells["[`t5`](#t5), `max_distance=128`"][3:6] == ["100%", "62%", "25%"]
     assert cells["[`fire`](#fire), `threshold=512`"][3:6] == ["late", "late", "late"]
     assert cells["[`xpos`](#xpos), `scale_base=512.0`"][3:6] == ["-", "-", "-"]

@@ -2,7 +2,6 @@
 are short.
 """
 
-import importlib
 import re
 
 import pytest
@@ -10,6 +9,7 @@ from scipy import stats
 
 from tests.hosts import ROOT
 from tests.reporting.rowmaker import append_rows, make_key, make_row
+from tools import check_pages, page_sentences
 
 PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES = [
@@ -20,13 +20,7 @@ SEEDS = (4.0, 4.5, 4.3)
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    return importlib.import_module("check_pages")
-
-
-@pytest.fixture
-def page(script, tmp_path):
+def page(tmp_path):
     """Returns a function that checks a page of one line, in a folder with rows of ALiBi at 128 and
     256 of three seeds, and passkeys.
     """
@@ -40,44 +34,44 @@ def page(script, tmp_path):
 
     def check(line):
         (tmp_path / "README.md").write_text(line + "\n")
-        text, count, wrong = script.checked(tmp_path / "README.md")
+        text, count, wrong = check_pages.checked(tmp_path / "README.md")
         return text.removesuffix("\n"), count, [one.removeprefix(str(tmp_path)) for one in wrong]
 
     return check
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_figure_is_that_of_its_rows(path, script):
-    text, count, wrong = script.checked(path)
-    assert not wrong, "after new rows: python scripts/check_pages.py --write"
+def test_every_figure_is_that_of_its_rows(path):
+    text, count, wrong = check_pages.checked(path)
+    assert not wrong, "after new rows: python -m tools.check_pages --write"
     assert text == path.read_text()
     assert count >= 5
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_figure_passes_without_its_expression(path, script, tmp_path):
+def test_no_figure_passes_without_its_expression(path, tmp_path):
     """Facts of the rows alone do: as many figures are found as are checked."""
-    _, count, _ = script.checked(path)
+    _, count, _ = check_pages.checked(path)
     bare = re.sub(r"<!-- (?!rows:).*? -->", "", path.read_text())
-    assert len(script.checked(path, bare)[2]) == count
+    assert len(check_pages.checked(path, bare)[2]) == count
 
 
-def test_the_pages_are_those_of_the_script(script):
-    assert script.pages() == PAGES
-    assert set(PROSE) <= set(script.prose())
+def test_the_pages_are_those_of_the_script():
+    assert check_pages.pages() == PAGES
+    assert set(PROSE) <= set(check_pages.prose())
 
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
-def test_sentences_are_short(script):
-    assert [one for page in script.prose() for one in script.too_long(page)] == []
+def test_sentences_are_short():
+    assert [one for page in check_pages.prose() for one in check_pages.too_long(page)] == []
 
 
-def test_a_long_sentence_is_found_with_its_line(script):
+def test_a_long_sentence_is_found_with_its_line():
     words = " ".join(["word"] * 35)
-    find = importlib.import_module("page_sentences").long_sentences
+    find = page_sentences.long_sentences
     assert find(f"# Title\n\n{words}.\n") == []
     (found,) = find(f"# Title\n\nShort.\n\n{words} more. Next.\n")
     assert found == (5, 36, f"{words} more.")

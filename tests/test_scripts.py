@@ -207,19 +207,23 @@ def test_an_installed_package_needs_no_clone():
         )
 
 
-@pytest.mark.parametrize("name", ["setup", "device_check", "pack_wheels"])
+@pytest.mark.parametrize("name", ["scripts/setup", "tools/device_check", "tools/pack_wheels"])
 def test_help_shows_the_usage_and_does_nothing(tmp_path, name):
-    script = shutil.copy(PROJECT / "scripts" / f"{name}.sh", tmp_path)
+    script = shutil.copy(PROJECT / f"{name}.sh", tmp_path)
     shown = subprocess.run(
         ["bash", script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert f"bash scripts/{name}.sh" in shown.stdout
+    assert f"bash {name}.sh" in shown.stdout
     assert shown.stderr == ""
-    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.sh"]
+    assert [path.name for path in tmp_path.iterdir()] == [pathlib.Path(script).name]
 
 
 def test_scripts_are_valid_bash():
-    for script in [*PROJECT.glob("scripts/*.sh"), PROJECT / ".ci" / "run"]:
+    for script in [
+        *PROJECT.glob("scripts/*.sh"),
+        *PROJECT.glob("tools/*.sh"),
+        PROJECT / ".ci" / "run",
+    ]:
         subprocess.run(["bash", "-n", str(script)], check=True)
 
 

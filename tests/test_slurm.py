@@ -20,7 +20,7 @@ ABSENT = [
 
 @pytest.mark.skipif(
     bool(ABSENT),
-    reason=f"needs Slurm, see scripts/cluster_test.sh: there is no {', '.join(ABSENT)}",
+    reason=f"needs Slurm, see tools/cluster_test.sh: there is no {', '.join(ABSENT)}",
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as which the nodes of Slurm run")
 def test_a_sweep_by_an_array_with_a_killed_and_a_preempted_task() -> None:
@@ -29,7 +29,7 @@ def test_a_sweep_by_an_array_with_a_killed_and_a_preempted_task() -> None:
     """
     environment = os.environ | {"CASES": "sweep", "METHODS": "alibi", "SEEDS": "3", "COMPARE": ""}
     ended = subprocess.run(
-        ["bash", "scripts/cluster_test.sh"],
+        ["bash", "tools/cluster_test.sh"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -3,8 +3,6 @@ mean nothing.
 """
 
 import importlib
-import pathlib
-import sys
 
 import flax
 import jax
@@ -21,16 +19,11 @@ VOCABULARY = 300
 
 
 @pytest.fixture
-def peer(monkeypatch):
+def peer():
     pytest.importorskip(
         "torch", reason="PyTorch, which is no requirement of the project, is not installed"
     )
-    monkeypatch.setattr(
-        sys, "path", [str(pathlib.Path(__file__).parent.parent / "scripts"), *sys.path]
-    )
-    yield importlib.import_module("benchmarks.torch_peer")
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+    return importlib.import_module("benchmarks.torch_peer")
 
 
 def test_the_peer_has_the_nll_of_the_papers_model(peer):

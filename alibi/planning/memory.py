@@ -61,7 +61,7 @@ def step_memory(
 ) -> StepMemory:
     """Returns the bytes of an update on each device of `mesh`.
 
-    The state is exact, the rest is an estimate; `scripts/compile_plan.py` compares it with a
+    The state is exact, the rest is an estimate; `benchmarks/compile_plan.py` compares it with a
     compiled TPU program (results/benchmarks/planning.md).
     """
     model, tensor, parts = config.model, mesh.shape["tensor"], batch_parts(batch_sharding(mesh))

@@ -1,4 +1,4 @@
-"""What only an accelerator can show, for scripts/device_check.sh."""
+"""What only an accelerator can show, for tools/device_check.sh."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py skipping`: the share of attention's work that the bias of a trained run
+"""`python -m benchmarks skipping`: the share of attention's work that the bias of a trained run
 leaves out.
 
 Counted are the tiles of `blocked`, on the run's own validation text: the reach of a bias

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py compiled`: training and scoring as libtpu compiles them for TPUs, with its
+"""`python -m benchmarks compiled`: training and scoring as libtpu compiles them for TPUs, with its
 own estimate of their cycles. Nothing is run, and no TPU is needed.
 """
 

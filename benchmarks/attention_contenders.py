@@ -1,4 +1,4 @@
-"""The contenders of `scripts/benchmark.py attention` and `decode`: this project's backends, Flax's
+"""The contenders of `python -m benchmarks attention` and `decode`: this project's backends, Flax's
 and PyTorch's.
 """
 

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py adaptive`: training with adaptive embeddings, and their loss against a
+"""`python -m benchmarks adaptive`: training with adaptive embeddings, and their loss against a
 dense softmax.
 """
 

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py generate`: a prompt is read and tokens are decoded after it, beside PyTorch."""
+"""`python -m benchmarks generate`: a prompt is read and tokens are decoded after it, beside PyTorch."""
 
 import argparse
 import concurrent.futures

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains small runs on a Slurm of two nodes that are both this machine: bash scripts/cluster_test.sh
+# Trains small runs on a Slurm of two nodes that are both this machine: bash tools/cluster_test.sh
 #
 # Needs root, and, as on Debian,
 #   apt-get install --no-install-recommends slurm-wlm slurmctld slurmd munge slurm-client

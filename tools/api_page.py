@@ -1,6 +1,6 @@
 """Writes docs/api.md: the public names of the package, from their docstrings.
 
-    python scripts/api_page.py
+    python -m tools.api_page
 
 An example is the docstring's section "Example:", which the tests run.
 """
@@ -12,18 +12,17 @@ import re
 import textwrap
 from typing import Any
 
-import clone
-
 import alibi
 from alibi.cli import command_line
+from tools import ROOT
 
-PAGE = clone.ROOT / "docs" / "api.md"
+PAGE = ROOT / "docs" / "api.md"
 HEAD = """\
 # Public names
 
 `import alibi` takes no time: each name is imported at its first use. The types of arrays, such as
 `Tile`, are in [positions/shapes.py](../alibi/positions/shapes.py) with their shapes. This page is
-made by `python scripts/api_page.py`.
+made by `python -m tools.api_page`.
 """
 # Names that are no functions or classes, and have no docstring of their own.
 CONSTANTS = {
@@ -152,7 +151,7 @@ def _without_prompts(example: str) -> str:
 
 def main() -> None:
     PAGE.write_text(page())
-    print(f"written: {PAGE.relative_to(clone.ROOT)}")
+    print(f"written: {PAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compares a plan with the training step compiled by XLA for TPUs, which need not be here.
 
-    python scripts/compile_plan.py --config=configs/cc100_1b3.py --topology=v5e:16x16 --config.model.scan_layers
+    python -m benchmarks.compile_plan --config=configs/cc100_1b3.py --topology=v5e:16x16 --config.model.scan_layers
 
 Needs Linux and libtpu (bash scripts/setup.sh --extra=tpu), which compiles without a TPU; the step
 of a large model takes minutes. Prints the bytes on a device, planned and compiled: the program's
@@ -9,7 +9,6 @@ arguments, and its peak.
 
 import time
 
-import clone  # noqa: F401
 from absl import flags
 
 from alibi.cli import command_line
@@ -31,6 +30,7 @@ def main() -> None:
     from alibi.parallel.device_kinds import GIB
     from alibi.parallel.sharding import make_mesh
     from alibi.planning.plan import make_plan
+    from benchmarks.training_contenders import compile_step
 
     plan = make_plan(_CONFIG.value, len(devices), devices[0].device_kind)
     start = time.perf_counter()

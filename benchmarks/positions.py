@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py positions`: training and scoring with each position method, at several
+"""`python -m benchmarks positions`: training and scoring with each position method, at several
 lengths.
 """
 

@@ -1,7 +1,7 @@
 """Kills and damages small runs, and compares their results with an undisturbed run, bit for bit.
 
-    python scripts/fault_test.py                                # 5 kills of each command, 20 bits of each kind of file
-    python scripts/fault_test.py --kills=1 --flips=1 --hosts=0  # the short form
+    python -m tools.fault_test                                # 5 kills of each command, 20 bits of each kind of file
+    python -m tools.fault_test --kills=1 --flips=1 --hosts=0  # the short form
 
 Kills (SIGKILL) come at random moments of preparing, training, evaluating and sweeping, and the same
 command is given again. A flipped bit must end in a line that names the damage, or change nothing.
@@ -24,14 +24,11 @@ import sys
 import tempfile
 import time
 
-import clone  # noqa: F401
-
 os.environ["JAX_PLATFORMS"] = "cpu"
-
-from fault_trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
 
 from alibi.errors import REQUEUE
 from alibi.storage.files import SHA256, digest
+from tools.fault_trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
 
 KINDS = ("prepare", "train", "evaluate", "sweep")
 STARTS = ("train", "sweep", "train without locks", "sweep without locks")

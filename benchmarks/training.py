@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py train`: training steps, against PyTorch, and by length."""
+"""`python -m benchmarks train`: training steps, against PyTorch, and by length."""
 
 import argparse
 

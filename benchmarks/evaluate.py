@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py evaluate`: sliding windows of the paper's small model or of a work
+"""`python -m benchmarks evaluate`: sliding windows of the paper's small model or of a work
 directory.
 
 A measured pass is the evaluator's own, from tokens to each token's NLL on the host. The

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tools import ROOT
+
 NAME, STEPS = "alibi-L16-seed0", 60
 HUNG_SECONDS = 600  # beside many other programs starting and compiling take minutes
 CONFIG = """

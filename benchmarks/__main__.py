@@ -1,18 +1,18 @@
 """Measures training and attention on this machine, against PyTorch and Flax, and between the
 position methods.
 
-    python scripts/benchmark.py train --peer=torch    # tokens/s of a training step at two shapes
-    python scripts/benchmark.py train                 # and at 128 to 8,192 tokens, with attention's share of the time
-    python scripts/benchmark.py profile               # the time of a training step by part of the model
-    python scripts/benchmark.py positions             # training, scoring and memory of each position method
-    python scripts/benchmark.py attention --lengths=1024,4096,16384 --peer=torch,flax
-    python scripts/benchmark.py skipping --workdirs=A,B  # the tiles that the bias of trained runs leaves out
-    python scripts/benchmark.py decode                # us of one token against caches of 1k to 64k
-    python scripts/benchmark.py generate --peer=torch # tokens/s of reading a prompt and of decoding after it
-    python scripts/benchmark.py evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
-    python scripts/benchmark.py adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
-    python scripts/benchmark.py compiled              # a step's cycles on TPUs, as libtpu estimates them
-    python scripts/benchmark.py data --text=FILE      # MB/s of making token files, beside numpy and tokenizers
+    python -m benchmarks train --peer=torch    # tokens/s of a training step at two shapes
+    python -m benchmarks train                 # and at 128 to 8,192 tokens, with attention's share of the time
+    python -m benchmarks profile               # the time of a training step by part of the model
+    python -m benchmarks positions             # training, scoring and memory of each position method
+    python -m benchmarks attention --lengths=1024,4096,16384 --peer=torch,flax
+    python -m benchmarks skipping --workdirs=A,B  # the tiles that the bias of trained runs leaves out
+    python -m benchmarks decode                # us of one token against caches of 1k to 64k
+    python -m benchmarks generate --peer=torch # tokens/s of reading a prompt and of decoding after it
+    python -m benchmarks evaluate              # windows/s of sliding windows; --peer=torch: the paper's way
+    python -m benchmarks adaptive              # words/s of adaptive embeddings; --size=paper: a step of 247M
+    python -m benchmarks compiled              # a step's cycles on TPUs, as libtpu estimates them
+    python -m benchmarks data --text=FILE      # MB/s of making token files, beside numpy and tokenizers
 
 Each contender lives in a process of its own. In every round each is timed in turn while the others
 sleep, and so is a float32 matrix product, because the speed of a shared machine drifts: compare
@@ -26,7 +26,7 @@ import os
 import pathlib
 import sys
 
-import clone  # noqa: F401
+from alibi.storage.files import local_path
 from benchmarks import (
     adaptive,
     attention,
@@ -39,8 +39,6 @@ from benchmarks import (
     skipping,
     training,
 )
-
-from alibi.storage.files import local_path
 
 # before JAX starts: contenders share a GPU's memory
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -1,8 +1,8 @@
 """Compares every figure on the pages of results with the rows that it comes from, and finds long
 sentences.
 
-    python scripts/check_pages.py          # one line for each figure that differs, and long sentence
-    python scripts/check_pages.py --write  # renews the figures
+    python -m tools.check_pages          # one line for each figure that differs, and long sentence
+    python -m tools.check_pages --write  # renews the figures
 
 A comment, which GitHub doesn't show, follows the figures of a sentence or of a table's line with a
 Python expression for each; page_figures.py says what it can name:
@@ -29,12 +29,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import clone
 from absl import flags
-from page_figures import Facts, Figures, PerSeed
-from page_sentences import WORDS, long_sentences
 
 from alibi.cli import command_line
+from tools import ROOT
+from tools.page_figures import Facts, Figures, PerSeed
+from tools.page_sentences import WORDS, long_sentences
 
 _WRITE = flags.DEFINE_bool("write", False, "Replaces the figures by those of the rows.")
 command_line.own_flags(__name__)
@@ -98,8 +98,8 @@ def checked(page: pathlib.Path, text: str | None = None) -> tuple[str, int, list
     Args:
       text: of the page; None: as it is in the file.
     """
-    name = page.relative_to(clone.ROOT) if page.is_relative_to(clone.ROOT) else page
-    named_in_page = page.parent == clone.ROOT or page.is_relative_to(clone.ROOT / "docs")
+    name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
+    named_in_page = page.parent == ROOT or page.is_relative_to(ROOT / "docs")
     files = [] if named_in_page else ["results.jsonl"]
     lines, count, wrong, fenced = [], 0, [], False
     for number, line in enumerate((text or page.read_text()).splitlines(), start=1):
@@ -196,22 +196,22 @@ def _values(source: str, figures: Figures) -> Iterator[tuple[str, Any]]:
 def pages() -> list[pathlib.Path]:
     """Returns the pages of results, and others that name files of rows."""
     named = [page for page in prose() if "<!-- rows: " in page.read_text()]
-    return [*named, *sorted((clone.ROOT / "results").glob("**/README.md"))]
+    return [*named, *sorted((ROOT / "results").glob("**/README.md"))]
 
 
 def prose() -> list[pathlib.Path]:
     """Returns the pages whose sentences are short."""
     return [
-        clone.ROOT / "README.md",
-        clone.ROOT / "CONTRIBUTING.md",
-        *sorted((clone.ROOT / "docs").glob("**/*.md")),
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("**/*.md")),
     ]
 
 
 def too_long(page: pathlib.Path) -> list[str]:
     """Returns a line for each sentence of a page that is too long."""
     return [
-        f"{page.relative_to(clone.ROOT)}:{line}: {words} words, at most {WORDS}: {sentence}"
+        f"{page.relative_to(ROOT)}:{line}: {words} words, at most {WORDS}: {sentence}"
         for line, words, sentence in long_sentences(page.read_text())
     ]
 

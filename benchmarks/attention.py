@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py attention` and `decode`: attention alone at several lengths, beside Flax
+"""`python -m benchmarks attention` and `decode`: attention alone at several lengths, beside Flax
 and PyTorch.
 """
 

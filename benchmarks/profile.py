@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py profile`: the time of a training step by part of the model."""
+"""`python -m benchmarks profile`: the time of a training step by part of the model."""
 
 import argparse
 import collections

@@ -1,4 +1,4 @@
-"""`scripts/benchmark.py data`: MB/s of making token files, beside plain loops of numpy, Python and
+"""`python -m benchmarks data`: MB/s of making token files, beside plain loops of numpy, Python and
 `tokenizers`.
 """
 

@@ -1,10 +1,10 @@
 """Writes docs/methods.md: formula, place in the model, parameters and measurements of each position
 method.
 
-    python scripts/methods_page.py
+    python -m tools.methods_page
 
 The measurements are in results/: methods/results.jsonl of configs/sweeps/all_methods.py,
-methods/speed.json of scripts/benchmark.py positions, and passkey/results.jsonl of
+methods/speed.json of benchmarks positions, and passkey/results.jsonl of
 configs/sweeps/passkey.py.
 """
 
@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import clone
 import jax
 
 from alibi.cli import command_line
@@ -25,11 +24,12 @@ from alibi.reporting.measure import measure_of
 from alibi.reporting.rows import Row, latest, read_rows
 from alibi.reporting.tables import BITS_PER_BYTE, CONTEXT_GAIN
 from configs.sweeps import all_methods, passkey, passkey_late
+from tools import ROOT
 
-PAGE = clone.ROOT / "docs" / "methods.md"
-ROWS = clone.ROOT / "results" / "methods" / "results.jsonl"
-SPEED = clone.ROOT / "results" / "methods" / "speed.json"
-KEYS = clone.ROOT / "results" / "passkey" / "results.jsonl"
+PAGE = ROOT / "docs" / "methods.md"
+ROWS = ROOT / "results" / "methods" / "results.jsonl"
+SPEED = ROOT / "results" / "methods" / "speed.json"
+KEYS = ROOT / "results" / "passkey" / "results.jsonl"
 # the quickstart's model, of 4 layers
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}
 LAYERS = 4
@@ -134,7 +134,7 @@ Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_positio
 methods that enter the embeddings are the same in all layers.
 
 `python scripts/plot_bias.py --methods=all --heads=8 --length=64` draws the biases. A new method is
-[one file](new-method.md), in this repository or outside. This page is made by `python scripts/methods_page.py`.
+[one file](new-method.md), in this repository or outside. This page is made by `python -m tools.methods_page`.
 """
 
 MEASURED = """\
@@ -317,7 +317,7 @@ def _speed(name: str, speeds: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     PAGE.write_text(page(read_rows(ROWS), read_rows(KEYS), json.loads(SPEED.read_text())))
-    print(f"written: {PAGE.relative_to(clone.ROOT)}")
+    print(f"written: {PAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

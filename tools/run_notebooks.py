@@ -1,8 +1,8 @@
 """Runs the notebooks of docs/ and writes what their cells print and draw, without Jupyter.
 
-    python scripts/run_notebooks.py                 # all, into workdirs/notebooks
-    python scripts/run_notebooks.py figure.ipynb
-    python scripts/run_notebooks.py --write         # renews the outputs in docs/notebooks
+    python -m tools.run_notebooks                 # all, into workdirs/notebooks
+    python -m tools.run_notebooks figure.ipynb
+    python -m tools.run_notebooks --write         # renews the outputs in docs/notebooks
 
 Without --write no tracked file changes: rows of a clone with changes would have a commit "-dirty".
 """
@@ -16,9 +16,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import clone
+from tools import ROOT
 
-NOTEBOOKS = clone.ROOT / "docs" / "notebooks"
+NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 
 def run(notebook: Mapping[str, Any], **replaced: str) -> list[list[dict[str, Any]]]:
@@ -72,7 +72,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.names) - set(known):
         parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    folder = NOTEBOOKS if given.write else clone.ROOT / "workdirs" / "notebooks"
+    folder = NOTEBOOKS if given.write else ROOT / "workdirs" / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
     for name in given.names or known:
         notebook = json.loads(known[name].read_text())

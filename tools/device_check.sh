@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks and measures this project on a machine with one GPU and no network, in 8 minutes at most.
 #
-#   bash scripts/device_check.sh FOLDER [WHEELS]   # WHEELS: the folder of scripts/pack_wheels.sh
-#   bash scripts/device_check.sh --dry FOLDER      # a trial at tiny sizes, on any machine
+#   bash tools/device_check.sh FOLDER [WHEELS]   # WHEELS: the folder of tools/pack_wheels.sh
+#   bash tools/device_check.sh --dry FOLDER      # a trial at tiny sizes, on any machine
 #
 # FOLDER gets what each part printed, and the rows of attention. A part that fails or outlasts its time does not stop
 # the others; the last line says which.
@@ -11,7 +11,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case "${1:-}" in -h | --help) sed -n "2,8s/^# \{0,1\}//p" "$0"; exit 0 ;; esac
 dry=""
 [[ "${1:-}" != --dry ]] || { dry=yes; shift; }
-[[ $# -ge 1 ]] || { echo "device_check: name the folder for results: bash scripts/device_check.sh FOLDER" >&2; exit 1; }
+[[ $# -ge 1 ]] || { echo "device_check: name the folder for results: bash tools/device_check.sh FOLDER" >&2; exit 1; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 python=${PYTHON:-python3}
@@ -36,7 +36,7 @@ part() {
   echo "== $name: $*"
   timeout -k 5 "$seconds" "$@" 2>&1 | tee "$out/$name.txt" || failed="$failed $name"
 }
-benchmark() { part "$1" "$2" "$python" scripts/benchmark.py attention "${@:3}" --json="$out/$1.json"; }
+benchmark() { part "$1" "$2" "$python" -m benchmarks attention "${@:3}" --json="$out/$1.json"; }
 
 train="model.num_layers=8,model.width=512,model.num_heads=8,model.feed_forward=2048,model.dtype=bfloat16,length=2048"
 tests=$'none\nalibi_learned or fox\nt5\nkerple_log\nbfloat16-80\nbfloat16-256\nfloat32-80\nfloat32-256'
