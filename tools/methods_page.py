@@ -17,7 +17,6 @@ from typing import Any
 import jax
 
 from alibi.cli import command_line
-from alibi.config.former import BY_LENGTH, DEFAULTS
 from alibi.config.override import Override
 from alibi.positions import METHODS, PositionMethod, make_position, method_class
 from alibi.reporting.measure import measure_of
@@ -262,8 +261,9 @@ def _variants(name: str) -> list[tuple[dict[str, Any], Callable[[Row], bool]]]:
     for tested in (each for several in all_methods.TESTED_AS.values() for each in several):
         if tested.get("position") == name:
             options = tested.get("options", {})
-            whole = dict.fromkeys(DEFAULTS.get(name, {}), BY_LENGTH) | options
-            override = Override(name, tuple(sorted(whole.items())))
+            override = Override(name, tuple(sorted(options.items())))
+            defaults = method_class(name).options()
+            options = {key: value for key, value in options.items() if value != defaults[key]}
             found.append((options, functools.partial(_is_of, "", override)))
     return found or [({}, functools.partial(_is_of, name.replace("_", "-"), None))]
 

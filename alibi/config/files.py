@@ -90,7 +90,7 @@ def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
         its range.
     """
     content = given if isinstance(given, Mapping) else given.to_dict()
-    keys = {key: value for key, value in content.items() if key not in ("sha256", "version")}
+    keys = {key: value for key, value in content.items() if key != "sha256"}
     return replaced(Config(), flatten(keys))
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from alibi.config.fields import as_text, without_lists
-from alibi.config.former import DEFAULTS, VERSION, present_scale
 
 MODEL_KEYS = ("window", "logit_scale", "max_position")
 
@@ -37,7 +36,6 @@ class Override:
         method = (
             f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
         )
-        # Texts of version 1 named a scale with an underscore, and may have meant another one.
         model = ", ".join(
             f"{key.replace('_', ' ')} {as_text(value or 'off')}"
             for key, value in self.model.items()
@@ -46,24 +44,16 @@ class Override:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Override":
-        """Returns the override of a row, with former defaults written out and former names replaced if
-        the row is of an earlier version.
-        """
+        """Returns the override of a row."""
         content = without_lists(content)
-        position, options = content["position"], content["options"]
         model = {key: content.get(key) for key in MODEL_KEYS}
-        if content.get("version", 1) < VERSION:
-            model["logit_scale"] = present_scale(model["logit_scale"])
-            for name in (position or "").split(","):
-                options = dict(sorted({**DEFAULTS.get(name, {}), **options}.items()))
-        return cls(position, tuple(options.items()), **model)
+        return cls(content["position"], tuple(content["options"].items()), **model)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "position": self.position,
             "options": dict(self.options),
             "window": self.window,
-            "version": VERSION,
         } | self.model
 
 

@@ -19,7 +19,6 @@ from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.runs.former import saved
 from alibi.runs.provenance import TOKENIZER
 from alibi.storage.cache import file_sha256
 from alibi.storage.claims import remove_left
@@ -229,7 +228,7 @@ def _fill(
     """Writes the files of the run; the status last, without which nothing continues from the
     others.
     """
-    about = {"config": saved(config), **provenance, TOKENIZER: tokenizer.fingerprint()}
+    about = {"config": dataclasses.asdict(config), **provenance, TOKENIZER: tokenizer.fingerprint()}
     updates, steps = int(state.step), config.train.steps
 
     def begin() -> None:

@@ -1,6 +1,7 @@
 """A run's work directory: its files, their state, and the claim of the process in training."""
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import json
@@ -14,7 +15,6 @@ from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.errors import cause, masked
-from alibi.runs.former import saved, upgraded
 from alibi.runs.identity import differing
 from alibi.runs.provenance import (
     SEEDED,
@@ -89,7 +89,7 @@ class RunDirectory:
         """Returns the resolved config of the run's training."""
         content = self._read("config.json", "train_length", "position")
         try:
-            return read_config(upgraded(content))
+            return read_config(content)
         except ValueError as error:
             raise self._damaged("config.json", error) from None
 
@@ -179,7 +179,7 @@ class RunDirectory:
                 )
             name, found = "provenance.json", changed(about, self.provenance())
             with contextlib.suppress(ValueError, LookupError):  # another version's config, or none
-                if keys := differing(read_config(upgraded(about["config"])), self.config()):
+                if keys := differing(read_config(about["config"]), self.config()):
                     name, found = "config.json", keys
             for key, (theirs, ours) in found.items():
                 raise ValueError(
@@ -287,7 +287,7 @@ class RunDirectory:
         try:
             self.check(config)
             self._keep(tokenizer)
-            self.write("config.json", saved(config))
+            self.write("config.json", dataclasses.asdict(config))
         except BaseException:
             self.release()
             raise

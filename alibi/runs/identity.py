@@ -11,7 +11,6 @@ from alibi.config import Config, flatten
 from alibi.config.override import Override
 from alibi.data.corpus import SPLITS
 from alibi.data.textfiles import TextFiles
-from alibi.runs.former import hashed
 from alibi.runs.provenance import method_files
 from alibi.storage.files import digest, is_address
 
@@ -47,7 +46,7 @@ def config_hash(config: Config) -> str:
     """Returns twelve hex digits, equal for configs of the same run."""
     leaves = {
         key: value
-        for key, value in hashed(config.position, defining(config)).items()
+        for key, value in defining(config).items()
         if key in FIRST_KEYS or key not in _DEFAULTS or value != _DEFAULTS[key]
     }
     return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:12]

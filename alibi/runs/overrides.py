@@ -14,16 +14,13 @@ from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.positions import init_layer
 from alibi.positions import changed_options, known_options
 from alibi.positions.rotary_stretched import check_known_length
-from alibi.runs.former import changed_defaults
 
 
 def effective(override: Override, config: Config) -> Override | None:
     """Returns the difference of `override` from the `config` of training; None if there is none.
 
     Options of training, such as rotary's base or ALiBi's slopes, stay if the other method has them
-    too and no others are given. The result has all options with other values than the method's
-    defaults, the defaults in place of options of training, and those by the training length (0), so
-    it is its own `effective`.
+    too, unless the override gives them. `effective` of the result is the result.
 
     Raises:
       ValueError: an unknown position method.
@@ -33,20 +30,16 @@ def effective(override: Override, config: Config) -> Override | None:
     kept = {
         name: value for name, value in own.items() if name in defaults and value != defaults[name]
     }
-    given = kept | without_lists(dict(override.options))
-    options = {
-        name: value
-        for name, value in sorted(given.items())
-        if name in kept or value != defaults.get(name, ...)
-    }
+    options = kept | without_lists(dict(override.options))
+    changed = any(
+        value != kept.get(name, defaults.get(name, ...)) for name, value in options.items()
+    )
     model = {
         key: value
         for key, value in override.model.items()
         if by_layer(f"model.{key}", value, config.model.num_layers) != config.model.by_layer(key)
     }
-    if position != config.position or options != kept:
-        # Written out, since a row without them is of an earlier version.
-        options = changed_defaults(position, former=False) | options
+    if position != config.position or changed:
         return Override(position, tuple(sorted(options.items())), **model)
     return Override(**model) if model else None
 

@@ -34,9 +34,7 @@ BELIEVED = datetime.timedelta(minutes=5)
 def fingerprint(run: Run) -> str:
     """Returns a hash of the run's config and evaluations, and so of its results."""
     about = f"{evaluation_hash(run.config)} {run.config.train.steps} {run.evaluations}"
-    # Version 1 meant something else by the same names of scales, see `alibi.config.former`.
     overrides = [evaluation.override for evaluation in run.evaluations if evaluation.override]
-    about += "".join(str(override) for override in overrides if override.logit_scale)
     about += "".join(evaluation_hash(run.config, each).partition("+")[2] for each in overrides)
     return hashlib.sha256(about.encode()).hexdigest()[:16]
 

@@ -31,7 +31,6 @@ from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, make_provenance, method_files, process_facts
 from alibi.runs.checkpoint import Checkpoints, check_replicas
-from alibi.runs.former import saved
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
@@ -104,7 +103,7 @@ class Updates:
         latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
         abstract = abstract_state(model, optimizer, mesh)
         self.about = {  # content of provenance.json and of each checkpoint
-            "config": saved(config),
+            "config": dataclasses.asdict(config),
             **make_provenance(
                 devices=sorted({device.device_kind for device in jax.devices()}),
                 device_count=jax.device_count(),

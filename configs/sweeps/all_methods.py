@@ -20,7 +20,7 @@ TESTED_AS = {
         {"position": "rotary_interpolated"},
         {"position": "rotary_ntk"},
         {"position": "yarn", "options": {"fast": 32.0}},
-        {"position": "yarn"},
+        {"position": "yarn", "options": {"fast": 0}},  # in proportion to the training length
         # 1 throughout training
         {"logit_scale": "log_n_beyond"},
         WINDOW,

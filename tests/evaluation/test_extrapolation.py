@@ -264,7 +264,7 @@ def test_the_command_line(tmp_path, alibi_run, folder):
         "once the run's own length"
     )
     options = {"slopes": [0.5, 0.25]}
-    expected = {"position": "alibi", "options": options, "window": 4, "version": 2}
+    expected = {"position": "alibi", "options": options, "window": 4}
     assert row["override"] == expected
     assert (tmp_path / "nll" / "alibi-run-length=16-stride=1.npz").exists()
 

@@ -48,7 +48,7 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
     for override in (
         *same,
         *options.values(),
-        Override("alibi", (("slopes", (0.0, 0.0)), ("draw", 0))),
+        Override("alibi", (("slopes", (0.0, 0.0)),)),
     ):
         evaluate(override)
     rows = {str(row.override or ""): row for row in latest(find_rows(tmp_path))}
@@ -225,11 +225,11 @@ def test_options_of_training_stay_where_the_other_method_has_them():
     keys = "position=rotary,position_options.base=500000.0,position_options.share=0.5"
     config = make_config(keys)
     as_yarn = effective(Override("yarn", (("factor", 4),)), config)
-    assert dict(as_yarn.options) == {"base": 500_000.0, "share": 0.5, "factor": 4, "fast": 0}
+    assert dict(as_yarn.options) == {"base": 500_000.0, "share": 0.5, "factor": 4}
     other_base = effective(Override("yarn", (("base", 100.0),)), config)
-    assert dict(other_base.options) == {"base": 100.0, "share": 0.5, "fast": 0}
+    assert dict(other_base.options) == {"base": 100.0, "share": 0.5}
     usual_base = effective(Override("yarn", (("base", 10_000.0),)), config)
-    assert dict(usual_base.options) == {"base": 10_000.0, "share": 0.5, "fast": 0}
+    assert dict(usual_base.options) == {"base": 10_000.0, "share": 0.5}
     for one in (as_yarn, other_base, usual_base):
         assert effective(one, config) == one, "as the command of a sweep gives it"
     assert effective(Override("none"), config) == Override("none")
@@ -257,7 +257,7 @@ def test_lists_are_compared_with_those_of_training():
     assert str(longer) == "with window 32,0"
     assert Override.from_json({"window": [32, 0], "position": None, "options": {}}) == longer
     tested = effective(Override("yarn,none", (("factor", 4),)), config)
-    assert str(tested) == "as yarn,none(base=100, factor=4, fast=0)", "options of training stay"
+    assert str(tested) == "as yarn,none(base=100, factor=4)", "options of training stay"
     assert effective(tested, config) == tested
     assert [type(kind.position).__name__ for kind in layer_pattern(overridden(config, tested))] == [
         "Yarn",

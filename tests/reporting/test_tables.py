@@ -408,7 +408,7 @@ def test_a_method_that_another_is_tested_as_keeps_what_it_is_tested_as():
     )
     assert [*series_names([make_row(run="rotary-L128"), as_yarn]).values()] == [
         "rotary",
-        "rotary as yarn(factor=4, fast=32)",
+        "rotary as yarn(factor=4)",
     ]
 
 

@@ -18,7 +18,6 @@ from alibi.model.decoder import build_model
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest
 from alibi.runs import RunDirectory
-from alibi.runs.former import saved
 from alibi.runs.identity import config_hash, differing
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop, record
@@ -86,7 +85,7 @@ def test_a_finished_run_is_trained_longer_with_its_optimizer(tiny_config, tmp_pa
     assert_same(*(final_state(longer, tmp_path / name) for name in ("at once", "run")))
     run = RunDirectory(tmp_path / "cosine")
     cosine = replaced(config, {"optimizer.schedule": "cosine"})
-    run.write("config.json", saved(cosine))
+    run.write("config.json", dataclasses.asdict(cosine))
     with pytest.raises(ValueError, match=r"train.steps: 6 there, 12 now\n.*\n.*--init_from="):
         run.check(replaced(cosine, {"train.steps": 12}))
 
