@@ -24,8 +24,6 @@ def main() -> None:
     from benchmarks.compiled import tpu_devices
 
     devices = tpu_devices(_TOPOLOGY.value)
-    from benchmarks.training_contenders import compile_step
-
     from alibi.numerics.target import traced_for
     from alibi.parallel.device_kinds import GIB
     from alibi.parallel.sharding import make_mesh
