@@ -2,8 +2,6 @@
 
 import ast
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -90,24 +88,3 @@ def test_imports_run_one_way(file: pathlib.Path) -> None:
         other = room_of(name)
         allowed = other == room or other in ALLOWED[room]
         assert allowed, f"{module} must not import {name}"
-
-
-def test_what_reads_text_rows_and_runs_starts_without_jax() -> None:
-    """JAX takes seconds to import, and a notebook that reads rows, texts or the state of a sweep
-    needs none of it.
-    """
-    rooms = [
-        file
-        for room in ("data", "reporting")
-        for file in sorted((ROOT / "alibi" / room).glob("*.py"))
-    ]
-    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in rooms] + [
-        "alibi.sweeps.state"
-    ]
-    code = (
-        f"import sys, {', '.join(modules)}; print(*{{'jax', 'flax', 'optax'}} & {{*sys.modules}})"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True
-    )
-    assert found.stdout == "\n"
