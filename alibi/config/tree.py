@@ -15,8 +15,9 @@ SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
 class ObjectiveConfig(Section):
     """The prediction that a model is trained and evaluated for."""
 
-    # next_token: each token from the tokens before it; masked: masked tokens from both sides (BERT)
-    name: str = choice("next_token", ("next_token", "masked"))
+    # next_token: each token from the tokens before it; masked: masked tokens from both sides (BERT);
+    # answers: the next token, of the answers of tasks alone
+    name: str = choice("next_token", ("next_token", "masked", "answers"))
     # masked, as the next two: share of the tokens that are predicted
     mask_rate: float = number(0.15, above=0.0, at_most=1.0)
     # of these, replaced by a random token
@@ -35,12 +36,14 @@ class ObjectiveConfig(Section):
     @property
     def causal(self) -> bool:
         """Whether a token is predicted from the tokens before it alone, not from both sides."""
-        return self.name == "next_token"
+        return self.name != "masked"
 
     @property
     def recorded(self) -> dict[str, Any] | None:
         """The keys as rows hold them; None for the next token."""
-        return None if self.causal else dataclasses.asdict(self)
+        masks = ("mask_rate", "mask_random", "mask_kept") if self.name == "masked" else ()
+        known = {"name": self.name} | {key: getattr(self, key) for key in masks}
+        return None if self.name == "next_token" else known
 
     @property
     def added_tokens(self) -> int:
@@ -53,8 +56,8 @@ class DataConfig(Section):
     """The text and its tokens."""
 
     # books are embedded in this package, passkeys are made of them; text: files; hub: datasets;
-    # tfds: its data sets.
-    corpus: str = choice("books", ("books", "passkeys", "text", "hub", "tfds"))
+    # tfds: its data sets; tasks: examples of data.task.
+    corpus: str = choice("books", ("books", "passkeys", "text", "hub", "tfds", "tasks"))
     # The source of each split. books, passkeys: their own names; text: files and globs, separated
     # by commas; hub, tfds: a split expression such as "validation" or "train[:10%]". Empty: no such
     # split.
@@ -69,6 +72,9 @@ class DataConfig(Section):
     isolate_documents: str = choice("", ("", "restart", "through"))
     # passkeys: most bytes between a key and its question
     passkey_distance: int = number(0, at_least=0, at_most=INT32)
+    # tasks: the task, see docs/tasks.md, and the tokens of a block, which holds whole examples
+    task: str = ""
+    task_length: int = number(0, at_least=0, at_most=INT32)
     max_train_bytes: int = number(-1, at_least=1, or_all=-1)  # most UTF-8 bytes of text
     max_valid_bytes: int = number(-1, at_least=1, or_all=-1)  # the same, for valid and for test
     name: str = ""  # hub, tfds: the data set, such as "Salesforce/wikitext"
@@ -89,7 +95,8 @@ class DataConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.isolate_documents and self.tokenizer != "bpe":
+        in_tokens = self.tokenizer == "bpe" or self.corpus == "tasks"
+        if self.isolate_documents and not in_tokens:
             raise ValueError(
                 f"data.isolate_documents={self.isolate_documents} needs the ends of documents among the tokens, which "
                 f"data.tokenizer={self.tokenizer} does not write; use bpe, or leave it empty"

@@ -9,6 +9,7 @@ from alibi.data.books import Books, PassKeys
 from alibi.data.corpus import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.hosted import Hub, Tfds
 from alibi.data.shards import ALONE, Makers, Making
+from alibi.data.tasks import Tasks
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenFile
 from alibi.data.tokenizers import Tokenizer, bpe, given_tokenizer, load_tokenizer, make_tokenizer
@@ -16,7 +17,7 @@ from alibi.storage.cache import cache_root, content_key, find_or_make
 from alibi.storage.files import local_path
 
 _CORPORA: dict[str, type[Corpus]] = {
-    kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds)
+    kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds, Tasks)
 }
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Integer
+from jaxtyping import Bool, Integer
 
 from alibi.config import Config
 from alibi.data.tokenfile import Manifest, TokenFile
@@ -21,7 +21,8 @@ from alibi.evaluation.ngram import ngram_scores
 from alibi.evaluation.output import Output, made_here
 from alibi.evaluation.perplexity import Perplexity, text_results
 from alibi.evaluation.separately import documents_of
-from alibi.objectives import Objective, make_objective
+from alibi.evaluation.windows import predicted, windows_of
+from alibi.objectives import make_objective
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Row
 from alibi.reporting.writers import aligned
@@ -60,7 +61,8 @@ class Texts:
     own: Manifest  # of the scored text in the run's tokens, of which the perplexity is
     title: str  # of the scored text in rows
     config: Config  # of the run
-    objective: Objective  # of the run, for the scored text
+    # of the run's tokens in the scored text, which are predicted; None: all
+    predicted: Bool[np.ndarray, " tokens"] | None
     # without separate documents a text is one document
     train_documents: Sequence[Integer[np.ndarray, " symbols"]]
     scored_documents: Sequence[Integer[np.ndarray, " symbols"]]
@@ -75,8 +77,7 @@ class Texts:
     @property
     def tokens(self) -> int:
         """The number of the run's tokens whose NLL counts: all, or the masked ones."""
-        every = np.empty(self.own.tokens, bool)
-        return every[self.objective.predicted(0, every.size)].size
+        return self.own.tokens if self.predicted is None else int(self.predicted.sum())
 
 
 def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -129,8 +130,11 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
                 f"the {name} text of {run} has changed since the run began: the SHA-256 of its tokens was "
                 f"{before['sha256']} ({before['source']}) and is {now.sha256} ({now.source}); restore the text"
             )
-    # masks are of the run's tokens
-    in_bytes = options.unit == "bytes" and config.objective.causal
+    objective = make_objective(
+        config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
+    )
+    # masks and answers are of the run's tokens
+    in_bytes = options.unit == "bytes" and not objective.selects
     unit = ByteTokenizer() if in_bytes else tokenizer
     counted = data
     if (limit := options.train_bytes) is not None and not 0 <= data.max_train_bytes <= limit:
@@ -140,11 +144,13 @@ def read_texts(run: RunDirectory, options: Options) -> Texts:
         documents_of(text, corpus) if data.isolate_documents else [np.asarray(text.tokens)]
         for text in (train, scored)
     )
-    objective = make_objective(
-        config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
-    )
     manifest, title = own[split].manifest, corpus.title(split)
-    return Texts(train, scored, manifest, title, config, objective, *documents)
+    selected = None
+    if objective.selects:
+        length = min(config.train_length, manifest.tokens)
+        windows = windows_of(manifest.tokens, length, causal=objective.causal)
+        selected = np.concatenate([*predicted(objective, own[split].tokens, windows)])
+    return Texts(train, scored, manifest, title, config, selected, *documents)
 
 
 def _score(texts: Texts) -> list[NGram]:
@@ -153,10 +159,10 @@ def _score(texts: Texts) -> list[NGram]:
     vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
         for smoothing, nats in scores.nats.items():
-            nats = nats[texts.objective.predicted(0, nats.size)]
+            nats = nats if texts.predicted is None else nats[texts.predicted]
             sums = float(nats.sum()), six_digits(part_sums(nats))
             found.append(NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
-        if not texts.objective.causal:
+        if not texts.config.objective.causal:
             break
     seconds = time.perf_counter() - started
     return [dataclasses.replace(each, seconds=seconds) for each in found]

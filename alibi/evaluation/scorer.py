@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Tokens, Windows, read_sequences, windows_of
+from alibi.evaluation.windows import Tokens, Windows, predicted, read_sequences, windows_of
 from alibi.model.decoder import DecoderLM
 from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
@@ -75,15 +75,14 @@ class Scorer:
         self._jitted = jax.jit(nll_function, out_shardings=replicated)
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
-    def check(self, windows: Windows) -> None:
+    def check(self, tokens: Tokens, windows: Windows) -> None:
         """Raises ValueError if no token of `windows` is predicted: a masked objective may mask none
-        of a few.
+        of a few, and a text may have no answers.
         """
-        # more tokens without a masked one are no chance
-        few = [(start, min(stop, start + (1 << 16))) for start, stop in windows.spans]
-        if not any(np.empty(b - a)[self._objective.predicted(a, b)].size for a, b in few):
+        selected = predicted(self._objective, tokens, windows)
+        if self._objective.selects and not any(map(np.any, selected)):
             raise ValueError(
-                f"none of the {windows.num_tokens:,} tokens of the text is masked, so there is nothing to score; "
+                f"none of the {windows.num_tokens:,} tokens of the text is predicted, so there is nothing to score; "
                 "use a longer text"
             )
 
@@ -138,8 +137,8 @@ class Scorer:
         while running:
             progress(_fetch(*running.popleft()))
         seconds = time.perf_counter() - start
-        pieces = zip(np.split(nll, len(windows.spans)), windows.spans, strict=True)
-        nll = np.concatenate([piece[self._objective.predicted(*span)] for piece, span in pieces])
+        if self._objective.selects:
+            nll = nll[np.concatenate([*predicted(self._objective, tokens, windows)])]
         return Score(windows, nll, seconds)
 
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:

@@ -17,7 +17,7 @@ from alibi.evaluation.base import Cell, Evaluator
 from alibi.evaluation.output import Output, made_here, print_once
 from alibi.evaluation.scorer import NllFunction, Score, Scorer, model_nll, run_scorer
 from alibi.evaluation.separately import documents_of
-from alibi.evaluation.windows import Tokens, Windows
+from alibi.evaluation.windows import Tokens, Windows, windows_of
 from alibi.model.decoder import DecoderLM
 from alibi.parallel.hosts import check_alike, is_primary
 from alibi.progress import Progress
@@ -125,7 +125,10 @@ class Subject:
                 "space), and bits per byte are of the bytes of the original"
             )
         count = len(found.tokens)
-        self.scorer().check(Windows(0, count, count, count))
+        length = min(count, self.run.config.train_length)
+        self.scorer().check(
+            found.tokens, windows_of(count, length, causal=self.run.config.objective.causal)
+        )
         name = self.output.name_text(
             corpus.title(manifest.split), manifest.split, manifest.text_hash
         )

@@ -14,11 +14,11 @@ score the last S of them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from alibi.objectives import IsolatedDocuments, Objective, Sequences
 
@@ -51,14 +51,6 @@ class Windows:
     def num_tokens(self) -> int:
         """The number of scored tokens."""
         return len(self) * self.stride if self.spacing else self.stop - self.start
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """The places of the scored tokens: the first, and the one after the last, of each piece."""
-        size = self.stride if self.spacing else self.num_tokens
-        return [
-            (first, first + size) for first in range(self.start, self.stop, self.spacing or size)
-        ]
 
     @property
     def groups(self) -> list["Windows"]:
@@ -188,6 +180,18 @@ def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " row
     places = first + np.arange(-1, windows.length)[None, :]
     found = piece[np.clip(places - start, 0, piece.size - 1)]
     return Sequences(np.where((places >= 0) & (places < stop), found, np.int32(-1)), first[:, 0])
+
+
+def predicted(
+    objective: Objective, tokens: Tokens, windows: Windows
+) -> Iterator[Bool[np.ndarray, " tokens"]]:
+    """Yields whether the objective predicts each token that `windows` score, some rows at a time."""
+    for group in windows.groups:
+        for first in range(0, len(group), 256):
+            rows = np.arange(first, min(first + 256, len(group)))
+            targets = objective.batch(read_sequences(tokens, group, rows)).targets
+            scored = (targets[:, -group.stride :] >= 0).ravel()
+            yield scored[: group.num_tokens - first * group.stride]
 
 
 def mean_context(objective: Objective, tokens: Tokens, windows: Windows) -> float:

@@ -65,8 +65,7 @@ class Objective(abc.ABC):
             leaves them out, so that all runs predict the same tokens.
         """
 
-    def predicted(self, start: int, stop: int) -> slice | np.ndarray:
-        """Returns an index of the tokens that evaluation predicts among those at the places `start`
-        to `stop`.
-        """
-        return slice(None)
+    @property
+    def selects(self) -> bool:
+        """Whether only some tokens are predicted; the targets of the others are negative."""
+        return False

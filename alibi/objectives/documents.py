@@ -34,8 +34,9 @@ class IsolatedDocuments(Objective):
         batch = self.objective.batch(sequences, seed, step)
         return batch._replace(positions=positions, segment_ids=numbers)
 
-    def predicted(self, start: int, stop: int) -> slice | np.ndarray:
-        return self.objective.predicted(start, stop)
+    @property
+    def selects(self) -> bool:
+        return self.objective.selects
 
     def context(self, sequences: Sequences) -> Int[np.ndarray, "rows length"]:
         """Returns the number of inputs that the prediction of each token sees."""

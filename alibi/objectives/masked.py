@@ -5,7 +5,7 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Bool, UInt64
+from jaxtyping import UInt64
 
 from alibi.objectives.base import Batch, Objective, Sequences
 
@@ -25,6 +25,7 @@ class Masked(Objective):
     """
 
     causal = False
+    selects = True
 
     rate: float
     random: float
@@ -37,15 +38,9 @@ class Masked(Objective):
         kind, drawn = _uniform(lots[..., 1]), lots[..., 2] % np.uint64(self.vocab_size)
         hidden = np.where(kind < self.random, drawn.astype(np.int32), np.int32(self.vocab_size))
         hidden = np.where((kind >= self.random) & (kind < self.random + self.kept), tokens, hidden)
-        predicted = self._predicted(lots) & (tokens >= 0)
+        predicted = (_uniform(lots[..., 0]) < self.rate) & (tokens >= 0)
         shown = np.where(tokens < 0, np.int32(self.boundary_id), tokens)
         return Batch(np.where(predicted, hidden, shown), np.where(predicted, tokens, np.int32(-1)))
-
-    def predicted(self, start: int, stop: int) -> Bool[np.ndarray, " tokens"]:
-        return self._predicted(_lots(start, stop - start, 0, 0))
-
-    def _predicted(self, lots: UInt64[np.ndarray, "*shape four"]) -> Bool[np.ndarray, "*shape"]:
-        return _uniform(lots[..., 0]) < self.rate
 
 
 def _lots(first: int, count: int, seed: int, step: int) -> UInt64[np.ndarray, "count four"]:

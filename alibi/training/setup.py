@@ -272,7 +272,7 @@ def validation_windows(config: Config, num_tokens: int) -> Windows:
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], Score]:
     """Returns a function from parameters to the score of `validation_windows`.
 
-    Raises ValueError if a masked objective masks none of their tokens.
+    Raises ValueError if the objective predicts none of their tokens.
     """
     scorer = Scorer(
         model_nll(evaluated(model, config)),
@@ -281,7 +281,7 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
         sharding=model.sharding,
     )
     windows = validation_windows(config, len(text.tokens))
-    scorer.check(windows)
+    scorer.check(text.tokens, windows)
     return lambda params: scorer.score_windows(params, text.tokens, windows)
 
 
