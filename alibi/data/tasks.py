@@ -160,7 +160,8 @@ def _flip_flop(random: np.random.Generator, length: int) -> Made:
     pairs = (length - 1) // 2
     orders = random.choice([write, ignore, ASK], pairs, p=[0.1, 0.8, 0.1])
     orders[0], orders[-1] = write, ASK
-    tokens, gaps, written = [], [], 0
+    tokens: list[int] = []
+    gaps, written = [], 0
     for place, order in enumerate(orders):
         if order == write:
             written = place
@@ -192,7 +193,7 @@ def _recall(pairs: int, symbols: int = 60) -> Make:
 
 def _hidden(
     random: np.random.Generator, needles: Int[np.ndarray, "needles 3"], size: int, noise: int
-) -> tuple[Symbols, Int[np.ndarray, " needles"]]:
+) -> tuple[np.ndarray, Int[np.ndarray, " needles"]]:
     """Returns `size` tokens with needles, in their order, at random places in noise, and the place of
     each needle's last token; `noise` is the first of `NOISE` ids.
     """
@@ -218,8 +219,8 @@ def _needles(keys: int = 1, values: int = 1, queries: int = 1) -> Make:
         asked = queries * values
         size = length - 1 - 3 * asked
         tokens, places = _hidden(random, needles, size, OWN + 1 + 2 * NAMES)
-        which = np.arange(keys * values).reshape(keys, values)
-        which = random.permutation(which)[:queries].ravel()
+        by_key = np.arange(keys * values).reshape(keys, values)
+        which = random.permutation(by_key)[:queries].ravel()
         ends = np.stack([np.full(asked, QUERY), names[which], found[which]], axis=1)
         gaps = np.zeros(size + 3 * asked, int)
         gaps[size + 2 :: 3] = size + 2 + 3 * np.arange(asked) - places[which]

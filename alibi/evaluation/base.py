@@ -153,8 +153,8 @@ class Evaluator(Measure):
 
 
 def refuse_other_objectives(evaluator: str, config: Config) -> None:
-    """Raises ValueError for a run that doesn't predict the next token."""
-    if not config.objective.causal:
+    """Raises ValueError for a run that doesn't predict each token from those before it."""
+    if config.objective.name != "next_token":
         raise ValueError(
             f"objective={config.objective.name} with {evaluator}, which needs objective=next_token: it is for models "
             "that see the tokens before each; leave it out"

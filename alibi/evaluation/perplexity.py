@@ -176,9 +176,9 @@ class Perplexity(OfText):
         return isolated | text_results(
             total,
             tokens=nll.size,
-            # among masked tokens the counts would be of the whole text
-            words=manifest.words if causal else None,
-            bytes=manifest.bytes if causal else None,
+            # with a selection of tokens the counts would be of the whole text
+            words=None if objective.selects else manifest.words,
+            bytes=None if objective.selects else manifest.bytes,
             seconds=score.seconds,
             read=manifest.tokens,
             parts=six_digits(part_sums(nll)),
@@ -191,7 +191,8 @@ class Perplexity(OfText):
     # ---- how reports show it
 
     def kinds_of(self, row: Row) -> tuple[Kind, ...]:
-        return (PSEUDO_PERPLEXITY,) if row.objective else self.kinds
+        masked = row.objective and row.objective["name"] == "masked"
+        return (PSEUDO_PERPLEXITY,) if masked else self.kinds
 
     def windows(self, panel: "Panel") -> str:
         if self.stride:
@@ -204,7 +205,8 @@ class Perplexity(OfText):
     def suffix(self, row: Row) -> str:
         stride = f"-stride{self.stride}" if self.stride else ""
         alone = "-documents-separately" * self.separately
-        return stride + "-masked" * bool(row.objective) + super().suffix(row) + alone
+        objective = f"-{row.objective['name']}" if row.objective else ""
+        return stride + objective + super().suffix(row) + alone
 
     def facts(self, panel: "Panel") -> list[str]:
         contexts = (

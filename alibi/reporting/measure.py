@@ -22,6 +22,8 @@ EVALUATORS = {
     "perplexity": "alibi.evaluation.perplexity:Perplexity",
     "context_use": "alibi.evaluation.context_use:ContextUse",
     "passkey": "alibi.evaluation.passkey:Passkey",
+    "task": "alibi.evaluation.task:TaskAccuracy",
+    "task_gaps": "alibi.evaluation.task:TaskGaps",
 }
 
 BEST = (

@@ -53,7 +53,8 @@ class Panel:
                 if row.objective
             ),
         )
-        return "; ".join(filter(None, [facts, masks]))
+        answers = any(row.objective == {"name": "answers"} for row in self.rows)
+        return "; ".join(filter(None, [facts, masks, "the answers alone" * answers]))
 
     @property
     def columns(self) -> list[Any]:

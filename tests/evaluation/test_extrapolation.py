@@ -212,7 +212,7 @@ def test_a_text_without_a_masked_token(tmp_path):
     )
     options = options_of(output_dir=tmp_path / "out", multiples=(1,), report=False)
     (failure,) = evaluate_runs([run], options)
-    told = "none of the 5 tokens of the text is masked, so there is nothing to score; use a longer text"
+    told = "none of the 5 tokens of the text is predicted, so there is nothing to score; use a longer text"
     assert failure == f"{run}: {told}"
     trained = TrainedRun(run)
     text = prepare(trained.config.data, "valid", progress=False)

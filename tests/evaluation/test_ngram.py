@@ -16,7 +16,7 @@ from alibi.config import make_config
 from alibi.data.tokens import find_tokenizer, make_corpus, prepare
 from alibi.evaluation.ngram import FALLBACK, ngram_scores
 from alibi.evaluation.ngram_runs import Options, evaluate_ngrams
-from alibi.objectives import Masked
+from alibi.objectives import Masked, Sequences
 from alibi.reporting.panels import build_table, caption, panels
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import read_rows
@@ -330,7 +330,8 @@ def test_masked_tokens_are_scored_by_their_frequency(texts):
     (row,) = [row for row in find_rows(texts / "out") if "witten-bell" in row.run]
     data = RunDirectory(run).config().data
     train, valid = (np.asarray(prepare(data, split).tokens) for split in ("train", "valid"))
-    masked = valid[Masked(256, 10, 0.5, 0.1, 0.1).predicted(0, valid.size)]
+    whole = Sequences(np.append(-1, valid)[None].astype(np.int32), np.zeros(1, int))
+    masked = valid[Masked(256, 10, 0.5, 0.1, 0.1).batch(whole).targets[0] >= 0]
     counts, kinds = np.bincount(train, minlength=256), np.unique(train).size
     nats = -np.log((counts + kinds / 256) / (train.size + kinds))[masked].sum()
     assert row.results["nll_nats"] == pytest.approx(nats, rel=1e-12)

@@ -119,7 +119,8 @@ def test_a_length_that_the_stride_does_not_divide():
 def test_spread_windows_stand_in_the_middle_of_equal_parts(num_tokens, length, most, firsts):
     windows, size = spread_windows(num_tokens, length, most), min(length, most)
     assert windows.num_tokens == size * len(firsts)
-    assert windows.spans == [(first, first + size) for first in firsts]
+    rows = read_sequences(np.arange(num_tokens), windows, np.arange(len(windows))).tokens
+    np.testing.assert_array_equal(rows[:, 1:], np.array(firsts)[:, None] + np.arange(size))
     batch = make_batch(np.arange(num_tokens) + 100, windows, np.arange(len(windows)))
     assert batch.targets.tolist() == [[*range(first + 100, first + 100 + size)] for first in firsts]
     inputs = [

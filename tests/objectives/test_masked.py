@@ -11,7 +11,7 @@ from alibi.config import make_config
 from alibi.data.batches import TrainBatches
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer, model_nll
-from alibi.evaluation.windows import read_sequences, spread_windows, windows_of
+from alibi.evaluation.windows import predicted, read_sequences, spread_windows, windows_of
 from alibi.generation import generate
 from alibi.model.decoder import build_model
 from alibi.objectives import Masked, Sequences
@@ -69,10 +69,10 @@ def test_a_token_is_masked_alike_in_windows_of_every_length():
         found[length] = inputs, targets
     assert found[8] == found[32] == found[103]
     places = np.flatnonzero(np.array(found[8][1]) >= 0)
-    np.testing.assert_array_equal(places, np.flatnonzero(MASKED.predicted(0, 103)))
-    np.testing.assert_array_equal(
-        places[places >= 40] - 40, np.flatnonzero(MASKED.predicted(40, 103))
-    )
+    later = windows_of(tokens.size, 103, causal=False)
+    later = dataclasses.replace(later, start=40, length=63, stride=63)
+    (selected,) = predicted(MASKED, tokens, later)
+    np.testing.assert_array_equal(places[places >= 40] - 40, np.flatnonzero(selected))
 
 
 def test_training_masks_anew_at_each_step_and_pads_nothing():
@@ -152,9 +152,10 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
     train(config, str(tmp_path / "run"))
     assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
-    predicted = Masked(256, 10, 0.15, 0.1, 0.1).predicted(0, 700).sum()
+    every = Sequences(np.zeros((1, 701), np.int32), np.zeros(1, int))
+    count = (Masked(256, 10, 0.15, 0.1, 0.1).batch(every).targets >= 0).sum()
     found = [(row.evaluator, row.length, row.results["tokens"]) for row in rows]
-    assert found == [("perplexity", 16, predicted), ("perplexity", 64, predicted)]
+    assert found == [("perplexity", 16, count), ("perplexity", 64, count)]
     assert not {"words", "bytes", "bits_per_byte"} & {*rows[0].results, *rows[1].results}
     # Speed counts the whole text, as other rows' does: a masked token costs no more than its share.
     assert [row.results["tokens_per_second"] * row.seconds for row in rows] == pytest.approx(
