@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite specifications: the page draws them in a browser, `png` draws them for files."""
+"""Charts over lengths and updates as Vega-Lite specifications; `png` draws them for files."""
 
 import dataclasses
 import itertools
@@ -37,13 +37,7 @@ KNOWN_METHODS = ("alibi", "sinusoidal", "rotary", "t5", "learned", "none", "alib
 FONT_SIZE = 17  # pixels on a figure about 900 pixels wide: legible from the back of a lecture room
 MOST_LINES = 12  # in a chart; more are drawn in several charts
 LINES_OF_PART = 8  # in each of several charts
-MAX_TICKS = 16  # lengths on the axis
-MARK_WIDTH = 0.3  # of the axis: room for the text of a train length
-LABEL_HEIGHT = 0.06  # of the axis: room for the name of a line
-WIDEST = 10  # a log axis reaches from a tenth of the least mean to ten times the greatest
-LINEAR = 0.01  # nats: up to here a scale of very different gains is linear, and logarithmic beyond
-# nats at the ends of lines, and their ratio, beyond which gains are very different
-LARGE_GAIN, MOST_RATIO = 0.05, 20
+WIDEST = 10  # an interval is drawn from a tenth of the least mean to ten times the greatest
 
 Spec = dict[str, Any]
 VEGA_LITE = "6.1"
@@ -63,7 +57,10 @@ PNG_CONFIG = {
     },
     "title": {"fontSize": FONT_SIZE, "fontWeight": "normal", "offset": 24, "anchor": "middle"},
     "header": {"labelFontSize": FONT_SIZE, "title": None},
-    "legend": {"labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE, "labelLimit": 0, "title": None},
+    "legend": {
+        "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE, "labelLimit": 0, "title": None, "symbolOpacity": 1,
+        "symbolSize": 110,
+    },
     "text": {"fontSize": FONT_SIZE},
 }  # fmt: skip
 
@@ -81,262 +78,137 @@ def png(spec: Spec) -> bytes:
 
 
 def length_figure(panel: Panel) -> Spec:
-    """Returns the figure of `panel`: its lines over the evaluation length, with their names at
-    their right ends.
+    """Returns the figure of `panel`: its lines over the evaluation length.
 
     More lines than MOST_LINES are drawn in several charts, each with its own scale, the best ones
     first.
     """
     if len(panel.series) <= MOST_LINES:
         return named_lines(panel)
-    worth = -1 if panel.kind.is_loss else 1
-
-    def last(series: Series) -> tuple[int, float]:
-        found = [
-            (length, worth * cell.mean)
-            for length, cell in series.cells.items()
-            if isinstance(cell, Number)
-        ]
-        return max(found, default=(0, 0.0))
-
-    series, count = (
-        sorted(panel.series, key=last, reverse=True),
-        math.ceil(len(panel.series) / LINES_OF_PART),
-    )
-    bounds = [number * len(series) // count for number in range(count + 1)]
-    title = f"{len(series)} lines by their value at the greatest length, best first; each chart has its own scale"
-    parts = [
-        named_lines(dataclasses.replace(panel, series=tuple(series[a:b])))
-        for a, b in itertools.pairwise(bounds)
-    ]
+    series = sorted(panel.series, key=_last, reverse=not panel.kind.is_loss)
+    count = math.ceil(len(series) / LINES_OF_PART)
+    bounds = [part * len(series) // count for part in range(count + 1)]
     return {
-        "concat": parts,
+        "concat": [
+            named_lines(dataclasses.replace(panel, series=tuple(series[a:b])))
+            for a, b in itertools.pairwise(bounds)
+        ],
         "columns": 2,
         "spacing": 40,
-        "title": title,
+        "title": f"{len(series)} lines by their last value, best first; each chart has its own scale",
         "resolve": apart("color", "shape", "strokeDash"),
     }
 
 
 def named_lines(panel: Panel) -> Spec:
-    """Returns a single chart of all lines of `panel`, each with its name at the right."""
-    styles = style_numbers([series.position for series in panel.series])
-    spec = length_chart(
-        panel, {series.label: style for series, style in zip(panel.series, styles, strict=True)}
-    )
-    lines = spec["layer"][-1]
-    x, y = lines["encoding"]["x"], lines["layer"][0]["encoding"]["y"]
-    ends, linear = (
-        {value["run"]: value for value in spec["data"]["values"]},
-        y["scale"].get("constant"),
-    )
-    low, high = (_height(bound, linear) for bound in y["scale"]["domain"])
-    right = max(panel.columns, default=0)
-    labels = sorted(ends.values(), key=lambda end: end["value"])
-    wanted = [(_height(end["value"], linear) - low) / (high - low) for end in labels]
-    placed = [
-        {
-            **end,
-            "at": _value(low + height * (high - low), linear),
-            "name": end["run"] + ("" if end["length"] == right else f" (to {end['length']:,})"),
-        }
-        for end, height in zip(labels, spread(wanted, LABEL_HEIGHT), strict=True)
-    ]
-    at_label, name = (
-        y | {"field": "at"},
-        {"type": "text", "align": "left", "dx": 14, "fontWeight": "bold"},
-    )
-    reaching = {
-        "transform": [{"filter": f"datum.length == {right}"}],
-        "mark": {"type": "rule", "opacity": 0.4},
-    }
-    names = {
-        "data": {"values": placed},
-        "encoding": {"color": lines["encoding"]["color"]},
-        "layer": [
-            reaching
-            | {"encoding": {"x": x, "x2": {"value": "width"}, "y": y, "y2": {"field": "at"}}},
-            {
-                "mark": name,
-                "encoding": {"x": {"value": "width"}, "y": at_label, "text": {"field": "name"}},
-            },
-        ],
-    }
-    return spec | {"width": 660, "height": 420, "layer": [*spec["layer"], names]}
+    """Returns a single chart of all lines of `panel`, with a legend in the order of their last
+    values.
+    """
+    numbers = style_numbers([series.position for series in panel.series])
+    styles = dict(zip((series.label for series in panel.series), numbers, strict=True))
+    series = tuple(sorted(panel.series, key=_last, reverse=True))
+    spec = length_chart(dataclasses.replace(panel, series=series), styles, legend={})
+    return spec | {"width": 660, "height": 420}
 
 
-def length_chart(panel: Panel, styles: Mapping[str, int]) -> Spec:
-    """Returns lines over the evaluation length on logarithmic axes, with markers, spreads and train
-    lengths.
+def _last(series: Series) -> float:
+    """Returns the number at the greatest length; infinity without numbers."""
+    means = [cell.mean for cell in series.cells.values() if isinstance(cell, Number)]
+    return means[-1] if means else math.inf
+
+
+def length_chart(panel: Panel, styles: Mapping[str, int], legend: Spec | None = None) -> Spec:
+    """Returns lines over the evaluation length, with markers, intervals and train lengths.
 
     Args:
       styles: number of the colour, marker and dash of each line.
+      legend: as in Vega-Lite; defaults to none.
     """
-    gain, lengths = not panel.kind.is_loss, panel.columns or [1]
-    values = [value for series in panel.series for value in _length_values(series)]
-    spread_is = tables.spread_of(panel.numbers)
-    spread_is = spread_is and f"{'bars' if gain else 'bands'}: {spread_is}"
+    kind, covered = panel.kind, tables.spread_of(panel.numbers)
+    trained = sorted({series.train_length for series in panel.series} - {0})  # 0: of an n-gram
     about = panel.corpus, panel.split, panel.measure.axis()
-    least, ticks = (lengths[-1] / lengths[0]) ** (1 / MAX_TICKS), lengths[:1]
-    for length in lengths:
-        ticks += [length] * (length >= least * ticks[-1] and length > ticks[-1])
     x: Spec = {
         "field": "length", "type": "quantitative",
         "title": [
             f"evaluation length in tokens ({', '.join(filter(None, about))})",
-            *filter(None, [panel.reading, spread_is]),
+            *filter(None, [panel.reading, covered and f"bands: {covered}"]),
+            *([f"dotted: trained at {', '.join(f'{length:,}' for length in trained)}"] if trained else []),
         ],
-        "scale": {"type": "log", "base": 2, "domain": [0.9 * lengths[0], 1.1 * lengths[-1]], "nice": False},
-        "axis": {"values": ticks, "format": ",d", "labelOverlap": "greedy", "labelSeparation": 6},
+        "scale": {"type": "log", "base": 2, "nice": False, "padding": 16},
+        "axis": {"values": panel.columns, "format": ",d", "labelOverlap": "greedy", "labelSeparation": 6},
     }  # fmt: skip
-    ends = [
-        abs(value["value"]) for value in {value["run"]: value for value in values}.values()
-    ] or [0.0]
-    # gains of hundredths stand beside losses of nats
-    mixed = not panel.kind.trials and max(ends) > max(LARGE_GAIN, MOST_RATIO * min(ends))
-    linear = (LINEAR if mixed else 1e3) if gain else None
-    domain = _domain(values, linear)
     y: Spec = {
         "field": "value", "type": "quantitative",
-        "title": panel.kind.title.lower() + panel.kind.axis,
-        "scale": {"type": "symlog", "constant": linear} if gain else {"type": "log"},
-        "axis": {"tickCount": 6, "format": "~r"},
+        "title": kind.title.lower() + kind.axis,
+        "scale": {"nice": False, "padding": 16, **kind.scale},
+        "axis": {"tickCount": 6, "format": ",~r"},
     }  # fmt: skip
-    if not gain:
-        marked = perplexity_ticks(*domain)
-        domain = [marked[0], marked[-1]]
-        y["axis"] = {"values": marked, "format": ",~r"}
-    y["scale"] |= {"domain": domain, "nice": False}
     tooltip = [
         {"field": "run", "title": "run"}, {"field": "length", "format": ",d", "title": "evaluation length"},
-        {"field": "text", "title": panel.kind.title}, {"field": "ratio", "title": "of its own at L"},
+        {"field": "text", "title": kind.title}, {"field": "ratio", "title": "of its own at L"},
         {"field": "seeds", "title": "seeds"},
     ]  # fmt: skip
-    grey: Spec = {"color": "currentColor", "opacity": 0.6}
-    marks: Spec = {
-        "data": {
-            "values": [
-                {"length": length, "text": text} for length, text in train_lengths(panel).items()
-            ]
-        },
-        "encoding": {"x": x},
-        "layer": [
-            {"mark": {"type": "rule", "strokeDash": [2, 3]} | grey},
-            {
-                "mark": {"type": "text", "align": "left", "dx": 4, "y": -8} | grey,
-                "encoding": {"text": {"field": "text"}},
-            },
-        ],
-    }
-    zero = {
-        "data": {"values": [{"value": 0}]},
-        "mark": {"type": "rule"} | grey,
-        "encoding": {"y": y},
-    }
-    looks = _looks([series.label for series in panel.series], styles)
-    spread: Spec = {
-        "mark": {"type": "rule"} if gain else {"type": "area", "opacity": 0.2, "clip": True}
-    }
+    channels = looks([series.label for series in panel.series], styles, legend)
+    grey = {"color": "currentColor", "opacity": 0.6}
+    marks: list[Spec] = [
+        {
+            "data": {"values": [{"length": length} for length in trained]},
+            "mark": {"type": "rule", "strokeDash": [2, 3]} | grey,
+            "encoding": {"x": x},
+        }
+    ]
+    if not kind.is_loss:
+        zero = {"data": {"values": [{"value": 0}]}, "mark": {"type": "rule"} | grey}
+        marks.append(zero | {"encoding": {"y": y}})
     lines: Spec = {
         "transform": SHOWN,
-        "encoding": {"x": x, "color": looks["color"]},
+        "encoding": {"x": x, "color": channels["color"]},
         "layer": [
             {
                 "mark": {"type": "line", "strokeWidth": 2.5},
-                "encoding": {"y": y, "strokeDash": looks["strokeDash"]},
+                "encoding": {"y": y, "strokeDash": channels["strokeDash"]},
             },
-            spread | {"encoding": {"y": y | {"field": "low"}, "y2": {"field": "high"}}},
+            {
+                "mark": {"type": "area", "opacity": 0.15},
+                "encoding": {"y": y | {"field": "low"}, "y2": {"field": "high"}},
+            },
             {
                 "mark": {"type": "point", "filled": True, "size": 110, "opacity": 1},
-                "encoding": {"y": y, "shape": looks["shape"], "tooltip": tooltip},
+                "encoding": {"y": y, "shape": channels["shape"], "tooltip": tooltip},
             },
         ],
     }
-    description = f"{panel.kind.title} by evaluation length, {panel.corpus}, split {panel.split}"
     return {
-        "description": description,
-        "data": {"values": values},
-        "layer": [marks, *([zero] if gain else []), lines],
+        "description": f"{kind.title} by evaluation length, {panel.corpus}, split {panel.split}",
+        "data": {"values": _length_values(panel)},
+        "layer": [*marks, lines],
     }
 
 
-def _length_values(series: Series) -> Iterable[dict[str, Any]]:
-    """Yields a series' points; an infinite mean has no place in a chart."""
-    for length, cell in series.cells.items():
-        if isinstance(cell, Number) and math.isfinite(cell.mean):
-            low, high = cell.span
-            if cell.kind.is_loss and low <= 0:  # a log scale ends above zero
-                low = min(cell.values)
-            yield {
-                "run": series.label, "length": length, "value": cell.mean, "low": low, "high": high,
-                "text": cell.text, "ratio": "" if cell.ratio is None else tables.write_ratio(cell.ratio),
-                "seeds": len(cell.values),
-            }  # fmt: skip
+def _length_values(panel: Panel) -> list[dict[str, Any]]:
+    """Returns the points of all lines; an infinite mean has no place in a chart.
 
-
-def _domain(values: Sequence[Mapping[str, Any]], linear: float | None) -> list[float]:
-    """Returns the ends of an axis for all spreads, with a margin on both sides; a log axis ends at
-    most at WIDEST times the means, since two seeds may have a band without any end in sight.
+    The interval of a loss ends at WIDEST times the means, since that of two seeds may have no end in
+    sight.
     """
-    means = [value["value"] for value in values]
-    least, most = (min(means) / WIDEST, max(means) * WIDEST) if means else (0.0, 0.0)
-    ends = [value[end] for value in values for end in ("low", "high")]
-    heights = [_height(end if linear else min(most, max(least, end)), linear) for end in ends]
-    heights += [0.0] if linear or not heights else []
-    margin = 0.06 * (max(heights) - min(heights)) or 0.1
-    return [_value(min(heights) - margin, linear), _value(max(heights) + margin, linear)]
-
-
-def _height(value: float, linear: float | None) -> float:
-    """Returns the place of `value` on Vega's symlog scale, which is linear up to `linear`; None: on
-    a log scale.
-    """
-    return math.copysign(math.log1p(abs(value) / linear), value) if linear else math.log(value)
-
-
-def _value(height: float, linear: float | None) -> float:
-    return math.copysign(linear * math.expm1(abs(height)), height) if linear else math.exp(height)
-
-
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Moves ascending heights `gap` apart, up and then down again to stay below 1."""
-    placed: list[float] = []
-    for height in heights:
-        placed.append(max(height, placed[-1] + gap) if placed else height)
-    ceiling = max(1.0, gap * len(placed))
-    for index in reversed(range(len(placed))):
-        placed[index] = min(placed[index], ceiling)
-        ceiling = placed[index] - gap
-    return placed
-
-
-def train_lengths(panel: Panel) -> dict[int, str]:
-    """Returns the train lengths of a panel with the text at each; if they lie too close, the first
-    has all text.
-    """
-    lengths = sorted({series.train_length for series in panel.series} - {0})  # 0: of an n-gram
-    least = (panel.columns[-1] / panel.columns[0]) ** MARK_WIDTH if panel.columns else 1.0
-    if all(b >= least * a for a, b in itertools.pairwise(lengths)):
-        return {length: f"trained at L = {length:,}" for length in lengths}
-    return dict.fromkeys(lengths, "") | {lengths[0]: "dotted: lengths of training"}
-
-
-def perplexity_ticks(low: float, high: float) -> list[float]:
-    """Returns round values: between `low` and `high` at least four, with the coarsest steps, and the
-    nearest below and above, at which an axis ends.
-    """
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    tenths, fiftieths = ([step / each for step in range(each, 10 * each)] for each in (10, 50))
-    inside: list[float] = []
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tenths, fiftieths):
-        ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
-        inside = [tick for tick in ticks if low < tick < high]
-        if len(inside) >= 4:
-            break
-    ends = steps if len(steps) > 6 else (1, 1.5, 2, 2.5, *range(3, 10))
-    ticks = [float(f"{step}e{decade}") for decade in (*decades, decades[-1] + 1) for step in ends]
-    least, most = max(t for t in ticks if t <= low), min(t for t in ticks if t >= high)
-    return [least, *inside[:: math.ceil(len(inside) / 10) or 1], most]
+    drawn = [
+        (series.label, length, cell)
+        for series in panel.series
+        for length, cell in series.cells.items()
+        if isinstance(cell, Number) and math.isfinite(cell.mean)
+    ]
+    means = [cell.mean for *_, cell in drawn]
+    values = []
+    for label, length, cell in drawn:
+        low, high = cell.span
+        if cell.kind.is_loss:
+            low, high = max(low, min(means) / WIDEST), min(high, max(means) * WIDEST)
+        values.append({
+            "run": label, "length": length, "value": cell.mean, "low": low, "high": high,
+            "text": cell.text, "ratio": "" if cell.ratio is None else tables.write_ratio(cell.ratio),
+            "seeds": len(cell.values),
+        })  # fmt: skip
+    return values
 
 
 def style_numbers(positions: Sequence[str]) -> list[int]:
@@ -350,16 +222,18 @@ def style_numbers(positions: Sequence[str]) -> list[int]:
     ]
 
 
-def _looks(labels: Iterable[str], styles: Mapping[str, int]) -> dict[str, Spec]:
-    """Returns colour, marker and dash of each line, without a legend."""
+def looks(
+    labels: Iterable[str], styles: Mapping[str, int], legend: Spec | None = None
+) -> dict[str, Spec]:
+    """Returns colour, marker and dash of each line, as Vega-Lite's channels; the legend has no dashes."""
     labels = list(dict.fromkeys(labels))
-    channels: dict[str, Sequence[Any]] = {"color": COLOURS, "shape": SHAPES, "strokeDash": DASHES}
+    ranges: dict[str, Sequence[Any]] = {"color": COLOURS, "shape": SHAPES, "strokeDash": DASHES}
     return {
         channel: {
-            "field": "run", "type": "nominal", "legend": None,
-            "scale": {"domain": labels, "range": [looks[styles[label] % len(looks)] for label in labels]},
+            "field": "run", "type": "nominal", "legend": None if channel == "strokeDash" else legend,
+            "scale": {"domain": labels, "range": [values[styles[label] % len(values)] for label in labels]},
         }
-        for channel, looks in channels.items()
+        for channel, values in ranges.items()
     }  # fmt: skip
 
 
@@ -392,7 +266,7 @@ def training_chart(
         "title": "nats per token",
         "scale": {"zero": False},
     }
-    looks = _looks((value["run"] for value in values), styles)
+    channels = looks((value["run"] for value in values), styles)
     tooltip = [
         {"field": "name", "title": "run"}, {"field": "step", "format": ",d", "title": "updates"},
         {"field": "nats", "format": ".4f", "title": "nats per token"}, {"field": "split", "title": "text"},
@@ -402,12 +276,12 @@ def training_chart(
     lines = {
         "transform": SHOWN,
         "encoding": {
-            "x": x | {"scale": {"nice": False}}, "y": y, "color": looks["color"], "detail": {"field": "name"},
+            "x": x | {"scale": {"nice": False}}, "y": y, "color": channels["color"], "detail": {"field": "name"},
             "tooltip": tooltip,
         },
         "layer": [
             {"transform": of_split[0], "mark": {"type": "line", "strokeWidth": 1.2}},
-            {"transform": of_split[1], "mark": point, "encoding": {"shape": looks["shape"]}},
+            {"transform": of_split[1], "mark": point, "encoding": {"shape": channels["shape"]}},
         ],
     }  # fmt: skip
     return {

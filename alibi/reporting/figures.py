@@ -1,7 +1,6 @@
 """Figures of shares, contexts and biases, as Vega-Lite specifications."""
 
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,7 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from alibi.reporting.analyses import Analysis, ByContext, Scoring
-from alibi.reporting.charts import COLOURS, FONT_SIZE, SHAPES, Spec, apart
+from alibi.reporting.charts import FONT_SIZE, Spec, apart, looks
+from alibi.reporting.names import grouped
 from alibi.reporting.panels import Panel, Series
 from alibi.reporting.tables import Number
 from alibi.reporting.writers import heading_text
@@ -27,6 +27,7 @@ def cell_figure(panel: Panel) -> Spec:
         headed = zip(panel.measure.labels, series.labels, strict=True)
         return ", ".join(f"{heading} {heading_text(label)}" for heading, label in headed)
 
+    by_labels = sorted(panel.series, key=lambda series: series.labels)
     values: list[dict[str, Any]] = [
         {
             "run": series.label,
@@ -35,60 +36,43 @@ def cell_figure(panel: Panel) -> Spec:
             "share": part.mean,
             "text": part.kind.write(part.mean),
         }
-        for series in panel.series
+        for series in by_labels
         for column, part in series.cells.items()
         if isinstance(part, Number)
     ]
     shares = [0.0, 1.0] if panel.kind.trials else [value["share"] for value in values] or [0.0]
-    low, high = min(shares), max(shares)
     names = list(dict.fromkeys(series.label for series in panel.series))
-    x = {"field": "column", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}}
-    y = {
-        "field": "run",
-        "type": "nominal",
-        "sort": names,
-        "title": None,
-        "scale": {"domain": names},
-    }
+    parts = list(dict.fromkeys(value["part"] for value in values))
+    middle = (min(shares) + max(shares)) / 2
+    dark = {"condition": {"test": f"datum.share < {middle}", "value": "white"}, "value": "black"}
     colour = {
-        "field": "share",
-        "type": "quantitative",
-        "scale": {"scheme": "cividis", "domain": [low, high]},
-    }
-    test = f"datum.share < {(low + high) / 2}"
-    dark = {"condition": {"test": test, "value": "white"}, "value": "black"}
-    spec = {
-        "encoding": {"x": x, "y": y | {"axis": {"labelLimit": 0}}},
-        "layer": [
-            {"mark": "rect", "encoding": {"color": colour | {"legend": None}}},
-            {
-                "mark": {"type": "text", "fontSize": FONT_SIZE - 4},
-                "encoding": {"text": {"field": "text"}, "color": dark},
-            },
-        ],
-    }
-    by_labels = sorted(panel.series, key=lambda series: series.labels)
-    shown = [
-        title(series)
-        for series in by_labels
-        if any(isinstance(part, Number) for part in series.cells.values())
-    ]
-    pictures = [
-        spec
-        | {
-            "transform": [{"filter": f"datum.part == {json.dumps(part)}"}],
-            "title": {"text": part, "offset": 8},
-        }
-        for part in dict.fromkeys(shown or [""])
-    ]
-    for picture in pictures[1:]:  # the names stand beside the first one only
-        picture["encoding"] = {"x": x, "y": y | {"axis": None}}
+        "field": "share", "type": "quantitative", "legend": None,
+        "scale": {"scheme": "cividis", "domain": [min(shares), max(shares)]},
+    }  # fmt: skip
     return {
         "data": {"values": values},
-        "hconcat": [one | {"width": {"step": 56}, "height": {"step": 24}} for one in pictures],
+        "facet": {"column": {"field": "part", "sort": parts}},
+        "spec": {
+            "width": {"step": 56}, "height": {"step": 24},
+            "encoding": {
+                "x": {"field": "column", "type": "ordinal", "title": None, "axis": {"labelAngle": 0}},
+                "y": {
+                    "field": "run", "type": "nominal", "title": None, "axis": {"labelLimit": 0},
+                    "scale": {"domain": names},
+                },
+            },
+            "layer": [
+                {"mark": "rect", "encoding": {"color": colour}},
+                {
+                    "mark": {"type": "text", "fontSize": FONT_SIZE - 4},
+                    "encoding": {"text": {"field": "text"}, "color": dark},
+                },
+            ],
+        },
         "spacing": 8,
         "title": {"text": panel.measure.alt(panel), "offset": 16},
-    }
+        "resolve": apart("x"),
+    }  # fmt: skip
 
 
 def context_figure(rows: Iterable[Analysis]) -> Spec:
@@ -102,61 +86,44 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
     Raises:
       ValueError: there is no row of NLL by context.
     """
-    lines: dict[Scoring, list[ByContext]] = {}
-    for row in rows:
-        if isinstance(row, ByContext):
-            lines.setdefault(row.of, []).append(row)
-    if not lines:
+    by_scoring = grouped((row for row in rows if isinstance(row, ByContext)), lambda row: row.of)
+    if not by_scoring:
         raise ValueError(
             "there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll"
         )
+    labels = dict(zip(sorted(by_scoring), _context_labels(sorted(by_scoring)), strict=True))
+    ranges = [(labels[of], row) for of in labels for row in by_scoring[of]]
     # Lower ends, not means: ranges of few tokens have high means by chance, but then wide intervals
     # too.
-    sure = max(
-        (row.interval[0] for found in lines.values() for row in found if row.interval), default=0.0
-    )
-    labels = dict(zip(sorted(lines), _context_labels(sorted(lines)), strict=True))
-    points: list[dict[str, Any]] = []
-    levels: list[dict[str, Any]] = []
-    for of, label in labels.items():
-        found = lines[of]
-        if of.mode == "sliding":
-            levels.append({"run": label, "nats": found[-1].nll_nats / found[-1].tokens})
-            continue
-        for row in found:
-            low, high = row.interval or (0.0, np.inf)
-            if high - low <= WIDEST_INTERVAL * sure:
-                mean = row.nll_nats / row.tokens
-                points.append(
-                    {
-                        "run": label,
-                        "context": row.context_to,
-                        "nats": mean,
-                        "low": low,
-                        "high": high,
-                    }
-                )
-    ends = sorted({row.context_to for found in lines.values() for row in found})
-    columns = max(1, LETTERS // (max(map(len, labels.values())) + 8))
-    domain, legend = (
-        [*labels.values()],
-        {"orient": "bottom", "columns": columns, "symbolOpacity": 1},
-    )
-    colour = {
-        "field": "run",
-        "type": "nominal",
-        "scale": {"domain": domain, "range": _repeated(COLOURS, len(domain))},
-    }
-    shapes = _repeated(SHAPES, len(domain))
-    shapes = [
-        "stroke" if of.mode == "sliding" else shape
-        for of, shape in zip(labels, shapes, strict=True)
+    sure = max((row.interval[0] for _, row in ranges if row.interval), default=0.0)
+    points = [
+        {
+            "run": label,
+            "context": row.context_to,
+            "nats": row.nll_nats / row.tokens,
+            "low": row.interval[0],
+            "high": row.interval[1],
+        }
+        for label, row in ranges
+        if row.of.mode != "sliding"
+        and row.interval
+        and row.interval[1] - row.interval[0] <= WIDEST_INTERVAL * sure
     ]
-    shape = colour | {"scale": {"domain": domain, "range": shapes}, "legend": legend}
+    levels = [
+        {"run": label, "nats": by_scoring[of][-1].nll_nats / by_scoring[of][-1].tokens}
+        for of, label in labels.items()
+        if of.mode == "sliding"
+    ]
+    columns = max(1, LETTERS // (max(map(len, labels.values())) + 8))
+    numbers = {label: number for number, label in enumerate(labels.values())}
+    channels = looks(numbers, numbers, {"orient": "bottom", "columns": columns})
     x = {
         "field": "context", "type": "quantitative", "title": "tokens of context, up to",
-        "scale": {"type": "log", "base": 2, "domain": [0.9 * ends[0], 1.1 * ends[-1]], "nice": False},
-        "axis": {"values": ends, "format": ",d", "labelOverlap": "greedy"},
+        "scale": {"type": "log", "base": 2, "nice": False, "padding": 16},
+        "axis": {
+            "values": sorted({row.context_to for _, row in ranges}), "format": ",d",
+            "labelOverlap": "greedy",
+        },
     }  # fmt: skip
     y = {
         "field": "nats",
@@ -168,13 +135,13 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
     return {
         "width": 760, "height": 440,
         "data": {"values": points},
-        "encoding": {"color": colour | {"legend": legend}},
+        "encoding": {"color": channels["color"]},
         "layer": [
             {"mark": {"type": "area", "opacity": 0.15}, "encoding": {"x": x} | band},
             {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"x": x, "y": y}},
             {
                 "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-                "encoding": {"x": x, "y": y, "shape": shape},
+                "encoding": {"x": x, "y": y, "shape": channels["shape"]},
             },
             {"data": {"values": levels}, "mark": {"type": "rule", "strokeDash": [8, 4], "strokeWidth": 2},
              "encoding": {"y": y}},
@@ -194,10 +161,6 @@ def _context_labels(scorings: Sequence[Scoring]) -> list[str]:
         ", ".join(filter(None, [*itertools.compress(words, differ), f"L = {of.length:,}{stride}"]))
         for of, words, stride in zip(scorings, about, strides, strict=True)
     ]
-
-
-def _repeated(looks: Sequence[str], count: int) -> list[str]:
-    return list(itertools.islice(itertools.cycle(looks), count))
 
 
 def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: bool) -> Spec:

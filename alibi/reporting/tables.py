@@ -32,6 +32,8 @@ class Kind:
     mean: Callable[[Entry], float | None] | None = None
     trials: str = ""  # of a share: the result that counts the trials, for an interval over them
     axis: str = ""  # what stands after the title at the axis of a chart
+    # the axis of a chart, as Vega-Lite's `scale`
+    scale: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def write_perplexity(value: float) -> str:
@@ -101,6 +103,7 @@ PERPLEXITY = Kind(
     value=result("perplexity"),
     mean=nats_per_token,
     axis=" (log scale)",
+    scale={"type": "log"},
 )
 PSEUDO_PERPLEXITY = dataclasses.replace(PERPLEXITY, title="Pseudo-perplexity of masked tokens")
 BITS_PER_BYTE = Kind(
@@ -110,6 +113,7 @@ BITS_PER_BYTE = Kind(
     value=result("bits_per_byte"),
     mean=result("bits_per_byte"),
     axis=" (log scale)",
+    scale={"type": "log"},
 )
 CONTEXT_GAIN = Kind(
     "Nats gained by context",
@@ -117,6 +121,8 @@ CONTEXT_GAIN = Kind(
     value=result("gain_nats"),
     mean=_gain,
     axis=" per token",
+    # linear up to hundredths of a nat, and logarithmic beyond: gains stand beside losses of nats
+    scale={"type": "symlog", "constant": 0.01},
 )
 # Those of the paper's tables; speeds are tokens per second and device.
 EVALUATION_SPEED = Kind("Evaluation speed", write_thousands, value=speed_of_device)
