@@ -18,10 +18,11 @@ import jax
 
 from alibi.cli import command_line
 from alibi.config.override import Override
+from alibi.evaluation.context_use import CONTEXT_GAIN
 from alibi.positions import METHODS, PositionMethod, make_position, method_class
 from alibi.reporting.measure import measure_of
 from alibi.reporting.rows import Row, latest, read_rows
-from alibi.reporting.tables import BITS_PER_BYTE, CONTEXT_GAIN
+from alibi.reporting.tables import BITS_PER_BYTE
 from configs.sweeps import all_methods, passkey, passkey_late
 from tools import ROOT
 

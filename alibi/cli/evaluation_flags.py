@@ -9,8 +9,8 @@ from absl import flags
 from alibi.config.fields import parsed
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.config.tree import read_value
-from alibi.evaluation.base import Evaluator, options_by_name
-from alibi.reporting.measure import EVALUATORS, evaluator_class, make_evaluator
+from alibi.evaluation.base import Evaluator, make_evaluators, options_by_name
+from alibi.reporting.measure import EVALUATORS
 from alibi.runs import RunDirectory
 
 flags.disclaim_key_flags()  # --help shows the flags below under the entry point that defines them
@@ -90,7 +90,7 @@ def define_evaluators() -> None:
     flags.DEFINE_list(
         "evaluator_options", [], "KEY=VALUE,... of an evaluator of your own, such as bins=8"
     )
-    for name, field in options_by_name(map(evaluator_class, EVALUATORS)).items():
+    for name, field in options_by_name(EVALUATORS).items():
         text = field.metadata["meaning"]
         if field.default not in (None, "", False):
             text += f"; defaults to {field.default}"
@@ -108,24 +108,10 @@ def evaluators() -> tuple[Evaluator, ...]:
     Raises:
       ValueError: an unknown evaluator, a refused value, or an option of none of them.
     """
-    names = [name.strip() for name in flags.FLAGS.evaluators]
-    if not names:
-        raise ValueError(f"--evaluators= names nothing; give some of {', '.join(EVALUATORS)}")
-    known = {name: list(options_by_name([evaluator_class(name)])) for name in names}
-    of_registry = options_by_name(map(evaluator_class, EVALUATORS))
-    given = {name: value for name in of_registry if (value := flags.FLAGS[name].value) is not None}
-    given |= _pairs("evaluator_options")
-    for name, value in given.items():
-        if not any(name in own for own in known.values()):
-            owners = [one for one in EVALUATORS if name in options_by_name([evaluator_class(one)])]
-            raise ValueError(
-                f"--{name}={value} is for --evaluators={' or '.join(owners) or 'another one'}; add it, or leave "
-                f"--{name} out"
-            )
-    return tuple(
-        make_evaluator(name, {key: given[key] for key in own if key in given})
-        for name, own in known.items()
-    )
+    names = list(dict.fromkeys(name.strip() for name in flags.FLAGS.evaluators))
+    values = {name: flags.FLAGS[name].value for name in options_by_name(EVALUATORS)}
+    options = {name: value for name, value in values.items() if value is not None}
+    return tuple(make_evaluators(names, options | _pairs("evaluator_options")))
 
 
 def length_options() -> dict[str, Any]:

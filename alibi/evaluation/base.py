@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from alibi.config import Config
 from alibi.config.fields import annotations, parsed, read
-from alibi.reporting.measure import Measure
+from alibi.reporting.measure import EVALUATORS, Measure, evaluator_class, make_evaluator
 from alibi.reporting.rows import Row
 from alibi.storage.files import digest
 
@@ -41,11 +41,11 @@ def option(default: Any, meaning: str, *, of_row: bool = True, **limits: Any) ->
       ... class Retrieval(Evaluator):
       ...     prompts: int = option(200, "prompts in each cell", at_least=1)
     """
-    about: dict[str, Any] = {key: limits.pop(key) for key in ("or_all",) if key in limits}
-    if "names" in limits:
-        about |= {"names": limits.pop("names"), "reasons": {}}
-    about |= {"bounds": limits, "meaning": meaning, "of_row": of_row}
-    return dataclasses.field(default=default, metadata=about)
+    metadata: dict[str, Any] = {
+        key: limits.pop(key) for key in ("or_all", "names") if key in limits
+    }
+    metadata |= {"reasons": {}, "bounds": limits, "meaning": meaning, "of_row": of_row}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,9 @@ class Evaluator(Measure):
                     f"{type(self).__name__} has an option {field.name!r}, but evaluators have a part with this name; "
                     "rename the option"
                 )
-            value = getattr(self, field.name)
-            if isinstance(value, str):
-                value = parsed(value, types[field.name])
-            given = f"{field.name}={value!r}"
-            value = read(given, value, types[field.name], field.default, field.metadata)
+            kind, value = types[field.name], getattr(self, field.name)
+            value = parsed(value, kind) if isinstance(value, str) else value
+            value = read(f"{field.name}={value!r}", value, kind, field.default, field.metadata)
             object.__setattr__(self, field.name, value)
 
     @property
@@ -149,7 +147,7 @@ class Evaluator(Measure):
         kind = self.kinds_of(row)[0]
         values = [kind.value(entry) for entry in self.entries(row) if kind.value]
         shown = " to ".join(kind.write(value) for value in values if value is not None)
-        return f"{kind.title.lower()} {shown or 'too large to write'}"
+        return f"{kind.title.lower()} {shown or kind.missing}"
 
 
 def refuse_other_objectives(evaluator: str, config: Config) -> None:
@@ -161,6 +159,29 @@ def refuse_other_objectives(evaluator: str, config: Config) -> None:
         )
 
 
-def options_by_name(evaluators: Iterable[type[Evaluator]]) -> dict[str, dataclasses.Field]:
-    """Returns the options of evaluators by name."""
-    return {field.name: field for kind in evaluators for field in dataclasses.fields(kind)}
+def options_by_name(names: Iterable[str]) -> dict[str, dataclasses.Field]:
+    """Returns the options of the evaluators `names`, by their own names."""
+    kinds = map(evaluator_class, names)
+    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+
+
+def make_evaluators(names: Sequence[str], options: Mapping[str, Any]) -> list[Evaluator]:
+    """Returns the evaluators `names`, each with the `options` that it has.
+
+    Raises:
+      ValueError: no name, a name or a value that is refused, or an option that none of them has.
+    """
+    if not names:
+        raise ValueError(f"'evaluators' names nothing; give some of {', '.join(EVALUATORS)}")
+    for key in options.keys() - options_by_name(names).keys():
+        owners = [name for name in EVALUATORS if key in options_by_name([name])]
+        raise ValueError(
+            f"{key}={options[key]} is an option of {' or '.join(owners) or 'no evaluator here'}, not of "
+            f"{', '.join(names)}; name its evaluator too, or leave {key} out"
+        )
+    return [
+        make_evaluator(
+            name, {key: options[key] for key in options_by_name([name]) if key in options}
+        )
+        for name in names
+    ]

@@ -15,16 +15,33 @@ import numpy as np
 from jaxtyping import Float
 
 from alibi.config import Config
-from alibi.evaluation.base import Cell, option, refuse_other_objectives
+from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import same_token_windows
 from alibi.reporting.intervals import interval, part_sums, six_digits
 from alibi.reporting.rows import Entry, Row
-from alibi.reporting.tables import CONTEXT_GAIN
+from alibi.reporting.tables import Kind, result
 
 if TYPE_CHECKING:
     from alibi.evaluation.subject import Subject, Text
     from alibi.reporting.panels import Panel
+
+
+def _gain(entry: Entry) -> float | None:
+    """Returns the gain, None at the shortest length, which gains nothing by definition."""
+    is_start = entry.column == entry.results.get("from_length")
+    return None if is_start else entry.results.get("gain_nats")
+
+
+CONTEXT_GAIN = Kind(
+    "Nats gained by context",
+    "{:+.4f}".format,
+    value=result("gain_nats"),
+    mean=_gain,
+    axis=" per token",
+    # linear up to hundredths of a nat, and logarithmic beyond: gains stand beside losses of nats
+    scale={"type": "symlog", "constant": 0.01},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +60,7 @@ class ContextUse(OfText):
         return [{"lengths": tuple(lengths)}]
 
     def undefined(self, subject: "Subject", cell: Cell) -> str:
-        found = [length for length in cell["lengths"] if not subject.run.undefined(length)]
-        return _too_few(found)
+        return _too_few([length for length in cell["lengths"] if not subject.run.undefined(length)])
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
         return _too_few(_lengths(subject, text, cell))
@@ -53,10 +69,26 @@ class ContextUse(OfText):
         return f"at {', '.join(f'{length:,}' for length in cell['lengths'])}, the same tokens"
 
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+        """Without the longest lengths if memory doesn't suffice for their windows."""
+        from alibi.evaluation.output import print_once
+        from alibi.evaluation.subject import memory_limits
+
         lengths = _lengths(subject, text, row.cell)
         title = f"{subject.run.title} {self.title(row.cell)}"
-        windows = same_token_windows(len(text.tokens), lengths, self.context_windows)
-        nll = [subject.score(text.tokens, each, title).nll_nats for each in windows]
+        while True:
+            windows = same_token_windows(len(text.tokens), lengths, self.context_windows)
+            try:
+                with memory_limits(f"at {lengths[-1]:,}"):
+                    longest_first = [
+                        subject.score(text.tokens, one, title) for one in windows[::-1]
+                    ]
+                break
+            except NoResultError as error:
+                if _too_few(lengths[:-1]):
+                    raise
+                print_once(f"{title}: {error}; measured without that length")
+                del lengths[-1]
+        nll = [score.nll_nats for score in longest_first[::-1]]
         totals = [float(each.sum(dtype=np.float64)) for each in nll]
         gains = [gain_of(nll[0], longer, windows[0].stride) for longer in nll[1:]]
         return {
@@ -74,20 +106,18 @@ class ContextUse(OfText):
     def entries(self, row: Row) -> list[Entry]:
         if not row.results:
             return [Entry(row, (), length, {}) for length in row.cell["lengths"]]
-        found, one = row.results, {}
-        by_length = [found[key] for key in ("nll_nats", "gain_nats", "interval", "parts")]
-        for length, nats, gain, bounds, parts in zip(found["lengths"], *by_length, strict=True):
-            one[length] = {
-                "from_length": found["lengths"][0],
-                "windows": found["windows"],
-                "tokens": found["tokens"],
-                "tokens_of_window": found["tokens"] // found["windows"],
-                "nll_nats": nats,
-                "gain_nats": gain,
-                "interval": bounds,
-                "parts": parts,
-            }
-        return [Entry(row, (), length, results) for length, results in one.items()]
+        lengths, tokens = row.results["lengths"], row.results["tokens"]
+        common = {
+            "from_length": lengths[0],
+            "tokens": tokens,
+            "tokens_of_window": tokens // row.results["windows"],
+        }
+        names = ("nll_nats", "gain_nats", "interval", "parts")
+        by_length = zip(*(row.results[name] for name in names), strict=True)
+        return [
+            Entry(row, (), length, common | dict(zip(names, values, strict=True)))
+            for length, values in zip(lengths, by_length, strict=True)
+        ]
 
     def alike(self, row: Row) -> Hashable:
         # the shortest is what gains are relative to, the longest decides where the tokens lie
@@ -95,13 +125,13 @@ class ContextUse(OfText):
         return lengths[0], lengths[-1]
 
     def windows(self, panel: "Panel") -> str:
-        (found, *_) = [row.results for row in panel.rows if row.is_measured] or [{}]
-        if not found:
+        (results, *_) = [row.results for row in panel.rows if row.is_measured] or [{}]
+        if not results:
             return "the same tokens at each length"
-        count, (shortest, *_, longest) = found["windows"], found["lengths"]
+        count, (shortest, *_, longest) = results["windows"], results["lengths"]
         return (
-            f"the last {found['tokens'] // count:,} tokens of {count:,} windows, the same at each length, against what "
-            f"they cost at {shortest:,}, at ends of windows of {longest:,}"
+            f"the last {results['tokens'] // count:,} tokens of {count:,} windows, the same at each length, "
+            f"against what they cost at {shortest:,}, at ends of windows of {longest:,}"
         )
 
     def explanation(self, panel: "Panel") -> str:
@@ -130,8 +160,8 @@ def gain_of(
     if not np.isfinite(by_window).all():
         return {"gain_nats": None, "interval": None, "parts": None}
     parts = part_sums(by_window)
-    found = interval(parts[None], part_sums(np.full(by_window.size, stride)))
-    bounds = found.bounds if found else None
+    covered = interval(parts[None], part_sums(np.full(by_window.size, stride)))
+    bounds = covered.bounds if covered else None
     return {"gain_nats": float(saved.mean()), "interval": bounds, "parts": six_digits(parts)}
 
 

@@ -39,15 +39,15 @@ class Dump:
         return token - np.maximum(window - (self.of.length - self.of.stride), 0) + 1
 
 
-def find_name(output: epath.Path, scoring: Scoring) -> epath.Path:
-    """Returns the file of the dump of `scoring` in an output directory, which may not exist yet.
+def dump_file(folder: epath.Path, scoring: Scoring) -> epath.Path:
+    """Returns the file in an output directory for the dump of `scoring`, which may not exist yet.
 
     This is nll/RUN-length=l-stride=s.npz. If a dump of another step, text, config or override has
     that name, the step and a hash of the rest follow.
     """
     name = f"{scoring.run}-length={scoring.length}-stride={scoring.stride}"
-    path = output / "nll" / f"{name}.npz"
-    if read_scoring(path) in (None, scoring):
+    path = folder / "nll" / f"{name}.npz"
+    if _read_scoring(path) in (None, scoring):
         return path
     rest = f"{scoring.tokens_sha256} {scoring.config_hash}{scoring.override}"
     key = hashlib.sha256(rest.encode()).hexdigest()[:8]
@@ -77,17 +77,22 @@ def find_dumps(patterns: Iterable[str]) -> list[Dump]:
     """Returns the dumps at paths and addresses, which may hold wildcards; raises ValueError as
     `read_dump`.
     """
-    places = set()
+    files = set()
     for pattern in patterns:
         before = re.split(r"[*?[]", pattern)[0]
         folder = before[: before.rfind("/") + 1]
         exact = resolve(pattern)
         matching = resolve(folder or ".").glob(pattern.removeprefix(folder))
-        places |= {exact} if exact.exists() else set(matching)
-    return [read_dump(place) for place in sorted(places)]
+        files |= {exact} if exact.exists() else set(matching)
+    return [read_dump(file) for file in sorted(files)]
 
 
-def read_scoring(path: epath.Path) -> Scoring | None:
+def has_dump(folder: epath.Path, scoring: Scoring) -> bool:
+    """Returns whether an output directory has a whole dump of `scoring`."""
+    return _read_scoring(dump_file(folder, scoring)) == scoring
+
+
+def _read_scoring(path: epath.Path) -> Scoring | None:
     """Returns the key of the dump in `path`; None if there is none, or it is damaged."""
     try:
         return read_dump(path).of

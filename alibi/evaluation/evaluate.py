@@ -3,8 +3,7 @@
 import dataclasses
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -13,17 +12,14 @@ from alibi.errors import UserError, print_error
 from alibi.evaluation.base import Cell, Evaluator, NoResultError
 from alibi.evaluation.output import Output, OutputError, print_once, same_name
 from alibi.evaluation.perplexity import Perplexity
-from alibi.evaluation.subject import Subject, Text
+from alibi.evaluation.subject import Subject, memory_limits
 from alibi.extras import MissingPackageError, needs
-from alibi.parallel.hosts import broadcast, check_alike, gather, is_primary
-from alibi.reporting.rows import Row
+from alibi.parallel.hosts import broadcast, check_alike, is_primary
 from alibi.runs import RunDirectory, process_facts
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
 __all__ = ["Options", "OutputError", "evaluate_runs"]
-
-ALIKE_SECONDS = 60  # if one process runs out of memory, all must do so within this time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,34 +186,13 @@ def _evaluate_cell(subject: Subject, evaluator: Evaluator, cell: Cell) -> str | 
     _ = run.params  # a failure to load them is no limit of this measurement
     # another step, if the checkpoint was replaced or is damaged
     row, subject.seconds = dataclasses.replace(row, step=run.step), 0.0
-    results = _try_measuring(subject, evaluator, text, row, title)
-    if results is not None:
-        row = dataclasses.replace(row, results=results, seconds=subject.seconds or None)
-        print_once(f"{title}: {evaluator.summary(row)} ({subject.seconds:.1f} s)")
-        output.add(row)
-    return ""
-
-
-def _try_measuring(
-    subject: Subject, evaluator: Evaluator, text: Text, row: Row, title: str
-) -> Mapping[str, Any] | None:
-    """Returns the results of a row; None if there are none, or memory does not suffice, which
-    becomes a row.
-    """
     try:
-        return evaluator.measure(subject, text, row)
+        with memory_limits(evaluator.title(cell)):
+            results = evaluator.measure(subject, text, row)
     except NoResultError as error:
-        subject.output.add_error(row, title, str(error))
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        try:
-            gather(None, seconds=ALIKE_SECONDS)
-        # this process fails alone: the others wait for it in the computation
-        except jax.errors.JaxRuntimeError:
-            raise error from None
-        message = (
-            f"out of memory {evaluator.title(row.cell)}; try fewer batch_tokens or more devices"
-        )
-        subject.output.add_error(row, title, message)
-    return None
+        output.add_error(row, title, str(error))
+        return ""
+    row = dataclasses.replace(row, results=results, seconds=subject.seconds or None)
+    print_once(f"{title}: {evaluator.summary(row)} ({subject.seconds:.1f} s)")
+    output.add(row)
+    return ""

@@ -1,29 +1,24 @@
-"""The output directory of evaluations: rows, NLL dumps and the report."""
+"""The output directory of evaluations: rows and the report."""
 
 import contextlib
 import dataclasses
 import datetime
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-
-from etils import epath
 
 from alibi import progress
 from alibi.config import flatten
 from alibi.errors import UserError, cause
-from alibi.evaluation.dumps import Dump, find_name, read_scoring, write_dump
 from alibi.parallel.hosts import is_primary
-from alibi.reporting.analyses import Scoring
 from alibi.reporting.recorded import WORKDIR_FILE, find_rows, merge_rows, record_row, run_folder
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import Row, latest
 from alibi.runs import RunDirectory, git_commit, processor
-from alibi.storage.cache import content_key
-from alibi.storage.files import check_writable, resolve, write_whole
+from alibi.storage.files import check_writable, resolve
 
-Found = TypeVar("Found")
+Written = TypeVar("Written")
 
 
 class OutputError(UserError):
@@ -31,8 +26,8 @@ class OutputError(UserError):
 
 
 class Output:
-    """The rows, NLL dumps and report in an output directory or at an address; only the first
-    process writes.
+    """The rows and the report in an output directory or at an address, and the files of evaluators;
+    only the first process writes.
 
     Raises:
       OutputError: it can't be made or written, now or later.
@@ -40,7 +35,7 @@ class Output:
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.folder = resolve(directory)
-        self._guard(lambda: check_writable(self.folder))
+        self.guard(lambda: check_writable(self.folder))
         self.rows = find_rows(self.folder)
         self._workdirs: dict[str, str] = {}  # by the name of the run
 
@@ -57,11 +52,11 @@ class Output:
 
     def find(self, row: Row) -> list[Row]:
         """Returns the existing rows of the same measurement: same cell, step, config and text."""
-        return [found for found in self.rows if found.measurement == row.measurement]
+        return [other for other in self.rows if other.measurement == row.measurement]
 
     def is_done(self, row: Row) -> bool:
         """Returns whether the measurement of `row` has a result."""
-        return any(found.is_measured for found in self.find(row))
+        return any(other.is_measured for other in self.find(row))
 
     def name_text(self, name: str, split: str, text_hash: str) -> str:
         """Returns the name of a text in rows: that of existing rows, else `name`, longer if another
@@ -87,7 +82,7 @@ class Output:
             old.is_measured if row.is_measured else old.error == row.error for old in self.find(row)
         ):
             return
-        self._guard(lambda: record_row(self.folder, row, self._workdirs.get(row.run)))
+        self.guard(lambda: record_row(self.folder, row, self._workdirs.get(row.run)))
         self.rows.append(row)
 
     def add_error(self, row: Row, title: str, error: str) -> None:
@@ -95,41 +90,18 @@ class Output:
         print_once(f"{title}: {error}")
         self.add(dataclasses.replace(row, error=error))
 
-    def write_dump(self, dump: Dump) -> None:
-        """Writes an NLL dump."""
-        self._guard(lambda: write_dump(find_name(self.folder, dump.of), dump))
-
-    def has_dump(self, scoring: Scoring) -> bool:
-        """Returns whether there is a whole dump of `scoring`."""
-        return read_scoring(find_name(self.folder, scoring)) == scoring
-
-    def documents_file(self, row: Row) -> epath.Path:
-        """Returns the file with the NLL of each document of `row`, which may not exist yet.
-
-        This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash of the text and the config.
-        """
-        key = content_key({"of": str(row.measurement)})[:8]
-        name = f"documents/{row.run}-length={row.length}-step={row.step}-{key}.jsonl"
-        return self.folder / name
-
-    def write_documents(self, row: Row, lines: Iterable[str]) -> None:
-        """Writes the line of each document, and prints the file's name."""
-        path = self.documents_file(row)
-        self._guard(lambda: write_whole(path, "".join(lines)))
-        print_once(f"the NLL of each document: {path}")
-
     def finish(self, *, report: bool, workdirs: Sequence[str]) -> None:
         """Writes results.jsonl; with `report` also writes and prints the report, which describes
         the `workdirs`.
         """
         if not report:
-            self._guard(lambda: merge_rows(self.folder))
-        elif text := self._guard(lambda: write_report(self.folder, runs=_run_sources(workdirs))):
+            self.guard(lambda: merge_rows(self.folder))
+        elif text := self.guard(lambda: write_report(self.folder, runs=_run_sources(workdirs))):
             print(text)  # outside of the guard: a closed pipe is no failure of the directory
 
-    def _guard(self, write: Callable[[], Found]) -> Found | None:
-        """Calls `write` on the first process, and returns its result; raises OutputError if it
-        fails.
+    def guard(self, write: Callable[[], Written]) -> Written | None:
+        """Calls `write` on the first process, and returns its result; raises OutputError if the disk
+        refuses.
         """
         if not is_primary():
             return None

@@ -24,6 +24,7 @@ from alibi.reporting.analyses import Scoring
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, PSEUDO_PERPLEXITY, Kind, fact
+from alibi.storage.files import write_whole
 
 if TYPE_CHECKING:
     from alibi.evaluation.subject import Subject, Text
@@ -138,38 +139,41 @@ class Perplexity(OfText):
         return super().title(cell) + stride + ", each document on its own" * self.separately
 
     def is_done(self, subject: "Subject", row: Row) -> bool:
-        output = subject.output
-        return (not self.dump_nll or output.has_dump(scoring(row))) and (
-            not self.separately or output.documents_file(row).exists()
+        from alibi.evaluation.dumps import has_dump
+        from alibi.evaluation.separately import documents_file
+
+        folder = subject.output.folder
+        return (not self.dump_nll or has_dump(folder, scoring(row))) and (
+            not self.separately or documents_file(folder, row).exists()
         )
 
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
         """Writes the dump before the row is written: a row without its dump would count as done."""
-        from alibi.evaluation.dumps import Dump
+        from alibi.evaluation.dumps import Dump, dump_file, write_dump
+        from alibi.evaluation.output import print_once
         from alibi.evaluation.scorer import run_objective
-        from alibi.evaluation.separately import lines_of, padded
+        from alibi.evaluation.separately import documents_file, lines_of, padded
 
         assert text.file is not None
-        manifest, objective = text.file.manifest, run_objective(subject.run)
-        title, tokens = f"{subject.run.title} {self.title(row.cell)}", text.tokens
+        manifest, objective, output = text.file.manifest, run_objective(subject.run), subject.output
         length, causal = row.cell["length"], objective.causal
-        documents = text.documents if self.separately else None
-        if documents is not None:
-            tokens = padded(documents, length)
+        tokens = padded(text.documents, length) if self.separately else text.tokens
         windows = windows_of(len(tokens), length, self.stride, causal=causal)
-        score = subject.score(tokens, windows, title)
-        nll = score.nll_nats
-        if documents is not None:
-            nll = nll[tokens[:] >= 0]  # padding is no token, of the speed neither
+        score = subject.score(tokens, windows, f"{subject.run.title} {self.title(row.cell)}")
+        # padding is no token, of the speed neither
+        nll = score.nll_nats[tokens[:] >= 0] if self.separately else score.nll_nats
         total = float(nll.sum(dtype=np.float64))
         if not math.isfinite(total):
             raise NoResultError(
                 f"the NLL is {total}; the parameters or the method overflow at this length"
             )
         if self.dump_nll:
-            subject.output.write_dump(Dump(scoring(row), nll, np.asarray(tokens, np.int32)))
-        if documents is not None:
-            subject.output.write_documents(row, lines_of(documents, nll))
+            dump = Dump(scoring(row), nll, np.asarray(tokens, np.int32))
+            output.guard(lambda: write_dump(dump_file(output.folder, dump.of), dump))
+        if self.separately:
+            path = documents_file(output.folder, row)
+            output.guard(lambda: write_whole(path, lines_of(text.documents, nll)))
+            print_once(f"the NLL of each document: {path}")
         isolated = {}
         if row.documents:
             isolated["mean_context"] = mean_context(objective, tokens, windows)
@@ -186,7 +190,7 @@ class Perplexity(OfText):
 
     def summary(self, row: Row) -> str:
         value = row.results.get("perplexity")
-        return f"perplexity {'too large to write' if value is None else f'{value:.3f}'}"
+        return f"perplexity {PERPLEXITY.missing if value is None else f'{value:.3f}'}"
 
     # ---- how reports show it
 

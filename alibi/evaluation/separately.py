@@ -5,13 +5,15 @@ Windows of one length hold documents of every length, so nothing is compiled ane
 """
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
+from etils import epath
 from jaxtyping import Float, Int32
 
 from alibi.data.corpus import Corpus, limit_bytes
 from alibi.data.tokenfile import TokenFile
+from alibi.reporting.rows import Row
+from alibi.storage.cache import content_key
 
 
 def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " tokens"]]:
@@ -53,17 +55,29 @@ def padded(
     )
 
 
+def documents_file(folder: epath.Path, row: Row) -> epath.Path:
+    """Returns the file in `folder` with the NLL of each document of `row`, which may not exist yet.
+
+    This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash of the text and the config.
+    """
+    key = content_key({"of": str(row.measurement)})[:8]
+    return folder / f"documents/{row.run}-length={row.length}-step={row.step}-{key}.jsonl"
+
+
 def lines_of(
     documents: list[Int32[np.ndarray, " tokens"]], nll_nats: Float[np.ndarray, " tokens"]
-) -> Iterator[str]:
-    """Yields a JSON line for each document: its number, its tokens and their NLL."""
+) -> str:
+    """Returns a JSON line for each document: its number, its tokens and their NLL."""
     ends = np.cumsum([ids.size for ids in documents])
-    for number, nats in enumerate(np.split(nll_nats.astype(np.float64), ends[:-1])):
-        line = {
-            "document": number,
+    by_document = np.split(nll_nats.astype(np.float64), ends[:-1])
+    lines = (
+        {
+            "document": index,
             "tokens": nats.size,
             "nll_nats": float(nats.sum()),
-            "ids": documents[number].tolist(),
+            "ids": documents[index].tolist(),
             "nats": nats.round(6).tolist(),
         }
-        yield json.dumps(line) + "\n"
+        for index, nats in enumerate(by_document)
+    )
+    return "".join(json.dumps(line) + "\n" for line in lines)

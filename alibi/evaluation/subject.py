@@ -1,8 +1,9 @@
 """A run under evaluation: its texts and its scorers, each made once, and its rows."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,17 +14,19 @@ from alibi.data.corpus import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokens import make_corpus, prepare, prepare_text
-from alibi.evaluation.base import Cell, Evaluator
+from alibi.evaluation.base import Cell, Evaluator, NoResultError
 from alibi.evaluation.output import Output, made_here, print_once
 from alibi.evaluation.scorer import NllFunction, Score, Scorer, model_nll, run_scorer
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import Tokens, Windows, windows_of
 from alibi.model.decoder import DecoderLM
-from alibi.parallel.hosts import check_alike, is_primary
+from alibi.parallel.hosts import check_alike, gather, is_primary
 from alibi.progress import Progress
 from alibi.reporting.rows import Device, Row
 from alibi.runs import evaluation_hash
 from alibi.runs.trained import TrainedRun
+
+ALIKE_SECONDS = 60  # if one process runs out of memory, all must do so within this time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +180,28 @@ class Subject:
             documents=None if evaluator.isolates else isolated or None,
             evaluator_code=evaluator.code(),
         )
+
+
+@contextlib.contextmanager
+def memory_limits(where: str) -> Iterator[None]:
+    """Raises NoResultError in place of an error of memory, if all processes have it.
+
+    Args:
+      where: stands after "out of memory".
+    """
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        try:
+            gather(None, seconds=ALIKE_SECONDS)
+        # this process fails alone: the others wait for it in the computation
+        except jax.errors.JaxRuntimeError:
+            raise error from None
+        raise NoResultError(
+            f"out of memory {where}; try fewer batch_tokens or more devices"
+        ) from error
 
 
 def row_of(run: TrainedRun, **measured: Any) -> Row:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from alibi.reporting import tables
 from alibi.reporting.intervals import Sample, part_sizes, share_interval
 from alibi.reporting.rows import Entry
 from alibi.reporting.tables import Kind, Missing, Number
@@ -25,9 +24,7 @@ def make_cell(entries: Sequence[Entry], kind: Kind) -> Number | Missing:
             interval = sample.interval
         return Number(values, kind, interval=interval and interval.of(kind.of_mean), sample=sample)
     if measured:
-        is_perplexity = kind.of_mean is tables.perplexity
-        why = "too large to write" if is_perplexity else "is not known"
-        return Missing(f"{kind.title.lower()} {why}", is_reason=True)
+        return Missing(f"{kind.title.lower()} {kind.missing}", is_reason=True)
     return Missing(entries[0].row.error or "no result", is_reason=True)
 
 
@@ -48,7 +45,7 @@ def _sample(entries: Sequence[Entry], means: Sequence[float | None], kind: Kind)
     # parts of a gain are of whole windows
     size = first.get("tokens_of_window", 1)
     sizes = size * part_sizes(first["tokens"] // size, sums.shape[1])
-    if kind is tables.BITS_PER_BYTE:
-        nats = [tables.nats_per_token(entry) for entry in entries]
-        sums *= (np.array(means, float) / np.array(nats, float))[:, None]
+    if kind.mean_of_parts:
+        summed = np.array([kind.mean_of_parts(entry) for entry in entries], float)
+        sums *= (np.array(means, float) / summed)[:, None]
     return Sample(seeds, sums, sizes, texts.pop())

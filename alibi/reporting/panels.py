@@ -170,7 +170,7 @@ def _are_comparable(entries: Sequence[Entry], kind: Kind) -> bool:
         for entry in entries
         if entry.row.is_measured
     }
-    return kind is tables.BITS_PER_BYTE or len(texts) < 2
+    return not kind.is_per_token or len(texts) < 2
 
 
 def build_table(panel: Panel) -> Table:

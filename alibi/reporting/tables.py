@@ -30,7 +30,11 @@ class Kind:
     value: Callable[[Entry], float | None] | None = None
     # the number in units of which means are taken, for an interval over the text
     mean: Callable[[Entry], float | None] | None = None
+    # the number of which a result's `parts` are sums; defaults to `mean`
+    mean_of_parts: Callable[[Entry], float | None] | None = None
     trials: str = ""  # of a share: the result that counts the trials, for an interval over them
+    missing: str = "is not known"  # of a result without this number
+    is_per_token: bool = True  # not comparable between tokenizers
     axis: str = ""  # what stands after the title at the axis of a chart
     # the axis of a chart, as Vega-Lite's `scale`
     scale: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False)
@@ -83,12 +87,6 @@ def nats_per_token(entry: Entry) -> float | None:
     return None if nats is None or not tokens else nats / tokens
 
 
-def _gain(entry: Entry) -> float | None:
-    """Returns the gain, but of the shortest length, which gains nothing by definition."""
-    is_start = entry.column == entry.results.get("from_length")
-    return None if is_start else entry.results.get("gain_nats")
-
-
 def speed_of_device(entry: Entry) -> float | None:
     """Returns the tokens per second of a single device."""
     rate, device = entry.results.get("tokens_per_second"), entry.row.device
@@ -102,6 +100,7 @@ PERPLEXITY = Kind(
     of_mean=perplexity,
     value=result("perplexity"),
     mean=nats_per_token,
+    missing="too large to write",
     axis=" (log scale)",
     scale={"type": "log"},
 )
@@ -112,17 +111,10 @@ BITS_PER_BYTE = Kind(
     is_loss=True,
     value=result("bits_per_byte"),
     mean=result("bits_per_byte"),
+    mean_of_parts=nats_per_token,
+    is_per_token=False,
     axis=" (log scale)",
     scale={"type": "log"},
-)
-CONTEXT_GAIN = Kind(
-    "Nats gained by context",
-    "{:+.4f}".format,
-    value=result("gain_nats"),
-    mean=_gain,
-    axis=" per token",
-    # linear up to hundredths of a nat, and logarithmic beyond: gains stand beside losses of nats
-    scale={"type": "symlog", "constant": 0.01},
 )
 # Those of the paper's tables; speeds are tokens per second and device.
 EVALUATION_SPEED = Kind("Evaluation speed", write_thousands, value=speed_of_device)

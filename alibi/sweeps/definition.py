@@ -30,8 +30,8 @@ from alibi.config import Config
 from alibi.config import files as config_files
 from alibi.config.fields import as_text, did_you_mean, without_lists
 from alibi.config.override import MODEL_KEYS, Override
-from alibi.evaluation.base import Cell, Evaluator, options_by_name
-from alibi.reporting.measure import EVALUATORS, evaluator_class, make_evaluator
+from alibi.evaluation.base import Cell, Evaluator, make_evaluators, options_by_name
+from alibi.reporting.measure import EVALUATORS, make_evaluator
 from alibi.reporting.names import grouped
 
 EVALUATION_KEYS = ("multiples", "lengths", "evaluators", "override")
@@ -260,13 +260,11 @@ def evaluation_keys(parts: Iterable[Mapping[str, Any]]) -> list[str]:
     and in `parts`.
     """
     named = {*EVALUATORS, *(name for part in parts for name in _names(part))}
-    return [*EVALUATION_KEYS, *options_by_name(map(evaluator_class, sorted(named)))]
+    return [*EVALUATION_KEYS, *options_by_name(sorted(named))]
 
 
 def _names(part: Mapping[str, Any]) -> list[str]:
     names = part.get("evaluators", "perplexity")
-    if not names:
-        raise ValueError("'evaluators' names nothing; leave it out for perplexity")
     return [names] if isinstance(names, str) else list(names)
 
 
@@ -292,18 +290,11 @@ def _evaluation(part: Mapping[str, Any], config: Config) -> Evaluation:
         )
     lengths = sorted(set(lengths))
     options = {key: value for key, value in part.items() if key not in EVALUATION_KEYS}
-    several = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
-    evaluators = []
-    for values in itertools.product(*several.values()):
-        left = dict(zip(several, values, strict=True))
-        for name in _names(part):
-            own = options_by_name([evaluator_class(name)])
-            evaluators.append(make_evaluator(name, {key: left[key] for key in own if key in left}))
-    evaluators = list(dict.fromkeys(evaluators))
-    if unused := options.keys() - options_by_name(map(type, evaluators)):
-        raise ValueError(
-            f"no evaluator of {', '.join(_names(part))} has the option {', '.join(sorted(unused))}"
-        )
+    several = [value if isinstance(value, list) else [value] for value in options.values()]
+    evaluators: dict[Evaluator, None] = {}
+    for values in itertools.product(*several):
+        in_turn = dict(zip(options, values, strict=True))
+        evaluators |= dict.fromkeys(make_evaluators(_names(part), in_turn))
     for one in evaluators:
         one.check(config, lengths)
     cells = tuple((one, cell) for one in evaluators for cell in one.cells(config, lengths))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alibi.evaluation.context_use import ContextUse, gain_of
+from alibi.evaluation.context_use import CONTEXT_GAIN, ContextUse, gain_of
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer
 from alibi.evaluation.windows import Windows, read_sequences, same_token_windows
@@ -16,7 +16,6 @@ from alibi.objectives import NextToken
 from alibi.reporting.panels import panels
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
-from alibi.reporting.tables import CONTEXT_GAIN
 from tests.evaluation.runs import make_run, options_of
 from tests.reporting.rowmaker import append_rows, make_gains
 
@@ -165,6 +164,28 @@ def test_gains_of_more_lengths_are_of_other_tokens_and_stand_in_another_table(ru
         assert evaluate_runs([run], options) == []
     rows = [row for row in read_rows(tmp_path / "results.jsonl") if row.evaluator == "context_use"]
     assert [panel.columns for panel in panels(rows, CONTEXT_GAIN)] == [[16, 32], [16, 32, 128]]
+
+
+def test_without_memory_for_the_longest_windows_the_others_are_compared(
+    run, tmp_path, monkeypatch, capsys
+):
+    """With numbers as if only these lengths had been asked for."""
+    whole = Scorer.score_windows
+
+    def score(scorer, params, tokens, windows, **keywords):
+        if windows.length > 32:
+            raise MemoryError
+        return whole(scorer, params, tokens, windows, **keywords)
+
+    monkeypatch.setattr(Scorer, "score_windows", score)
+    found = []
+    for multiples in ((1, 2, 4), (1, 2)):
+        options = options_of(tmp_path / str(multiples), multiples=multiples, context_windows=9)
+        options = dataclasses.replace(options, report=False, evaluators=options.evaluators[1:])
+        assert evaluate_runs([run], options) == []
+        found += read_rows(tmp_path / str(multiples) / "results.jsonl")
+    assert found[0].results == found[1].results
+    assert "out of memory at 64; try fewer batch_tokens" in capsys.readouterr().err
 
 
 def test_one_length_tells_nothing(run, tmp_path, capsys):

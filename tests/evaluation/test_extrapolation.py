@@ -318,7 +318,7 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
         (
             "eval_extrapolation.py",
             ["--context_windows=1"],
-            "--context_windows=1 is for --evaluators=context_use; add it",
+            "context_windows=1 is an option of context_use, not of perplexity; name its evaluator too",
         ),
         (
             "eval_extrapolation.py",
@@ -331,7 +331,7 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
             ["--evaluator_options=column=5"],
             "--column=5 is for --text_file",
         ),
-        ("eval_extrapolation.py", ["--evaluators="], "--evaluators= names nothing; give some of"),
+        ("eval_extrapolation.py", ["--evaluators="], "'evaluators' names nothing; give some of"),
         ("eval_extrapolation.py", ["--evaluation={"], "--evaluation={ is not what a sweep writes"),
         (
             "eval_extrapolation.py",

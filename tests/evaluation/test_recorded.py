@@ -11,7 +11,7 @@ import pytest
 
 from alibi.config import replaced
 from alibi.evaluation import output
-from alibi.evaluation.dumps import find_dumps, read_dump, read_scoring
+from alibi.evaluation.dumps import find_dumps, read_dump
 from alibi.evaluation.evaluate import OutputError, evaluate_run, evaluate_runs
 from alibi.reporting.recorded import merge_rows, record_row
 from alibi.reporting.rows import latest, read_rows
@@ -143,7 +143,7 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     )
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
-    assert read_scoring(dump) == expected.of
+    assert read_dump(dump).of == expected.of
     assert (expected.of.run, expected.of.length, expected.of.stride, expected.of.step) == (
         "alibi-run",
         16,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from alibi.evaluation import Evaluator
+from alibi.evaluation.context_use import CONTEXT_GAIN
 from alibi.evaluation.passkey import ACCURACY
 from alibi.positions import METHODS
 from alibi.reporting import tables
@@ -98,9 +99,7 @@ def test_every_method_has_a_style_of_its_own_and_so_has_a_new_one(shown):
         assert styles[position][0] == COLOURS[KNOWN_METHODS.index(position)]
 
 
-@pytest.mark.parametrize(
-    "kind", [tables.PERPLEXITY, tables.CONTEXT_GAIN], ids=["perplexity", "gain"]
-)
+@pytest.mark.parametrize("kind", [tables.PERPLEXITY, CONTEXT_GAIN], ids=["perplexity", "gain"])
 def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
     names = [f"method-{number:02}" for number in range(17)]
     order = [*names[8:], *names[:8]]
@@ -109,7 +108,7 @@ def test_a_figure_of_many_methods_is_read_part_by_part_the_best_first(kind):
         for rank, name in enumerate(order)
         for length in (128, 256)
     ]
-    if kind is tables.CONTEXT_GAIN:
+    if kind is CONTEXT_GAIN:
         rows = [
             make_gains(name, {128: 0.0, 256: -float(rank)}, run=name)
             for rank, name in enumerate(order)

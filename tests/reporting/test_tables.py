@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from alibi.evaluation.context_use import CONTEXT_GAIN
 from alibi.reporting.names import series_names
 from alibi.reporting.panels import build_table, caption, explanation, panels
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
-    CONTEXT_GAIN,
     PERPLEXITY,
     PSEUDO_PERPLEXITY,
     Missing,

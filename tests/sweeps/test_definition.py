@@ -165,7 +165,7 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
         ({"split": "test"}, "data.test is empty"),
         (
             {"evaluators": "passkey", "split": "test"},
-            "no evaluator of passkey has the option split",
+            "split=test is an option of perplexity or context_use, not of passkey",
         ),
         (
             {"evaluators": "passkey", "config": "configs/books.py"},
@@ -175,7 +175,7 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
             {"evaluators": "perplexty"},
             "evaluator 'perplexty' is unknown; did you mean 'perplexity'",
         ),
-        ({"evaluators": []}, "'evaluators' names nothing; leave it out"),
+        ({"evaluators": []}, "'evaluators' names nothing; give some of"),
         ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),
         ({"runs": [{"name": "../x"}]}, "must do as a directory's name"),
         ({"config": "configs/absent.py"}, "there is no config file '.*configs/absent.py'"),
