@@ -50,12 +50,6 @@ _FILES = {
     )
     for split in ("train", "valid", "test")
 }
-_DEVICE_FLOPS = flags.DEFINE_float(
-    "device_flops", None, "peak FLOPs per second of a device, for the plan", 1.0
-)
-_UTILISATION = flags.DEFINE_float(
-    "utilisation", None, "reached share of the peak, for the plan", 1e-6, 1.0
-)
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
@@ -67,7 +61,7 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.paper.costs import PROCESSORS, Processor, describe_costs, describe_text
+    from alibi.paper.costs import describe_costs, describe_text
     from alibi.paper.definitions import TABLES
     from alibi.paper.overview import overview
     from alibi.sweeps.estimates import device_table
@@ -85,15 +79,7 @@ def main() -> int:
     reproduction = _reproduction(_TABLE.value)
     if _RUN.value:
         return _run(reproduction)
-    default = PROCESSORS[_SCALE.value]
-    processor = default
-    if _DEVICE_FLOPS.value or _UTILISATION.value:
-        processor = Processor(
-            "a device of yours",
-            _DEVICE_FLOPS.value or default.flops_per_second,
-            _UTILISATION.value or default.utilisation,
-        )
-    print(describe_costs(reproduction, processor, measured=processor == default), end="")
+    print(describe_costs(reproduction), end="")
     if devices:
         runs, vocab_size = reproduction.sweep.runs, describe_text(reproduction).vocab_size
         print(f"\n{device_table(runs, *devices, vocab_size)}", end="")

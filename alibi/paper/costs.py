@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from alibi.data.tokens import prepare
 from alibi.evaluation.perplexity import Perplexity
@@ -19,8 +19,13 @@ from alibi.sweeps.state import evaluation_command, survey, train_command
 
 @dataclasses.dataclass(frozen=True)
 class Processor:
-    """The speed of a device: its peak, `utilisation`, the share of the peak in use, and the seconds
-    that a command needs to start and an evaluated length to compile.
+    """The speed of a device.
+
+    Attributes:
+      flops_per_second: at its peak.
+      utilisation: the share of the peak in use.
+      start_seconds: time to start a command.
+      length_seconds: time to compile an evaluated length.
     """
 
     name: str
@@ -56,11 +61,14 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a command; `hours` are hours of a single device."""
+    """The cost of a command; `hours` are of a single device."""
 
     tokens: int
     flops: float
     hours: float
+
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens, {self.flops:.2e} FLOPs, {format_hours(self.hours)}"
 
 
 def training_cost(
@@ -69,133 +77,131 @@ def training_cost(
     """Returns the cost of the whole training; its hours follow from `tokens_per_second` if given."""
     tokens = run.config.train.steps * run.config.train.batch_tokens
     flops = tokens * training_flops(run.config, vocab_size)
-    return Cost(
-        tokens,
-        flops,
-        tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops),
-    )
+    hours = tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops)
+    return Cost(tokens, flops, hours)
 
 
 def evaluation_cost(
     run: Run, evaluation: Evaluation, text: Text, processor: Processor
 ) -> Cost | None:
     """Returns the cost of all lengths: a window of L inputs for each stride of tokens; None if the
-    tokens are unknown.
+    number of tokens is unknown.
 
     All layers are counted for each input.
     """
-    scored = _scored(evaluation)
+    scored, lengths = _perplexity(evaluation), evaluation.lengths
     tokens = text.tokens.get(scored.split)
     if tokens is None:
         return None
-    flops = 0.0
-    for length in evaluation.lengths:
-        inputs = tokens * length // (scored.stride or length)
-        flops += inputs * forward_flops(run.config, text.vocab_size, length)
-    lengths = len(evaluation.lengths)
-    return Cost(tokens * lengths, flops, processor.hours(flops, lengths))
+    flops = sum(
+        tokens
+        * length
+        // (scored.stride or length)
+        * forward_flops(run.config, text.vocab_size, length)
+        for length in lengths
+    )
+    return Cost(tokens * len(lengths), flops, processor.hours(flops, len(lengths)))
 
 
-def _scored(evaluation: Evaluation) -> Perplexity:
+def _perplexity(evaluation: Evaluation) -> Perplexity:
     """Returns the evaluator of an evaluation of the paper."""
     (found,) = evaluation.evaluators
     assert isinstance(found, Perplexity)
     return found
 
 
-def describe_costs(reproduction: Reproduction, processor: Processor, *, measured: bool) -> str:
+def describe_costs(reproduction: Reproduction) -> str:
     """Returns every train and evaluate command with its tokens, parameters, FLOPs and estimated
     device-hours.
 
-    Args:
-      measured: estimate training from the paper's words per second, if table 1 has them and no
-        files are named.
+    The hours of training follow from the paper's words per second, if table 1 has them and no files
+    are named.
     """
-    directory, setting, definition = (
-        reproduction.directory,
-        reproduction.setting,
-        reproduction.definition,
-    )
-    text = describe_text(reproduction)
+    setting, directory = reproduction.setting, reproduction.directory
+    processor, text = PROCESSORS[setting.scale], describe_text(reproduction)
     published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
-    speeds = paper_speeds() if measured and published else {}
+    speeds = paper_speeds() if published else {}
+    states = survey(reproduction.sweep.runs, directory)
     # Once per method: the tables' methods have as many parameters at any length.
     configs = {run.config.position: run.config for run in reproduction.sweep.runs}
-    counts = {
+    parameters = {
         name: count_parameters(build_model(config, text.vocab_size))
         for name, config in configs.items()
     }
-    states = survey(reproduction.sweep.runs, directory)
-    title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale"
-    title += f": {len(states)} runs in {directory}"
-    if setting.scale != "paper":
-        corpus = reproduction.sweep.runs[0].config.data.corpus
-        title += (
-            f"; the paper's lengths divided by {setting.divisor}, and data.corpus={corpus} in place"
-        )
-        title += f" of {setting.name}"
-    lines = [title, *([f"note: {definition.note}"] if definition.note else []), ""]
-    costs: list[Cost | None] = []
-    left: list[Cost | None] = []
-
-    def add(fact: str, cost: Cost | None, flags: Sequence[str]) -> None:
-        needs = "tokens not known: this text's size is not published"
-        if cost is not None:
-            needs = f"{cost.tokens:,} tokens, {cost.flops:.2e} FLOPs, {format_hours(cost.hours)}"
-        costs.append(cost)
-        lines.extend([f"#   {fact.format(needs)}", shlex.join(["python", *flags])])
-
+    lines, costs, left = _head(reproduction), [], []
     for state in states:
-        run, position = state.run, state.run.config.position
-        cost = training_cost(
-            run, text.vocab_size, processor, speeds.get((position, run.config.train_length))
-        )
-        left += [] if state.is_trained else [cost]
-        left += [evaluation_cost(run, evaluation, text, processor) for evaluation in state.missing]
-        lines.append(f"# {run.name}: {state.describe()}")
-        command = train_command(run, directory)
-        add(f"train: {{}}; {counts[position]:,} parameters", cost, command)
+        run = state.run
+        model = run.config.position, run.config.train_length
+        training = training_cost(run, text.vocab_size, processor, speeds.get(model))
+        costs.append(training)
+        left += [] if state.is_trained else [training]
+        left += [evaluation_cost(run, one, text, processor) for one in state.missing]
+        lines += [
+            f"# {run.name}: {state.describe()}",
+            f"#   train: {training}; {parameters[run.config.position]:,} parameters",
+            shlex.join(["python", *train_command(run, directory)]),
+        ]
         for evaluation in run.evaluations:
-            number, first, last = (
-                len(evaluation.lengths),
-                min(evaluation.lengths),
-                max(evaluation.lengths),
-            )
-            lengths = f"{first:,}" if number == 1 else f"{number} lengths, {first:,} to {last:,}"
-            scored = _scored(evaluation)
-            stride = "" if scored.stride is None else f", stride {scored.stride:,}"
-            command = evaluation_command(run, evaluation, directory)
-            fact = f"evaluate {scored.split} at {lengths}{stride}: {{}}"
-            add(
-                fact,
-                evaluation_cost(run, evaluation, text, processor),
-                command,
-            )
+            cost = evaluation_cost(run, evaluation, text, processor)
+            costs.append(cost)
+            lines += [
+                f"#   evaluate {_described(evaluation)}: "
+                f"{cost or 'tokens not known: this text has no published size'}",
+                shlex.join(["python", *evaluation_command(run, evaluation, directory)]),
+            ]
         lines.append("")
-    known = [cost for cost in costs if cost]
+    known = list(filter(None, costs))
     unknown = "" if len(known) == len(costs) else ", without the texts of unknown size"
-    flops, hours = (
-        sum(cost.flops for cost in known),
-        format_hours(sum(cost.hours for cost in known)),
+    flops, hours = sum(cost.flops for cost in known), sum(cost.hours for cost in known)
+    rest = format_hours(sum(cost.hours for cost in filter(None, left)))
+    trained = f"{sum(state.is_trained for state in states)} of {len(states)} runs are trained"
+    lines.append(
+        f"in all {flops:.2e} FLOPs, {format_hours(hours)}{unknown}; {trained}, {rest} left"
     )
-    trained, rest = (
-        sum(state.is_trained for state in states),
-        format_hours(sum(cost.hours for cost in left if cost)),
+    return "\n".join([*lines, _assumptions(processor, bool(speeds))])
+
+
+def _head(reproduction: Reproduction) -> list[str]:
+    """Returns the title of the plan, and the note of its table."""
+    setting, definition, runs = (
+        reproduction.setting,
+        reproduction.definition,
+        reproduction.sweep.runs,
     )
-    total = f"in all {flops:.2e} FLOPs, {hours}{unknown}"
-    lines.append(f"{total}; {trained} of {len(states)} runs are trained, {rest} left")
-    rate = f"{processor.name}, one command after the other, at {processor.flops_per_second:.3g} FLOPs/s x "
-    rate += f"{processor.utilisation:g} (--device_flops, --utilisation)"
+    title = (
+        f"Table {reproduction.number} ({definition.title}), {setting.scale} scale: {len(runs)} runs in "
+        f"{reproduction.directory}"
+    )
+    if setting.scale != "paper":
+        title += (
+            f"; the paper's lengths divided by {setting.divisor}, and data.corpus={runs[0].config.data.corpus} in "
+            f"place of {setting.name}"
+        )
+    return [title, *([f"note: {definition.note}"] if definition.note else []), ""]
+
+
+def _described(evaluation: Evaluation) -> str:
+    """Returns an evaluation in words, such as "test at 3,072, stride 512"."""
+    scored, lengths = _perplexity(evaluation), evaluation.lengths
+    shown = f"{lengths[0]:,}"
+    if len(lengths) > 1:
+        shown = f"{len(lengths)} lengths, {lengths[0]:,} to {lengths[-1]:,}"
+    stride = "" if scored.stride is None else f", stride {scored.stride:,}"
+    return f"{scored.split} at {shown}{stride}"
+
+
+def _assumptions(processor: Processor, from_words: bool) -> str:
+    """Returns in words how hours follow from FLOPs."""
+    rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
+    text = f"device-hours assume {processor.name}, one command after the other, at {rate}"
     if processor.start_seconds:
-        rate += f", {processor.start_seconds:.0f} s to start a command and {processor.length_seconds:.0f} s to compile "
-        rate += "an evaluated length"
-    source = (
-        "; if table 1 of the paper has a speed, training by its words per second on a V100"
-        if speeds
-        else ""
-    )
-    products = "FLOPs: products of the layers, the softmax's head and attention.\n"
-    return "\n".join([*lines, f"device-hours assume {rate}{source}. {products}"])
+        text += (
+            f", {processor.start_seconds:.0f} s to start a command and {processor.length_seconds:.0f} s to compile an "
+            "evaluated length"
+        )
+    if from_words:
+        text += "; if table 1 of the paper has a speed, training by its words per second on a V100"
+    return f"{text}. FLOPs: products of the layers, the softmax's head and attention.\n"
 
 
 def format_hours(hours: float) -> str:
@@ -218,7 +224,7 @@ def describe_text(reproduction: Reproduction) -> Text:
     setting.check_files(reproduction.files)
     data = runs[0].config.data
     tokenizer = prepare(data, "train").tokenizer()
-    splits = sorted({_scored(evaluation).split for run in runs for evaluation in run.evaluations})
+    splits = sorted({_perplexity(one).split for run in runs for one in run.evaluations})
     return Text(
         tokenizer.vocab_size,
         {split: prepare(data, split, tokenizer).manifest.tokens for split in splits},

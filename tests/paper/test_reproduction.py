@@ -219,7 +219,7 @@ def test_the_plan_of_a_small_table_counts_starts_and_says_for_which_machine(tmp_
     run = table.sweep.runs[0]
     (cost,) = (evaluation_cost(run, each, text, processor) for each in run.evaluations)
     assert cost.hours * 3600 == pytest.approx(cost.flops / 30e9 + 15 + 30 * 2.0)
-    printed = describe_costs(table, processor, measured=True)
+    printed = describe_costs(table)
     assert "13 device-minutes; 0 of 4 runs are trained" in printed
     assert (
         "device-hours assume two CPU cores, one command after the other, at 2e+11 FLOPs/s x 0.15"
@@ -232,7 +232,7 @@ def test_the_plan_of_a_small_table_counts_starts_and_says_for_which_machine(tmp_
 def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     thin = "model.num_layers=1,model.width=64,model.feed_forward=64"
     table = Reproduction(7, "paper", tmp_path, overrides=thin)
-    printed = describe_costs(table, PROCESSORS["paper"], measured=True)
+    printed = describe_costs(table)
     for run in table.sweep.runs:
         for flag in run.config_flags:
             assert flag in printed
@@ -244,11 +244,9 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     assert "21,086,208,000 tokens" in printed
     assert "evaluate test at 3,072, stride 512: 245,569 tokens" in printed
     assert "0 of 5 runs are trained" in printed
-    unknown = describe_costs(
-        Reproduction(9, "paper", tmp_path, overrides=thin), PROCESSORS["paper"], measured=True
-    )
+    unknown = describe_costs(Reproduction(9, "paper", tmp_path, overrides=thin))
     assert "data.train=TRAIN" in unknown
-    assert "this text's size is not published" in unknown
+    assert "this text has no published size" in unknown
     assert "231,235,584" in unknown  # not the 247M that the paper prints
 
 
