@@ -28,7 +28,6 @@ def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.evaluation.by_position import analyse
     from alibi.evaluation.dumps import find_dumps
-    from alibi.reporting.analyses import EarlyTokenCurse
     from alibi.reporting.charts import png
     from alibi.reporting.figures import context_figure
     from alibi.storage.files import check_writable, resolve, write_whole
@@ -40,28 +39,28 @@ def main() -> None:
         raise ValueError(
             f"--dumps={','.join(_DUMPS.value)} names no file; give those of eval_extrapolation.py --dump_nll"
         )
-    rows = analyse(dumps)
-    write_whole(
-        output / "by_context.jsonl", "".join(json.dumps(row.to_json()) + "\n" for row in rows)
-    )
-    write_whole(output / "by_context.png", png(context_figure(rows)))
+    lines = analyse(dumps)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    write_whole(output / "by_context.jsonl", text)
+    write_whole(output / "by_context.png", png(context_figure(lines)))
     columns = "run | updates | text | blocks of | gain, nats | explained by context lengths | by a sliding window"
     print(f"| {columns} |\n|:--|--:|:--|--:|--:|--:|--:|")
-    for row in (row for row in rows if isinstance(row, EarlyTokenCurse)):
-        shares = (
-            "-" if share is None else f"{share:.0%}"
-            for share in (row.composition_share, row.sliding_share)
-        )
-        interval = " [{:.4f}, {:.4f}]".format(*row.gain_interval) if row.gain_interval else ""
-        cells = [
-            " ".join(filter(None, [row.of.run, row.of.override])),
-            f"{row.of.step:,}",
-            row.of.tokens_sha256[:8],
-            f"{row.of.length:,} to {row.longer_length:,}",
-            f"{row.gain_nats:.4f}{interval}",
-            *shares,
-        ]
-        print(f"| {' | '.join(cells)} |")
+    for line in lines:
+        if line["analysis"] == "early_token_curse":
+            bounds = line["gain_interval"]
+            interval = " [{:.4f}, {:.4f}]".format(*bounds) if bounds else ""
+            cells = [
+                " ".join(filter(None, [line["run"], line.get("override")])),
+                f"{line['step']:,}",
+                line["tokens_sha256"][:8],
+                f"{line['eval_length']:,} to {line['longer_length']:,}",
+                f"{line['gain_nats']:.4f}{interval}",
+                *(
+                    "-" if line[share] is None else f"{line[share]:.0%}"
+                    for share in ("composition_share", "sliding_share")
+                ),
+            ]
+            print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

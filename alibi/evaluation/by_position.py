@@ -9,23 +9,18 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from alibi.evaluation.dumps import Dump
-from alibi.reporting.analyses import (
-    Analysis,
-    ByContext,
-    ByPosition,
-    EarlyTokenCurse,
-    GainShare,
-    Scoring,
-)
+from alibi.evaluation.dumps import Dump, Scoring
 from alibi.reporting.intervals import interval
 
+Line = dict[str, Any]  # of by_context.jsonl
 
-def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
+
+def analyse(dumps: Sequence[Dump]) -> list[Line]:
     """Returns NLL by context and by position of each dump, and the early token curse of each two
     lengths of a run.
 
@@ -38,18 +33,13 @@ def analyse(dumps: Sequence[Dump]) -> list[Analysis]:
                 f"{times} dumps are of {scoring.run} after {scoring.step:,} updates at length={scoring.length} and "
                 f"stride={scoring.stride}, of the text {(scoring.tokens_sha256 or '')[:8]}; give one of them"
             )
-    rows: list[Analysis] = [
-        row for dump in dumps for row in (*by_context(dump), *by_position(dump))
-    ]
-    blocks = sorted(
-        (dump for dump in dumps if dump.of.mode == "nonoverlapping"),
-        key=lambda dump: dump.of.length,
-    )
-    for short, long in itertools.combinations(blocks, 2):
+    lines = [line for dump in dumps for line in (*by_context(dump), *by_position(dump))]
+    blocks = [dump for dump in dumps if dump.of.mode == "nonoverlapping"]
+    for short, long in itertools.combinations(sorted(blocks, key=lambda dump: dump.of.length), 2):
         if _run_and_text(short) == _run_and_text(long):
             alike = [dump for dump in dumps if _run_and_text(dump) == _run_and_text(short)]
-            rows.append(early_token_curse(short, long, alike))
-    return rows
+            lines.append(early_token_curse(short, long, alike))
+    return lines
 
 
 def _run_and_text(dump: Dump) -> Scoring:
@@ -57,35 +47,46 @@ def _run_and_text(dump: Dump) -> Scoring:
     return dataclasses.replace(dump.of, length=0, stride=0)
 
 
-def by_context(dump: Dump) -> list[ByContext]:
-    """Returns the NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context, in a window of
-    `length`.
+def by_context(dump: Dump) -> list[Line]:
+    """Returns the NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context: sums, and 95%
+    intervals of the means by blocks of pieces of a window's length, None of one piece.
     """
-    blocks, nll, rows = np.arange(dump.nll.size) // dump.of.length, dump.nll, []
-    for low, high, inside in _context_ranges(dump):
-        if inside.any():
-            between = _interval(nll[inside], blocks[inside])
-            total = float(nll[inside].sum())
-            rows.append(ByContext(dump.of, low, high, int(inside.sum()), total, between))
-    return rows
+    blocks, nll = np.arange(dump.nll.size) // dump.of.length, dump.nll
+    return [
+        dump.of.line(
+            "by_context",
+            context_from=low,
+            context_to=high,
+            tokens=int(inside.sum()),
+            nll_nats=float(nll[inside].sum()),
+            interval=_interval(nll[inside], blocks[inside]),
+        )
+        for low, high, inside in _context_ranges(dump)
+        if inside.any()
+    ]
 
 
 def _interval(
     values: Float[np.ndarray, " tokens"], blocks: Int[np.ndarray, " tokens"]
 ) -> tuple[float, float] | None:
-    """Returns the 95% interval of a mean over tokens, of which each lies in a block of the text."""
+    """Returns the 95% interval of a mean over tokens, each in a block of the text."""
     sums, tokens = (np.bincount(blocks, weights) for weights in (values, None))
-    found = interval(sums[None], tokens)
-    return found.bounds if found else None
+    known = interval(sums[None], tokens)
+    return known.bounds if known else None
 
 
-def by_position(dump: Dump) -> list[ByPosition]:
-    """Returns the NLL of the tokens at each position in their window, 1 to `length`: their inputs
-    of context.
+def by_position(dump: Dump) -> list[Line]:
+    """Returns the NLL, summed over the tokens at each position in their windows, from 1: the window's
+    inputs up to the token's own.
     """
     tokens, nats = (np.bincount(dump.context, weights) for weights in (None, dump.nll))
     return [
-        ByPosition(dump.of, int(position), int(tokens[position]), float(nats[position]))
+        dump.of.line(
+            "by_position",
+            position=int(position),
+            tokens=int(tokens[position]),
+            nll_nats=float(nats[position]),
+        )
         for position in np.flatnonzero(tokens)
     ]
 
@@ -104,13 +105,13 @@ def _context_ranges(dump: Dump) -> list[tuple[int, int, Bool[np.ndarray, " token
     ]
 
 
-def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyTokenCurse:
+def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> Line:
     """Returns the share of the gain from `short` to `long` blocks that fewer tokens of short
     context explain.
 
     There are two estimates, as shares of the gain in nats per token. Both are None if the 95%
-    interval of the gain reaches half of the gain or less, and each is None without the dumps for
-    it.
+    interval of the gain reaches half of the gain or less (they could be any number), and each is
+    None without the dumps for it.
 
     composition_share: the gain of a model whose tokens cost at each context as in the short blocks,
       and beyond these as with their full context.
@@ -132,24 +133,29 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> EarlyT
         }
         for blocks in (short, long)
     )
-    strides = sorted(sliding.keys() & sliding_long.keys())
-    slid = sliding[strides[0]].nll.mean() - sliding_long[strides[0]].nll.mean() if strides else None
+    stride = min(sliding.keys() & sliding_long.keys(), default=None)
+    slid = stride and sliding[stride].nll.mean() - sliding_long[stride].nll.mean()
     full = sliding[min(sliding)] if sliding else None
     composition = short.nll.mean() - _with_costs_of(short, long, full)
-    return EarlyTokenCurse(
-        short.of,
+    line = short.of.line(
+        "early_token_curse",
         longer_length=long.of.length,
         tokens=short.nll.size,
         gain_nats=float(gain),
         gain_interval=between,
         composition_share=float(composition / gain) if is_known else None,
-        sliding_share=float(1 - slid / gain) if is_known and slid is not None else None,
-        sliding_stride=strides[0] if strides else None,
-        gain_by_context=tuple(
-            GainShare(low, high, float(saved[inside].sum() / saved.sum()) if is_known else None)
+        sliding_share=float(1 - slid / gain) if is_known and stride else None,
+        sliding_stride=stride,
+        gain_by_context=[
+            {
+                "context_from": low,
+                "context_to": high,
+                "share": float(saved[inside].sum() / saved.sum()) if is_known else None,
+            }
             for low, high, inside in _context_ranges(short)
-        ),
+        ],
     )
+    return {key: value for key, value in line.items() if key not in ("mode", "stride")}
 
 
 def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:

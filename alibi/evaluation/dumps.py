@@ -12,10 +12,38 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from alibi.reporting.analyses import Scoring
 from alibi.storage.files import made_whole, resolve
 
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """The key of an NLL dump: a run, a text and windows."""
+
+    run: str
+    step: int  # updates of the checkpoint
+    tokens_sha256: str | None  # of the token file: tells texts apart
+    # of the config keys of the run and its evaluation: a run's name may be used again
+    config_hash: str | None
+    length: int  # inputs of a window
+    stride: int  # tokens scored by each window
+    override: str = ""  # the row's `Override` as text; empty if the run was scored as trained
+
+    @property
+    def mode(self) -> str:
+        return "nonoverlapping" if self.stride == self.length else "sliding"
+
+    def line(self, analysis: str, **results: Any) -> dict[str, Any]:
+        """Returns a line of by_context.jsonl: the key, then the results of an analysis."""
+        head = {"analysis": analysis} | dataclasses.asdict(self)
+        windows = {
+            "eval_length": head.pop("length"),
+            "mode": self.mode,
+            "stride": head.pop("stride"),
+        }
+        override = head.pop("override")
+        return head | ({"override": override} if override else {}) | windows | results
 
 
 @dataclasses.dataclass(frozen=True)

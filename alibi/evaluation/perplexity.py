@@ -19,8 +19,8 @@ from alibi.evaluation.base import (
     option,
     refuse_other_objectives,
 )
+from alibi.evaluation.dumps import Scoring
 from alibi.evaluation.windows import mean_context, windows_of
-from alibi.reporting.analyses import Scoring
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, PSEUDO_PERPLEXITY, Kind, fact

@@ -128,7 +128,9 @@ def describe_costs(reproduction: Reproduction) -> str:
         name: count_parameters(build_model(config, text.vocab_size))
         for name, config in configs.items()
     }
-    lines, costs, left = _head(reproduction), [], []
+    lines = _head(reproduction)
+    costs: list[Cost | None] = []
+    left: list[Cost | None] = []
     for state in states:
         run = state.run
         model = run.config.position, run.config.train_length

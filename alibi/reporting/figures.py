@@ -1,13 +1,12 @@
 """Figures of shares, contexts and biases, as Vega-Lite specifications."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from alibi.reporting.analyses import Analysis, ByContext, Scoring
 from alibi.reporting.charts import FONT_SIZE, Spec, apart, looks
 from alibi.reporting.names import grouped
 from alibi.reporting.panels import Panel, Series
@@ -75,7 +74,7 @@ def cell_figure(panel: Panel) -> Spec:
     }  # fmt: skip
 
 
-def context_figure(rows: Iterable[Analysis]) -> Spec:
+def context_figure(lines: Iterable[Mapping[str, Any]]) -> Spec:
     """Returns the NLL by context: a line for each run and length of blocks.
 
     Each mean lies in the band of its 95% interval. A range of contexts is left out without an
@@ -83,36 +82,40 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
     cost that is certain for some range. A sliding window, in which all tokens but a text's first
     have nearly the same context, is a dashed line at the level of its last range.
 
+    Args:
+      lines: as `alibi.evaluation.by_position.analyse` returns them.
+
     Raises:
-      ValueError: there is no row of NLL by context.
+      ValueError: there is no line of NLL by context.
     """
-    by_scoring = grouped((row for row in rows if isinstance(row, ByContext)), lambda row: row.of)
-    if not by_scoring:
+    ranges = [line for line in lines if line["analysis"] == "by_context"]
+    if not ranges:
         raise ValueError(
             "there are no rows of NLL by context to draw; give dumps of eval_extrapolation.py --dump_nll"
         )
-    labels = dict(zip(sorted(by_scoring), _context_labels(sorted(by_scoring)), strict=True))
-    ranges = [(labels[of], row) for of in labels for row in by_scoring[of]]
+    by_scoring = dict(sorted(grouped(ranges, _scoring).items()))
+    labels = dict(zip(by_scoring, _context_labels([*by_scoring]), strict=True))
     # Lower ends, not means: ranges of few tokens have high means by chance, but then wide intervals
     # too.
-    sure = max((row.interval[0] for _, row in ranges if row.interval), default=0.0)
+    sure = max((line["interval"][0] for line in ranges if line["interval"]), default=0.0)
     points = [
         {
-            "run": label,
-            "context": row.context_to,
-            "nats": row.nll_nats / row.tokens,
-            "low": row.interval[0],
-            "high": row.interval[1],
+            "run": labels[scoring],
+            "context": line["context_to"],
+            "nats": line["nll_nats"] / line["tokens"],
+            "low": line["interval"][0],
+            "high": line["interval"][1],
         }
-        for label, row in ranges
-        if row.of.mode != "sliding"
-        and row.interval
-        and row.interval[1] - row.interval[0] <= WIDEST_INTERVAL * sure
+        for scoring in labels
+        for line in by_scoring[scoring]
+        if line["mode"] != "sliding"
+        and line["interval"]
+        and line["interval"][1] - line["interval"][0] <= WIDEST_INTERVAL * sure
     ]
     levels = [
-        {"run": label, "nats": by_scoring[of][-1].nll_nats / by_scoring[of][-1].tokens}
-        for of, label in labels.items()
-        if of.mode == "sliding"
+        {"run": labels[scoring], "nats": last["nll_nats"] / last["tokens"]}
+        for scoring, (*_, last) in by_scoring.items()
+        if last["mode"] == "sliding"
     ]
     columns = max(1, LETTERS // (max(map(len, labels.values())) + 8))
     numbers = {label: number for number, label in enumerate(labels.values())}
@@ -121,7 +124,7 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
         "field": "context", "type": "quantitative", "title": "tokens of context, up to",
         "scale": {"type": "log", "base": 2, "nice": False, "padding": 16},
         "axis": {
-            "values": sorted({row.context_to for _, row in ranges}), "format": ",d",
+            "values": sorted({line["context_to"] for line in ranges}), "format": ",d",
             "labelOverlap": "greedy",
         },
     }  # fmt: skip
@@ -149,17 +152,26 @@ def context_figure(rows: Iterable[Analysis]) -> Spec:
     }  # fmt: skip
 
 
-def _context_labels(scorings: Sequence[Scoring]) -> list[str]:
+def _scoring(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns the run, text and windows of a line: a line of the figure."""
+    names = ("run", "step", "tokens_sha256", "config_hash", "eval_length", "stride")
+    return (*(line[name] for name in names), line.get("override", ""))
+
+
+def _context_labels(scorings: Sequence[tuple[Any, ...]]) -> list[str]:
     """Returns the name of each line: its windows, and run, override, step and text if they differ."""
-    about = [
-        (of.run, of.override, f"{of.step:,} updates", f"text {(of.tokens_sha256 or '')[:8]}")
-        for of in scorings
+    facts = [
+        (run, override, f"{step:,} updates", f"text {(sha256 or '')[:8]}")
+        for run, step, sha256, _, _, _, override in scorings
     ]
-    differ = [len(set(words)) > 1 for words in zip(*about, strict=True)]
-    strides = [f", stride {of.stride:,}" if of.mode == "sliding" else "" for of in scorings]
+    differ = [len(set(words)) > 1 for words in zip(*facts, strict=True)]
+    windows = [
+        f"L = {length:,}" + (f", stride {stride:,}" if stride != length else "")
+        for *_, length, stride, _ in scorings
+    ]
     return [
-        ", ".join(filter(None, [*itertools.compress(words, differ), f"L = {of.length:,}{stride}"]))
-        for of, words, stride in zip(scorings, about, strides, strict=True)
+        ", ".join(filter(None, [*itertools.compress(words, differ), end]))
+        for words, end in zip(facts, windows, strict=True)
     ]
 
 

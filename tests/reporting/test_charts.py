@@ -8,10 +8,10 @@ import pytest
 
 from alibi.evaluation import Evaluator
 from alibi.evaluation.context_use import CONTEXT_GAIN
+from alibi.evaluation.dumps import Scoring
 from alibi.evaluation.passkey import ACCURACY
 from alibi.positions import METHODS
 from alibi.reporting import tables
-from alibi.reporting.analyses import ByContext, Scoring
 from alibi.reporting.charts import (
     COLOURS,
     KNOWN_METHODS,
@@ -212,7 +212,8 @@ def by_context(ends, length=8, stride=8, run="run"):
     """
     of, low, rows = Scoring(run, 1, "t", "c", length, stride), 0, []
     for end, (mean, half) in ends.items():
-        rows.append(ByContext(of, low + 1, end, 10, 10 * mean, half and (mean - half, mean + half)))
+        known = {"context_from": low + 1, "context_to": end, "tokens": 10, "nll_nats": 10 * mean}
+        rows.append(of.line("by_context", **known, interval=half and (mean - half, mean + half)))
         low = end
     return rows
 
