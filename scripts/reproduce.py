@@ -4,7 +4,7 @@
     python scripts/reproduce.py --table=5 --scale=paper
     python scripts/reproduce.py --table=2 --scale=small --run
 
---list shows all tables with the progress in --workdir, and the results that the repository holds.
+--list shows all tables with the progress in --workdir.
 Without --run it prints the plan: every command, with tokens, parameters, FLOPs and an
 estimate of device-hours, and with --device_kind and --devices the plan of the training there.
 With --run, missing runs are trained and evaluated; after a stop, the same command continues.
@@ -31,9 +31,7 @@ _SCALE = flags.DEFINE_string(
     "scale", "small", "paper, or medium or small: the same protocol on two cores"
 )
 _RUN = flags.DEFINE_bool("run", False, "train and evaluate the missing runs, and write the table")
-_LIST = flags.DEFINE_bool(
-    "list", False, "show all tables of --scale with their state and committed results"
-)
+_LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with their state")
 _WORKDIR = flags.DEFINE_string(
     "workdir",
     "workdirs/reproduce",
@@ -69,10 +67,7 @@ def main() -> int:
     planned = _TABLE.value is not None and not (_LIST.value or _RUN.value)
     devices = command_line.planned_devices(planned, "--table=N without --run")
     if _LIST.value:
-        committed = (
-            pathlib.Path(__file__).resolve().parents[1] / "results" / f"tables-{_SCALE.value}"
-        )
-        print(overview([_reproduction(number) for number in TABLES], committed), end="")
+        print(overview([_reproduction(number) for number in TABLES]), end="")
         return 0
     if _TABLE.value is None:
         raise ValueError("give --table=N, 1 to 15, or --list")
