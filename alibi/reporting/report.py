@@ -160,19 +160,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def differing(runs: Sequence[RunSource]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the config keys with the same value in all runs, and the other keys of each run."""
-    first = runs[0].config if runs else {}
-    shared = {
-        key: value
-        for key, value in first.items()
-        if all(key in run.config and run.config[key] == value for run in runs)
-    }
-    return shared, [
-        {key: value for key, value in run.config.items() if key not in shared} for run in runs
-    ]
-
-
 def _page(
     title: str,
     groups: Sequence[tuple[Panel, ...]],
@@ -309,20 +296,12 @@ def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
 
 
 def _runs_section(runs: Sequence[RunSource]) -> str:
-    """Returns the command of each run, the keys of its config that differ between runs, and its
-    whole config.
-    """
-    shared, own = differing(runs)
-    parts = []
-    for run, keys in zip(runs, own, strict=True):
-        command = f"<pre><code>{html.escape(run.command)}</code></pre>" if run.command else ""
-        differ = _keys(keys) if len(runs) > 1 else ""
-        whole = _details("its whole config", _keys(run.config))
-        parts.append(_details(run.name, f"{command}\n{differ}\n{whole}"))
-    if len(runs) > 1:
-        parts.append(_details("config keys that all runs share", _keys(shared)))
-    text = "<p>The command that makes each run, and the keys of its config that not all runs share.</p>"
-    return _section("Runs", text, *parts)
+    """Returns the command and the config of each run."""
+    parts = [
+        _details(run.name, f"<pre><code>{html.escape(run.command)}</code></pre>{_keys(run.config)}")
+        for run in runs
+    ]
+    return _section("Runs", "<p>The command that makes each run, and its config.</p>", *parts)
 
 
 def _details(summary: str, content: str) -> str:

@@ -70,19 +70,11 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, text: str) -> "Evaluation":
-        """Returns the evaluators, lengths and override of a text of `to_json`; raises ValueError for
-        another text.
-        """
-        try:
-            content = without_lists(json.loads(text))
-            named = [(one.pop("evaluator"), one) for one in content["evaluators"]]
-            lengths, override = content["lengths"], content["override"]
-            override = override and Override.from_json(override)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"--evaluation={text} is not what a sweep writes ({error!r}); use --evaluators, --lengths and "
-                "the flags of their options"
-            ) from error
+        """Returns the evaluators, lengths and override of a text of `to_json`."""
+        content = without_lists(json.loads(text))
+        named = [(one.pop("evaluator"), one) for one in content["evaluators"]]
+        override = content["override"] and Override.from_json(content["override"])
+        lengths = content["lengths"]
         return cls(tuple(itertools.starmap(make_evaluator, named)), lengths, override, ())
 
 

@@ -332,7 +332,6 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
             "--column=5 is for --text_file",
         ),
         ("eval_extrapolation.py", ["--evaluators="], "'evaluators' names nothing; give some of"),
-        ("eval_extrapolation.py", ["--evaluation={"], "--evaluation={ is not what a sweep writes"),
         (
             "eval_extrapolation.py",
             ["--separately", "--dump_nll"],
