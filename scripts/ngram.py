@@ -28,9 +28,9 @@ command_line.own_flags(__name__)
 
 def main() -> int:
     # Imported here, so that a wrong flag is reported at once.
-    from alibi.evaluation.ngram_runs import Options, evaluate_ngrams
+    from alibi.evaluation.ngram_runs import NGramOptions, evaluate_ngrams
 
-    options = Options(
+    options = NGramOptions(
         **evaluation_flags.length_options(),
         split=_SPLIT.value,
         stride=_STRIDE.value,

@@ -110,7 +110,7 @@ class Trial:
         """
         from alibi.config.files import load_config
         from alibi.errors import explain
-        from alibi.evaluation.evaluate import Options, evaluate_runs
+        from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
         from alibi.evaluation.perplexity import Perplexity
         from alibi.training.loop import train
 
@@ -119,7 +119,9 @@ class Trial:
             try:
                 train(load_config(f"{self.inputs}/config.py:position=alibi,seed=0"), str(self.run))
                 scored = (Perplexity(dump_nll=True),)
-                options = Options(self.folder, multiples=(1, 2), report=False, evaluators=scored)
+                options = EvaluationOptions(
+                    self.folder, multiples=(1, 2), report=False, evaluators=scored
+                )
                 return "; ".join(evaluate_runs([self.run], options))
             except Exception as error:
                 if not (line := explain(error)):

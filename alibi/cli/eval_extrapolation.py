@@ -35,9 +35,9 @@ def main() -> int:
         evaluation = Evaluation.from_json(_EVALUATION.value)
         given |= {name: getattr(evaluation, name) for name in ("evaluators", "lengths", "override")}
     # Imported only now: a wrong flag is reported at once.
-    from alibi.evaluation.evaluate import Options, evaluate_runs
+    from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
 
-    options = Options(**given)
+    options = EvaluationOptions(**given)
     command_line.join_hosts()
     workdirs = flags.FLAGS.workdirs
     failures = evaluate_runs(workdirs, options)

@@ -19,7 +19,7 @@ from alibi.runs import RunDirectory, process_facts
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
 
-__all__ = ["Options", "OutputError", "evaluate_runs"]
+__all__ = ["EvaluationOptions", "OutputError", "evaluate_runs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +69,20 @@ class RunOptions(LengthOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(RunOptions):
+class EvaluationOptions(RunOptions):
     """The options of an evaluation by evaluators.
 
     Example:
-      >>> options = Options("compared", multiples=(1, 2), evaluators=(Perplexity(), ContextUse()))
+      >>> options = EvaluationOptions("compared", multiples=(1, 2), evaluators=(Perplexity(), ContextUse()))
       >>> failures = evaluate_runs(["workdirs/alibi", "workdirs/rotary"], options)
     """
 
     evaluators: tuple[Evaluator, ...] = (Perplexity(),)
 
 
-def evaluate_runs(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
+def evaluate_runs(
+    workdirs: Sequence[str | os.PathLike[str]], options: EvaluationOptions
+) -> list[str]:
     """Evaluates each work directory by each evaluator, writes each row when it is known, then the
     report; returns the failures.
 
@@ -146,7 +148,7 @@ def evaluate_each(
     return list(failures.values())
 
 
-def evaluate_run(subject: Subject, options: Options) -> None:
+def evaluate_run(subject: Subject, options: EvaluationOptions) -> None:
     """Measures the missing cells of a run; raises ValueError if the text has none of them."""
     config = subject.run.config
     lengths = options.lengths_of(config.train_length)

@@ -31,7 +31,7 @@ from alibi.storage.cache import content_key
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(LengthOptions):
+class NGramOptions(LengthOptions):
     """The options of n-grams."""
 
     split: str = "valid"  # the text to score: train, valid or test, of the run's own corpus
@@ -80,7 +80,7 @@ class Texts:
         return self.own.tokens if self.predicted is None else int(self.predicted.sum())
 
 
-def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options) -> list[str]:
+def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOptions) -> list[str]:
     """Scores the text of each run by n-grams of its train text, prints a table of all orders, and
     writes rows of the best order of each smoothing; returns the failures.
 
@@ -112,7 +112,7 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: Options
     return evaluate_each(workdirs, options, evaluate)
 
 
-def read_texts(run: RunDirectory, options: Options) -> Texts:
+def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
     """Returns the texts of a run, bytes as a byte run reads them (a newline ends a document without
     one), or tokens.
 
@@ -202,7 +202,7 @@ def _row(
     found: NGram,
     perplexity: Perplexity,
     cell: Cell,
-    options: Options,
+    options: NGramOptions,
     output: Output,
 ) -> Row:
     """Returns the row beside those of models in a cell; an n-gram has its full context everywhere.

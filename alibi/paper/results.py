@@ -16,10 +16,10 @@ from alibi.reporting.recorded import find_rows, merge_rows
 from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import (
+    Content,
     Kind,
     Missing,
     Number,
-    Part,
     Table,
     compare,
     fact,
@@ -52,7 +52,7 @@ def compare_with_paper(one: Reproduction) -> Table:
     rows = _rows(one)
     trainings = {run.name: _training(one, run) for run in one.sweep.runs}
 
-    def sides(row: int, column: int) -> tuple[Part, Part]:
+    def sides(row: int, column: int) -> tuple[Content, Content]:
         """Returns the paper's part of a cell, and ours."""
         printed, quantity = paper.rows[row][first + column], quantities.get((row, column))
         if not printed:
@@ -60,7 +60,7 @@ def compare_with_paper(one: Reproduction) -> Table:
         if quantity is None:  # its kind of number stands elsewhere in the column
             kind = next(other.kind for at, other in quantities.items() if at[1] == column)
             return published(printed, kind), NOT_RUN_HERE
-        ours: Part = NOT_RUN_YET
+        ours: Content = NOT_RUN_YET
         if quantity in rows:
             ours = make_cell(measure_of(rows[quantity]).entries(rows[quantity]), quantity.kind)
         elif quantity.kind.value is None:
@@ -244,7 +244,7 @@ def _lines(one: Reproduction, compared: Table, side: int) -> Spec:
     scale.
     """
     by_column = one.definition.lines == "columns"
-    found: dict[str, dict[int, Part]] = {}
+    found: dict[str, dict[int, Content]] = {}
     for row, column in sorted(one.quantities, key=lambda at: at[by_column]):
         quantity, part = one.quantities[row, column], compared.cells[row][column][side]
         if isinstance(part, Number) and part.kind is tables.PERPLEXITY and quantity.eval_length:

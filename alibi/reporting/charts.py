@@ -59,7 +59,7 @@ PNG_CONFIG = {
     "header": {"labelFontSize": FONT_SIZE, "title": None},
     "legend": {
         "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE, "labelLimit": 0, "title": None, "symbolOpacity": 1,
-        "symbolSize": 110,
+        "symbolSize": 110, "symbolStrokeWidth": 0,
     },
     "text": {"fontSize": FONT_SIZE},
 }  # fmt: skip

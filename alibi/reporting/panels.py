@@ -10,7 +10,7 @@ from alibi.reporting.cells import make_cell
 from alibi.reporting.measure import EVALUATORS, Measure, measure_of
 from alibi.reporting.names import grouped, series_names
 from alibi.reporting.rows import Entry, Heading, Row, frozen, latest, warn_once
-from alibi.reporting.tables import Kind, Number, Part, Table, fact, related
+from alibi.reporting.tables import Content, Kind, Number, Table, fact, related
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Series:
     label: str
     position: str
     train_length: int
-    cells: Mapping[Any, Part]
+    cells: Mapping[Any, Content]
     labels: tuple[Heading, ...] = ()  # of the evaluator, besides the run's
 
 
@@ -193,7 +193,7 @@ def build_table(panel: Panel) -> Table:
 
 
 def caption(panel: Panel) -> str:
-    """Returns the facts about the numbers: those of the evaluator, seeds, steps and `origin`."""
+    """Returns the facts about the numbers: the evaluator's, seeds, steps, `origin`, and what ± is."""
     rows = [row for row in panel.rows if row.is_measured]
     trained = [row for row in rows if row.is_trained]
     facts = [
@@ -202,7 +202,7 @@ def caption(panel: Panel) -> str:
         fact("step {}", (f"{row.step:,}" for row in trained)),
         *origin(rows),
     ]
-    return "; ".join(filter(None, facts)) + "."
+    return f"{'; '.join(filter(None, facts))}. {tables.spread_note(panel.numbers)}".rstrip()
 
 
 def origin(rows: Sequence[Row]) -> list[str]:
@@ -221,8 +221,3 @@ def origin(rows: Sequence[Row]) -> list[str]:
         fact("jax {}", (row.jax for row in rows if row.jax)),
         fact("{}", [days[0], days[-1]] if days else [], " to "),
     ]
-
-
-def explanation(panel: Panel) -> str:
-    """Returns how to read the cells of a panel's table."""
-    return f"{panel.measure.explanation(panel)} {tables.spread_note(panel.numbers)}".strip()

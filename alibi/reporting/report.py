@@ -37,7 +37,6 @@ from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
     Panel,
     build_table,
-    explanation,
     panel_groups,
 )
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
@@ -102,7 +101,8 @@ def write_report(
         figures.append(figure := _figure_name(panel, figures))
         draw = length_figure if panel.measure.is_by_length else cell_figure
         write_whole(folder / figure, png(draw(panel)))
-        markdown += [*map(to_markdown, tables), explanation(panel) + "\n"]
+        explanation = panel.measure.explanation(panel)
+        markdown += [*map(to_markdown, tables), *([f"{explanation}\n"] if explanation else [])]
         markdown.append(f"![{panel.measure.alt(panel)}]({figure})\n")
         text += [*map(to_text, tables), f"figure: {folder}/{figure}\n"]
     if failures:
@@ -281,7 +281,8 @@ def _group_section(
     ]
     about = [panel.corpus, panel.split, panel.reading, panel.measure.axis()]
     heading = f"{panel.kind.title}: {', '.join(filter(None, about))}"
-    note = f"<p>{html.escape(explanation(panel))}</p>"
+    explanation = panel.measure.explanation(panel)
+    note = f"<p>{html.escape(explanation)}</p>" if explanation else ""
     return _section(heading, field if len(group) > 1 else "", *parts, note)
 
 

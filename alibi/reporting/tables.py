@@ -190,14 +190,14 @@ class Missing:
     is_reason: bool = False  # it stands below the table, and its number in the cell
 
 
-Part = Number | Missing | None
-Cell = tuple[Part, ...]  # a part, or several side by side; None for an empty part
-Grid = Sequence[Sequence[Part]]  # a part of each cell, by row and column
+Content = Number | Missing | None
+Cell = tuple[Content, ...]  # a part, or several side by side; None for an empty part
+Grid = Sequence[Sequence[Content]]  # a part of each cell, by row and column
 
 
 def related(
     grid: Grid, references: Mapping[tuple[int, int], tuple[int, int]], *, mark: bool = True
-) -> list[list[Part]]:
+) -> list[list[Content]]:
     """Returns the grid, each number with its ratio to its reference (row, column), and with `mark`
     the best of a column marked, see `is_best`.
     """
@@ -206,7 +206,7 @@ def related(
         for column in zip(*grid, strict=True)
     ]
 
-    def with_relations(part: Part, row: int, column: int) -> Part:
+    def with_relations(part: Content, row: int, column: int) -> Content:
         if not isinstance(part, Number):
             return part
         at = references.get((row, column))
@@ -270,7 +270,7 @@ class Table:
 
 
 def compare(
-    grid: Sequence[Sequence[tuple[Part, Part]]],
+    grid: Sequence[Sequence[tuple[Content, Content]]],
     references: Mapping[tuple[int, int], tuple[int, int]],
     *,
     ratios: bool,
@@ -293,7 +293,7 @@ def compare(
     )
 
 
-def _difference(paper: Part, ours: Part, ratios: bool, is_reference: bool) -> Number | None:
+def _difference(paper: Content, ours: Content, ratios: bool, is_reference: bool) -> Number | None:
     """Returns the difference of the values, or of their ratios, None for a reference itself."""
     if not isinstance(paper, Number) or not isinstance(ours, Number):
         return None

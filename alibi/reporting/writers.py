@@ -6,7 +6,7 @@ import io
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from alibi.reporting.tables import TIMES, Heading, Missing, Number, Part, Table, write_ratio
+from alibi.reporting.tables import TIMES, Content, Heading, Missing, Number, Table, write_ratio
 
 WIDTH = 120  # characters of a terminal
 
@@ -14,7 +14,7 @@ WIDTH = 120  # characters of a terminal
 def to_markdown(table: Table) -> str:
     """Returns GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
 
-    def written(part: Part) -> str:
+    def written(part: Content) -> str:
         text, ratio = _texts(table, part)
         if not (isinstance(part, Number) and part.best):
             return text + ratio
@@ -34,7 +34,7 @@ def to_text(table: Table) -> str:
     beyond `WIDTH` characters follow in parts, each with the names of the rows.
     """
 
-    def written(part: Part) -> str:
+    def written(part: Content) -> str:
         star = "*" if isinstance(part, Number) and part.best else ""
         return "".join(_texts(table, part)) + star
 
@@ -70,7 +70,7 @@ def to_html(table: Table) -> str:
         value = heading if isinstance(heading, int) else text
         return f'{start} data-value="{value}">{text}{end}'
 
-    def cell(parts: Sequence[Part]) -> str:
+    def cell(parts: Sequence[Content]) -> str:
         texts = [map(html.escape, _texts(table, part)) for part in parts if part]
         shown = " / ".join(f"{text}<small>{ratio}</small>" for text, ratio in texts)
         number = next((part for part in parts if isinstance(part, Number)), None)
@@ -115,7 +115,7 @@ def to_csv(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """Returns a LaTeX float as wide as the text, for booktabs and graphicx."""
 
-    def written(part: Part) -> str:
+    def written(part: Content) -> str:
         text = "".join(_texts(table, part)).translate(_LATEX)
         return rf"\textbf{{{text}}}" if isinstance(part, Number) and part.best else text
 
@@ -158,7 +158,7 @@ def heading_text(heading: Heading) -> str:
     return f"{heading:,}" if isinstance(heading, int) else heading
 
 
-def _lines(table: Table, written: Callable[[Part], str]) -> list[list[str]]:
+def _lines(table: Table, written: Callable[[Content], str]) -> list[list[str]]:
     """Returns the header and the rows as texts, the parts of a cell joined by slashes."""
     lines = [[*map(heading_text, table.label_header), *map(heading_text, table.header)]]
     for labels, cells in zip(table.labels, table.cells, strict=True):
@@ -167,7 +167,7 @@ def _lines(table: Table, written: Callable[[Part], str]) -> list[list[str]]:
     return lines
 
 
-def _texts(table: Table, part: Part) -> tuple[str, str]:
+def _texts(table: Table, part: Content) -> tuple[str, str]:
     """Returns the text of a part, and its ratio in brackets or ""."""
     if isinstance(part, Number):
         ratio = part.ratio if table.ratios else None
@@ -177,7 +177,7 @@ def _texts(table: Table, part: Part) -> tuple[str, str]:
     return ("" if part is None else part.text), ""
 
 
-def _plain(part: Part) -> str:
+def _plain(part: Content) -> str:
     """Returns a number for programs."""
     if isinstance(part, Number):
         return part.printed or part.kind.write_plain(part.mean)

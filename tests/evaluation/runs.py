@@ -10,7 +10,7 @@ import optax
 from alibi.config import make_config
 from alibi.data.tokenizers import make_tokenizer
 from alibi.evaluation.context_use import ContextUse
-from alibi.evaluation.evaluate import Options
+from alibi.evaluation.evaluate import EvaluationOptions
 from alibi.evaluation.output import Output
 from alibi.evaluation.perplexity import Perplexity
 from alibi.evaluation.subject import Subject
@@ -58,12 +58,12 @@ def options_of(output_dir, lengths=(), *, evaluator=Perplexity, context_windows=
     """Returns the options of an evaluation, given together with those of its evaluator; with
     `context_windows` also by context use.
     """
-    common = {field.name for field in dataclasses.fields(Options)}
+    common = {field.name for field in dataclasses.fields(EvaluationOptions)}
     own = {key: given.pop(key) for key in given.keys() - common}
     evaluators = [evaluator(**own)]
     if context_windows:
         evaluators.append(ContextUse(context_windows=context_windows))
-    return Options(output_dir, lengths, evaluators=tuple(evaluators), **given)
+    return EvaluationOptions(output_dir, lengths, evaluators=tuple(evaluators), **given)
 
 
 def subject_of(run, options):

@@ -15,7 +15,7 @@ import pytest
 from alibi.config import make_config
 from alibi.data.tokens import find_tokenizer, make_corpus, prepare
 from alibi.evaluation.ngram import FALLBACK, ngram_scores
-from alibi.evaluation.ngram_runs import Options, evaluate_ngrams
+from alibi.evaluation.ngram_runs import NGramOptions, evaluate_ngrams
 from alibi.objectives import Masked, Sequences
 from alibi.reporting.panels import build_table, caption, panels
 from alibi.reporting.recorded import find_rows
@@ -200,7 +200,7 @@ def texts(tmp_path):
 
 
 def rows_of(texts, *names, **options):
-    options = Options(output_dir=texts / "out", multiples=(1, 2), report=False, **options)
+    options = NGramOptions(output_dir=texts / "out", multiples=(1, 2), report=False, **options)
     assert evaluate_ngrams([str(texts / name) for name in names], options) == []
     return read_rows(texts / "out" / "results.jsonl")
 
@@ -326,7 +326,7 @@ def test_tables_show_n_grams_beside_runs(texts):
 def test_masked_tokens_are_scored_by_their_frequency(texts):
     """Neighbours on both sides may be masked, too, so a count of the bytes before says nothing."""
     run = claimed(texts, "masked", "objective.name=masked,objective.mask_rate=0.5")
-    evaluate_ngrams([run], Options(output_dir=texts / "out", lengths=(16,), report=False))
+    evaluate_ngrams([run], NGramOptions(output_dir=texts / "out", lengths=(16,), report=False))
     (row,) = [row for row in find_rows(texts / "out") if "witten-bell" in row.run]
     data = RunDirectory(run).config().data
     train, valid = (np.asarray(prepare(data, split).tokens) for split in ("train", "valid"))
@@ -347,7 +347,7 @@ def test_masked_tokens_are_scored_by_their_frequency(texts):
 
 def test_bad_input_is_a_line_before_the_work(texts, capsys):
     def told(name, **options):
-        options = Options(output_dir=texts / "out", report=False, **options)
+        options = NGramOptions(output_dir=texts / "out", report=False, **options)
         (failure,) = evaluate_ngrams([str(texts / name)], options)
         return failure
 

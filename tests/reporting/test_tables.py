@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp
 
 from alibi.evaluation.context_use import CONTEXT_GAIN
 from alibi.reporting.names import series_names
-from alibi.reporting.panels import build_table, caption, explanation, panels
+from alibi.reporting.panels import build_table, caption, panels
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
     PERPLEXITY,
@@ -144,7 +144,7 @@ def test_runs_that_differ_only_in_their_seed_become_a_mean_with_its_interval():
     assert number.interval.bounds == pytest.approx((math.exp(low), math.exp(high)))
     assert body(table) == [f"| alibi | 128 | 9.00 ± {math.exp(high) - 9:.2f} (×1.00) |"]
     assert "seed 0, 1, 2;" in table.caption
-    assert explanation(panel).endswith(
+    assert table.caption.endswith(
         "±: the larger side of the 95% interval over seeds alone; another book or corpus is not covered."
     )
 
@@ -199,14 +199,14 @@ def test_the_interval_covers_what_is_known():
     for covered, rows in found.items():
         for kind in (PERPLEXITY, BITS_PER_BYTE):
             (panel,) = panels(rows, kind)
-            assert f"the 95% interval {covered};" in explanation(panel)
+            assert f"the 95% interval {covered};" in caption(panel)
             (number,) = panel.numbers
             halves[covered, kind] = number.interval.high - number.mean
     # Bits per byte of a token a byte are nats by log 2: perplexity's interval follows from theirs.
     half = halves["over the text alone", BITS_PER_BYTE] * math.log(2)
     assert halves["over the text alone", PERPLEXITY] == pytest.approx(8 * math.expm1(half))
     (panel,) = panels([make_row(), make_row("t5")])
-    assert "±" not in explanation(panel)
+    assert "±" not in caption(panel)
 
 
 def test_one_failed_seed_does_not_hide_the_others():
@@ -292,7 +292,7 @@ def test_nothing_is_best_among_tokens_of_several_tokenizers():
     ]
     (panel,), (by_byte,) = panels(rows), panels(rows, BITS_PER_BYTE)
     assert not any(number.best for number in panel.numbers)
-    assert "Compare bits per byte." in explanation(panel)
+    assert "Compare bits per byte." in panel.measure.explanation(panel)
     assert not any(number.best for number in by_byte.numbers), "their tokens are no common parts"
     # A second seed pairs them: 1 and 1.1 bits are a sure difference, 1 and 1.5 are none.
     for bits, best in ((3.1, True), (3.5, False)):
@@ -302,7 +302,7 @@ def test_nothing_is_best_among_tokens_of_several_tokenizers():
         ]
         (by_byte,) = panels([*rows, *again], BITS_PER_BYTE)
         assert [number.best for number in by_byte.numbers] == [False, best]
-    assert "The best of a column is marked only if" in explanation(by_byte)
+    assert "The best of a column is marked only if" in by_byte.measure.explanation(by_byte)
 
 
 def test_other_masks_are_never_compared_in_one_table():

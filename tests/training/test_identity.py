@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from alibi.config import Config, replaced
-from alibi.evaluation.evaluate import Options, evaluate_runs
+from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
 from alibi.model.decoder import build_model
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import latest
@@ -117,7 +117,7 @@ def test_another_file_of_the_method_and_other_random_numbers_are_told(
             loop.train(config, workdir)
         if changed is file:
             file.write_text(before)
-    options = Options(tmp_path / "out", lengths=(16, 24), report=False)
+    options = EvaluationOptions(tmp_path / "out", lengths=(16, 24), report=False)
     numbers.write_text("BIAS_MAX = 8.0")
     assert evaluate_runs([workdir], options) == []
     numbers.write_text("BIAS_MAX = 0.25")
