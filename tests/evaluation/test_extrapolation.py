@@ -76,12 +76,6 @@ def test_a_length_beyond_the_learned_table_is_a_row_and_no_failure(evaluated):
     assert not (evaluated / "nll" / "learned-run-length=32-stride=32.npz").exists()
 
 
-def test_the_report_is_written(evaluated):
-    assert "alibi-run" in (evaluated / "report.md").read_text()
-    assert (evaluated / "extrapolation.png").stat().st_size > 10_000
-    assert not list(evaluated.glob(".*"))
-
-
 def test_a_length_beyond_the_text_is_a_row_and_no_number(tmp_path, alibi_run, learned_run):
     why = (
         f"the text has {len(TEXT)} tokens, fewer than the length 512; use lengths up to {len(TEXT)}, "

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from alibi.config import read_config, replaced
-from alibi.config.override import Override
 from alibi.data.books import QUESTION, STATEMENT, Books, PassKeys, distances, make_prompts
 from alibi.data.corpus import Piece
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.passkey import Passkey
-from alibi.evaluation.scorer import Scorer, wrong_tokens
+from alibi.evaluation.scorer import wrong_tokens
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
@@ -164,47 +163,9 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
 
 
-def test_windows_too_short_for_a_key_are_told_of_and_names_are_one_runs(a_run, tmp_path, capsys):
-    with pytest.raises(ValueError, match="have the same name, and rows are known by it"):
-        evaluate_runs([a_run, tmp_path / "a-run"], keys_of(output_dir=tmp_path / "out"))
+def test_windows_too_short_for_a_key_are_told_of(a_run, tmp_path, capsys):
     evaluate_runs([a_run], keys_of(output_dir=tmp_path / "out", lengths=(37,)))
     assert "a-run: passkey measures nothing at [37]" in capsys.readouterr().err
-
-
-def test_too_little_memory_is_a_row_and_the_others_are_measured(a_run, tmp_path, monkeypatch):
-    """`batch_tokens` is what a device holds at a time; too many tokens end no run."""
-    score = Scorer.score_windows
-
-    def short_of_memory(scorer, params, tokens, part, **progress):
-        if part.length > 64:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes")
-        assert scorer._batch_tokens == 100
-        return score(scorer, params, tokens, part)
-
-    monkeypatch.setattr(Scorer, "score_windows", short_of_memory)
-    options = keys_of(output_dir=tmp_path / "out", lengths=(134, 64), prompts=3, batch_tokens=100)
-    assert evaluate_runs([a_run], options) == []
-    rows = read_rows(tmp_path / "out" / "results.jsonl")
-    assert [(row.length, row.is_measured) for row in rows] == [(64, True), *[(134, False)] * 3]
-    assert {row.error for row in rows[1:]} == {
-        f"out of memory with a key {distance} tokens back in 134; try fewer batch_tokens or more devices"
-        for distance in (32, 64, 128)
-    }
-
-
-def test_a_trained_run_is_measured_once(a_run, tmp_path, capsys):
-    options = keys_of(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
-    for words in (
-        "a key 32 tokens back in 64: 0% of 3 found",
-        "a key 32 tokens back in 64: done before",
-    ):
-        evaluate_runs([a_run], options)
-        assert words in capsys.readouterr().err
-    evaluate_runs([a_run], dataclasses.replace(options, evaluators=(Passkey(prompts=4),)))
-    assert [row.results["prompts"] for row in read_rows(tmp_path / "out" / "results.jsonl")] == [
-        3,
-        4,
-    ]
 
 
 def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, monkeypatch, capsys):
@@ -229,18 +190,3 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, mon
     monkeypatch.setattr(RunDirectory, "config", with_keys)
     assert evaluate_runs([a_run], options) == []
     assert "configs/passkey.py" not in capsys.readouterr().err
-
-
-def test_a_bad_work_directory_does_not_end_the_others_and_an_override_is_a_row_of_its_own(
-    a_run, tmp_path, capsys
-):
-    missing = tmp_path / "no-run"
-    options = keys_of(output_dir=tmp_path / "out", lengths=(64,), prompts=3)
-    (failure,) = evaluate_runs([missing, a_run], options)
-    assert str(missing) in failure
-    assert "a-run with a key 32 tokens back in 64: 0% of 3 found" in capsys.readouterr().err
-    override = Override(position="alibi_interpolated")
-    assert not evaluate_runs([a_run], dataclasses.replace(options, override=override))
-    assert "a-run as alibi_interpolated with a key 32 tokens back" in capsys.readouterr().err
-    rows = read_rows(tmp_path / "out" / "results.jsonl")
-    assert [row.override for row in rows] == [None, Override(position="alibi_interpolated")]

@@ -90,13 +90,6 @@ def test_a_line_cut_by_a_kill_is_left_out_and_reported(tmp_path, caplog, cut):
     assert ("line 2 is no whole row" in caplog.text) == (cut > 1)
 
 
-def test_a_row_without_a_key_is_refused():
-    content = make_row().to_json()
-    del content["cell"]
-    with pytest.raises(TypeError, match="cell"):
-        Row.from_json(content)
-
-
 @pytest.mark.parametrize(
     "file", sorted(ROOT.glob("results/**/results*.jsonl")), ids=lambda file: file.parent.name
 )

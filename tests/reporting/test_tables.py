@@ -336,12 +336,6 @@ def test_other_strides_splits_and_corpora_are_never_compared_in_one_table():
     assert "sliding windows, stride 1;" in build_table(found[3]).caption
 
 
-def test_a_later_step_of_the_same_run_replaces_the_earlier_one():
-    (panel,) = panels([make_row(perplexity=9.0), make_row(perplexity=7.0, step=900)])
-    assert body(build_table(panel)) == ["| alibi | 128 | 7.00 (×1.00) |"]
-    assert "step 900;" in build_table(panel).caption
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -10,14 +10,12 @@ import os
 import pathlib
 import re
 import time
-import types
 
 import pytest
 
 from alibi.errors import REQUEUE, Interrupted
 from alibi.storage.claims import Claim, HeldError
 from alibi.storage.files import resolve
-from alibi.sweeps import execute
 from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
 from alibi.sweeps.processes import Ended
 from alibi.sweeps.state import SWEEP_FILE, TASKS, read_failures, record_sweep, recorded_runs
@@ -119,26 +117,6 @@ def test_paths_that_flags_or_checkpoints_cannot_have_are_refused(tmp_path):
     (folder / "c.py").write_text((PROJECT / "configs" / "quickstart.py").read_text())
     with pytest.raises(ValueError, match="holds a colon"):
         sweep_of(config=str(folder / "c.py"))
-
-
-def test_a_sweep_says_how_long_it_took_for_which_runs(tmp_path, monkeypatch, capsys):
-    """The first of three runs is trained and evaluated, the second trained, the third neither: 2 h
-    0 min and 59 s.
-    """
-    sweep = of_methods("alibi", "t5", "none")
-    for position in ("alibi", "t5"):
-        finish(sweep, tmp_path, f"{position}-L128-seed0")
-    append_rows(tmp_path / "results.jsonl", [result(sweep, "alibi", run="alibi-L128-seed0")])
-    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now, strftime=time.strftime)
-    monkeypatch.setattr(execute, "time", clock)
-
-    class Slow(Trainer):
-        def run(self, command, slot):
-            clock.now += 2 * 3600 + 59 if command[0] == "train.py" else 100
-            return super().run(command, slot)
-
-    assert sweeper_of(sweep, tmp_path, Slow(sweep, tmp_path), lambda _: "report").execute() == {}
-    assert capsys.readouterr().out.endswith("\nreport\ntook 2.1 h; runs trained: 1, evaluated: 2\n")
 
 
 def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
