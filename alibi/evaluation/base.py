@@ -1,11 +1,11 @@
 """The contract of evaluators: an evaluator measures the cells of a run, and a report shows them.
 
-An evaluator is a frozen dataclass. Its fields are its options: flags, keys of sweeps and keys of
-rows come from them. It fills in `cells`, `measure` and `kinds`, and more where it differs from the
-defaults here and in `alibi.reporting.measure.Measure`. Its place is a file and a line of
-`alibi.reporting.measure.EVALUATORS`, or anywhere, named as package.module:Class.
+An evaluator is a frozen dataclass. Its fields are its options, from which flags, keys of sweeps and
+keys of rows follow. It fills in `cells`, `measure` and `kinds`, and more where it differs from the
+defaults here and in `alibi.reporting.measure.Measure`. It is a file and a line in
+`alibi.reporting.measure.EVALUATORS`, or a class anywhere, named as package.module:Class.
 
-JAX takes seconds to import, and reports and sweeps need none of it: import it inside `measure`.
+JAX takes seconds to import, and reports and sweeps don't need it: import it inside `measure`.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ class NoResultError(ValueError):
 
 
 def option(default: Any, meaning: str, *, of_row: bool = True, **limits: Any) -> Any:
-    """Returns a field of an evaluator.
+    """Returns a field for an option.
 
     Args:
       meaning: the help of its flag.
-      of_row: False for an option that changes no result, or that other fields of a row record.
-      limits: at_least, above, at_most or below, and or_all; or names.
+      of_row: False if rows don't record the option: it changes no result, or other fields tell it.
+      limits: at_least, above, at_most or below, with or_all, or names.
 
     Example:
       >>> @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,10 @@ def option(default: Any, meaning: str, *, of_row: bool = True, **limits: Any) ->
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator(Measure):
-    """What is measured of a run, cell by cell.
+    """A measurement with its options.
 
     Raises:
-      ValueError: an option of another type or out of its range.
+      ValueError: an option has another type or is out of its range.
     """
 
     @property
@@ -91,7 +91,7 @@ class Evaluator(Measure):
 
     @classmethod
     def code(cls) -> str | None:
-        """Returns a hash of the files of an evaluator from outside the package, which its rows name."""
+        """Returns a hash of an outside evaluator's files, for its rows."""
         from alibi.runs.provenance import code_files  # a report may lack the packages of training
 
         files = code_files(cls.__module__)
@@ -111,19 +111,23 @@ class Evaluator(Measure):
         return [{"length": length} for length in lengths]
 
     def note(self, config: Config) -> str:
-        """Returns what a user should know of a run of this config, or ""."""
+        """Returns a warning about runs with this config, or ""."""
         return ""
 
     def text(self, subject: "Subject", cell: Cell) -> "Text":
-        """Returns the text that is scored; raises ValueError if it can't be read."""
+        """Returns the text to score.
+
+        Raises:
+          ValueError: it can't be read.
+        """
         return subject.text(self.row_split)
 
     def undefined(self, subject: "Subject", cell: Cell) -> str:
-        """Returns why the position method has no such cell; "" if it has."""
+        """Returns why the position method has no such cell, or ""."""
         return subject.run.undefined(cell["length"])
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
-        """Returns why the text has no such cell; "" if it has."""
+        """Returns why the text has no such cell, or ""."""
         return text.too_short(cell["length"])
 
     def title(self, cell: Cell) -> str:
@@ -135,10 +139,10 @@ class Evaluator(Measure):
         return True
 
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
-        """Returns the results of a row's cell by name: numbers, or tuples of numbers.
+        """Returns the results for a row's cell by name: numbers, or tuples of numbers.
 
         Raises:
-          NoResultError: there is no number, for a reason that the row will tell.
+          NoResultError: there is no number. The row will have the reason.
         """
         raise NotImplementedError
 

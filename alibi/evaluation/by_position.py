@@ -1,4 +1,4 @@
-"""NLL by the position of a token in its window, and the early token curse (paper, appendix B).
+"""NLL by a token's position in its window, and the early token curse (paper, appendix B).
 
 In windows that don't overlap, a token near the start of its window has little context. Longer
 windows have fewer such tokens, and are better for that alone, even if the model does not use the
@@ -21,11 +21,11 @@ Line = dict[str, Any]  # of by_context.jsonl
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Line]:
-    """Returns NLL by context and by position of each dump, and the early token curse of each two
+    """Returns each dump's NLL by context and by position, and the early token curse between any two
     lengths of a run.
 
     Raises:
-      ValueError: two dumps of the same run, text, length and stride.
+      ValueError: two dumps have the same run, text, length and stride.
     """
     for scoring, times in Counter(dump.of for dump in dumps).items():
         if times > 1:
@@ -48,8 +48,9 @@ def _run_and_text(dump: Dump) -> Scoring:
 
 
 def by_context(dump: Dump) -> list[Line]:
-    """Returns the NLL of the tokens with 1, 2, 3-4, 5-8, ... inputs of context: sums, and 95%
-    intervals of the means by blocks of pieces of a window's length, None of one piece.
+    """Returns the NLL, summed over the tokens with 1, 2, 3-4, 5-8, ... inputs before them.
+
+    The 95% interval is for the mean. It needs more than one block of windows, else it is None.
     """
     blocks, nll = np.arange(dump.nll.size) // dump.of.length, dump.nll
     return [
@@ -69,7 +70,7 @@ def by_context(dump: Dump) -> list[Line]:
 def _interval(
     values: Float[np.ndarray, " tokens"], blocks: Int[np.ndarray, " tokens"]
 ) -> tuple[float, float] | None:
-    """Returns the 95% interval of a mean over tokens, each in a block of the text."""
+    """Returns the 95% interval for a mean over tokens, each in a block of the text."""
     sums, tokens = (np.bincount(blocks, weights) for weights in (values, None))
     known = interval(sums[None], tokens)
     return known.bounds if known else None
@@ -98,7 +99,7 @@ def ranges(length: int) -> list[tuple[int, int]]:
 
 
 def _context_ranges(dump: Dump) -> list[tuple[int, int, Bool[np.ndarray, " tokens"]]]:
-    """Returns each range of context, and a mask of the tokens with such a context."""
+    """Returns each range of context, and a mask for its tokens."""
     context = dump.context
     return [
         (low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.of.length)
@@ -106,18 +107,17 @@ def _context_ranges(dump: Dump) -> list[tuple[int, int, Bool[np.ndarray, " token
 
 
 def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> Line:
-    """Returns the share of the gain from `short` to `long` blocks that fewer tokens of short
-    context explain.
+    """Returns the share of the gain from `short` to `long` blocks that fewer tokens with little context
+    explain.
 
-    There are two estimates, as shares of the gain in nats per token. Both are None if the 95%
-    interval of the gain reaches half of the gain or less (they could be any number), and each is
-    None without the dumps for it.
+    There are two estimates, as shares of the gain in nats per token. Both are None if the 95% interval
+    reaches half of the gain or less (they could be any number), and each is None without its dumps.
 
-    composition_share: the gain of a model whose tokens cost at each context as in the short blocks,
-      and beyond these as with their full context.
-    sliding_share: the part of the gain that vanishes if windows slide by the least stride in
-      `others` at both lengths, so (nearly) all tokens have the full context: the paper's argument
-      (appendix B, tables 13 to 15).
+    composition_share: the gain of a model that pays, at each context, as much as in the short blocks,
+      and beyond these as much as with their full context.
+    sliding_share: the part that vanishes if windows slide by the least stride in `others` at both
+      lengths, so (nearly) all tokens have the full context: the paper's argument (appendix B, tables
+      13 to 15).
 
     gain_by_context divides the gain by the tokens' context in the short blocks.
     """
@@ -161,8 +161,8 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> Line:
 def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:
     """Returns the mean NLL of the long blocks if each context cost as much as in the short ones.
 
-    A context longer than the short blocks costs as much as their full context: by the sliding
-    window of their length if it was dumped, else by their second half.
+    A longer context costs as much as the short blocks' full context: that of a sliding window as long,
+    if it was dumped, else that in their second half.
     """
     length = short.of.length
     tokens, nats = (

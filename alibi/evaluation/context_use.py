@@ -1,9 +1,9 @@
 """The use of longer contexts: the same tokens scored with more and more tokens before them.
 
 In windows that don't overlap, longer windows are better because fewer of their tokens have little
-context (the early token curse; paper, appendix B): even a model without use for more than a hundred
-tokens gains. If the same tokens are scored at each length
-(`alibi.evaluation.windows.same_token_windows`), the gain is due to the context alone.
+context (the early token curse, paper, appendix B): even a model that uses a hundred tokens only
+gains. If each length scores the same tokens (`alibi.evaluation.windows.same_token_windows`), the
+context alone explains the gain.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ CONTEXT_GAIN = Kind(
 
 @dataclasses.dataclass(frozen=True)
 class ContextUse(OfText):
-    """What the same tokens gain from longer windows, in nats; a cell is the set of lengths."""
+    """The nats that the same tokens gain from longer windows. A cell is the set of lengths."""
 
     context_windows: int = option(512, "windows whose last tokens are scored", at_least=2)
 
@@ -147,13 +147,13 @@ class ContextUse(OfText):
 def gain_of(
     shortest: Float[np.ndarray, " tokens"], longer: Float[np.ndarray, " tokens"], stride: int
 ) -> dict[str, Any]:
-    """Returns the gain of `longer` windows on the same tokens, in nats per token.
+    """Returns the gain from `longer` windows on the same tokens, in nats per token.
 
-    Its interval is of the differences between the two lengths, so hard and easy windows cancel.
+    Its interval is for the differences between the two lengths, so hard and easy windows cancel.
 
     Args:
-      shortest, longer: the NLL of the tokens.
-      stride: scored tokens of a window.
+      shortest, longer: the tokens' NLL.
+      stride: scored tokens in a window.
     """
     saved = shortest.astype(np.float64) - longer
     by_window = saved.reshape(-1, stride).sum(axis=1)

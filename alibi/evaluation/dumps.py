@@ -1,4 +1,4 @@
-"""NLL dumps: the NLL of each token of a text on disk, for analyses by position and by context."""
+"""NLL dumps: each token's NLL on disk, for analyses by position and by context."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,7 @@ class Scoring:
         return "nonoverlapping" if self.stride == self.length else "sliding"
 
     def line(self, analysis: str, **results: Any) -> dict[str, Any]:
-        """Returns a line of by_context.jsonl: the key, then the results of an analysis."""
+        """Returns a line for by_context.jsonl: the key, then the results of an analysis."""
         head = {"analysis": analysis} | dataclasses.asdict(self)
         windows = {
             "eval_length": head.pop("length"),
@@ -48,7 +48,7 @@ class Scoring:
 
 @dataclasses.dataclass(frozen=True)
 class Dump:
-    """The tokens of a text in stream order, int32, and the NLL of each in nats, float32."""
+    """The tokens in stream order, int32, and the NLL of each in nats, float32."""
 
     of: Scoring
     nll_nats: Float[np.ndarray, " tokens"]
@@ -68,10 +68,10 @@ class Dump:
 
 
 def dump_file(folder: epath.Path, scoring: Scoring) -> epath.Path:
-    """Returns the file in an output directory for the dump of `scoring`, which may not exist yet.
+    """Returns the file for a dump in an output directory, which may not exist yet.
 
-    This is nll/RUN-length=l-stride=s.npz. If a dump of another step, text, config or override has
-    that name, the step and a hash of the rest follow.
+    This is nll/RUN-length=l-stride=s.npz. If another step, text, config or override has that name, the
+    step and a hash of the rest follow.
     """
     name = f"{scoring.run}-length={scoring.length}-stride={scoring.stride}"
     path = folder / "nll" / f"{name}.npz"
@@ -83,14 +83,18 @@ def dump_file(folder: epath.Path, scoring: Scoring) -> epath.Path:
 
 
 def write_dump(path: str | os.PathLike[str], dump: Dump) -> None:
-    """Writes the .npz file; a reader sees all of it or the previous one."""
+    """Writes the .npz file. A reader sees all of it or the previous one."""
     scoring: dict[str, Any] = dataclasses.asdict(dump.of)
     with made_whole(path) as partial, partial.open("wb") as file:
         np.savez(file, nll_nats=dump.nll_nats, targets=dump.targets, **scoring)
 
 
 def read_dump(path: str | os.PathLike[str]) -> Dump:
-    """Returns the dump in `path`; raises ValueError if there is none, or it is damaged."""
+    """Returns the dump in a file.
+
+    Raises:
+      ValueError: there is none, or it is damaged.
+    """
     try:
         with epath.Path(path).open("rb") as opened, np.load(opened) as arrays:
             of = {field.name: arrays[field.name].item() for field in dataclasses.fields(Scoring)}
@@ -102,8 +106,10 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
 
 
 def find_dumps(patterns: Iterable[str]) -> list[Dump]:
-    """Returns the dumps at paths and addresses, which may hold wildcards; raises ValueError as
-    `read_dump`.
+    """Returns the dumps at paths and addresses, which may hold wildcards.
+
+    Raises:
+      ValueError: one is damaged.
     """
     files = set()
     for pattern in patterns:
@@ -121,7 +127,7 @@ def has_dump(folder: epath.Path, scoring: Scoring) -> bool:
 
 
 def _read_scoring(path: epath.Path) -> Scoring | None:
-    """Returns the key of the dump in `path`; None if there is none, or it is damaged."""
+    """Returns a dump's key, or None if there is no whole dump."""
     try:
         return read_dump(path).of
     except ValueError:

@@ -1,4 +1,4 @@
-"""Evaluations of trained runs: work directories -> rows, and the report; any evaluator."""
+"""Evaluates trained runs: work directories -> rows, and the report."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ __all__ = ["EvaluationOptions", "OutputError", "evaluate_runs"]
 
 @dataclasses.dataclass(frozen=True)
 class LengthOptions:
-    """The options of every evaluation, of n-grams too."""
+    """The options that n-grams have too."""
 
     # or an address: for rows/, results.jsonl, nll/, report.md and figures
     output_dir: str | os.PathLike[str]
@@ -37,13 +37,17 @@ class LengthOptions:
         return sorted({*(self.lengths or (train_length * multiple for multiple in self.multiples))})
 
     def look(self, workdir: str) -> object:
-        """Raises ValueError if there is no run in `workdir`; cheap."""
+        """Raises ValueError if there is no run in `workdir`. Takes no time."""
         return RunDirectory(workdir).config()
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(LengthOptions):
-    """The options of every evaluation of a model; raises ValueError for impossible values."""
+    """The options for a model.
+
+    Raises:
+      ValueError: an impossible value.
+    """
 
     checkpoint: str = "latest"  # latest, best or a step
     # inputs per device and batch; None: the run's eval.batch_tokens
@@ -83,12 +87,12 @@ class EvaluationOptions(RunOptions):
 def evaluate_runs(
     workdirs: Sequence[str | os.PathLike[str]], options: EvaluationOptions
 ) -> list[str]:
-    """Evaluates each work directory by each evaluator, writes each row when it is known, then the
-    report; returns the failures.
+    """Evaluates each work directory, writes each row when it is known, then the report. Returns the
+    failures.
 
-    A cell becomes a row with `error`, and is no failure, if the position method does not support
-    it, the text is shorter, or memory does not suffice. A text too short for all supported cells
-    is a failure. See also `evaluate_each`.
+    A cell becomes a row with `error`, and is no failure, if the position method does not support it,
+    the text is shorter, or memory does not suffice. A text too short for all supported cells is a
+    failure. See also `evaluate_each`.
     """
     return evaluate_each(
         workdirs,
@@ -102,16 +106,16 @@ def evaluate_each(
     options: LengthOptions,
     evaluate: Callable[[str, Output], None],
 ) -> list[str]:
-    """Calls `evaluate` with each work directory and the common output, then writes the report;
-    returns the failures.
+    """Calls `evaluate` with each work directory and the common output, then writes the report. Returns
+    the failures.
 
-    All work directories are looked at before the first is evaluated. If one can't be evaluated, the
-    others are evaluated all the same. There is no report if the only work directory failed without
-    a row.
+    It looks at all work directories before it evaluates the first. If one can't be evaluated, it
+    evaluates the others all the same. It writes no report if the only work directory failed without a
+    row.
 
     Raises:
-      ValueError: two work directories of the same name, by which rows are told apart; processes
-        that differ.
+      ValueError: two work directories have the same name, by which rows are told apart, or processes
+        differ.
       OutputError: the output directory can't be written.
       MissingPackageError: the report needs a package.
     """
@@ -149,7 +153,11 @@ def evaluate_each(
 
 
 def evaluate_run(subject: Subject, options: EvaluationOptions) -> None:
-    """Measures the missing cells of a run; raises ValueError if the text has none of them."""
+    """Measures the cells that a run lacks.
+
+    Raises:
+      ValueError: the text is too short for all cells.
+    """
     config = subject.run.config
     lengths = options.lengths_of(config.train_length)
     for evaluator in options.evaluators:
@@ -169,8 +177,9 @@ def evaluate_run(subject: Subject, options: EvaluationOptions) -> None:
 
 
 def _evaluate_cell(subject: Subject, evaluator: Evaluator, cell: Cell) -> str | None:
-    """Measures a cell, unless its row is there; returns why the text has no such cell, "" if it
-    has, and None if the method has none.
+    """Measures a cell, unless its row is there.
+
+    Returns why the text has no such cell, "" if it has, None if the method has none.
     """
     run, output = subject.run, subject.output
     text, title = evaluator.text(subject, cell), f"{run.title} {evaluator.title(cell)}"

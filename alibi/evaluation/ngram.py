@@ -1,7 +1,7 @@
-"""Interpolated n-grams of a text, by sorting: all orders and both smoothings from one sort.
+"""Interpolated n-grams by sorting: all orders and both smoothings from one sort.
 
-The symbols that begin at each place are one number of 64 bits, the first symbol in the highest bits.
-After one sort the n-grams of every order are prefixes, and their counts are the lengths of runs.
+The symbols that begin at each place are a 64-bit number, the first symbol in the highest bits.
+After the sort the n-grams of every order are prefixes, and run lengths are their counts.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Smoothing = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """The NLL of each symbol of a text by an order, which sees `order` - 1 symbols before it."""
+    """Each symbol's NLL by an order, which sees `order` - 1 symbols before it."""
 
     order: int
     grams: int  # distinct n-grams of this and the lower orders
@@ -61,16 +61,16 @@ def kneser_ney(
 
 
 def ngram_scores(train: Documents, scored: Documents, vocab_size: int) -> Iterator[Scores]:
-    """Yields the NLL of the symbols of `scored`, in their order, by n-grams of `train`, from order 1
-    up to 8, or to as many symbols as fit into 64 bits.
+    """Yields the NLL of the symbols in `scored` by n-grams of `train`, from order 1 to 8, or to as many
+    symbols as fit into 64 bits.
 
-    No n-gram joins two documents. The start of a document is a symbol of its own, which is seen but
-    never predicted. Order 1 is interpolated with the uniform 1 / `vocab_size`. Lower orders of
-    Kneser-Ney count the distinct symbols before an n-gram; n-grams at the start of a document, with
-    nothing before them, keep their counts.
+    No n-gram joins two documents. A document's start is a symbol, which is seen but never predicted.
+    Order 1 is interpolated with the uniform 1 / `vocab_size`. Lower orders of Kneser-Ney count the
+    distinct symbols before an n-gram. At a document's start, with nothing before them, n-grams keep
+    their counts.
 
     Raises:
-      ValueError: a text without symbols.
+      ValueError: a text has no symbols.
     """
     for name, documents in (("to count", train), ("to score", scored)):
         if not any(document.size for document in documents):
@@ -112,10 +112,10 @@ class _Table:
 
 @dataclasses.dataclass(frozen=True)
 class _Queries:
-    """The windows of a text to score, ascending, so that a search finds neighbours in the cache.
+    """The windows to score, ascending, so that a search finds neighbours in the cache.
 
     Attributes:
-      places: where each window begins, among the symbols and the starts of documents.
+      places: where each window begins, among the symbols and the documents' starts.
     """
 
     keys: UInt64[np.ndarray, " windows"]
@@ -157,8 +157,8 @@ def _start(bits: int) -> np.uint64:
 def _windows(
     documents: Documents, bits: int, orders: int
 ) -> tuple[Bool[np.ndarray, " places"], UInt64[np.ndarray, " places"]]:
-    """Returns which places hold a symbol, not the start of a document, and the `orders` symbols from
-    each place on; from the end of its document on they are starts.
+    """Returns which places hold a symbol, not a document's start, and the `orders` symbols from each
+    place on. After a document's end they are starts.
     """
     start = _start(bits)
     kind = np.min_scalar_type(start)
@@ -191,8 +191,8 @@ def _grams(counted: UInt64[np.ndarray, " places"], bits: int, orders: int, order
 
 
 def _continued(own: _Table, longer: _Table, bits: int, order: int) -> _Table:
-    """Returns the n-grams of `order` with the number of distinct symbols before each, from the
-    n-grams that are `longer` by one; see `ngram_scores` for the starts of documents.
+    """Returns the n-grams of `order` with the number of distinct symbols before each, counted in the
+    n-grams that are one symbol `longer`. `ngram_scores` explains documents' starts.
     """
     tails = longer.grams & np.uint64((1 << bits * order) - 1)
     tails.sort()

@@ -1,5 +1,5 @@
-"""N-grams as a baseline of trained runs: the texts of a work directory -> a table of all orders, and
-rows of the best.
+"""N-grams as a baseline for trained runs: a work directory's texts -> a table of all orders, and rows
+for the best.
 """
 
 import dataclasses
@@ -76,17 +76,17 @@ class Texts:
 
     @property
     def tokens(self) -> int:
-        """The number of the run's tokens whose NLL counts: all, or the masked ones."""
+        """The number of the run's tokens that count: all, or the predicted ones."""
         return self.own.tokens if self.predicted is None else int(self.predicted.sum())
 
 
 def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOptions) -> list[str]:
-    """Scores the text of each run by n-grams of its train text, prints a table of all orders, and
-    writes rows of the best order of each smoothing; returns the failures.
+    """Scores each run's text by n-grams of its train text. Prints a table with all orders, and writes rows
+    for the best order with each smoothing. Returns the failures.
 
     The best order is chosen on the scored text, which favours the baseline. Masked tokens are scored
-    by order 1, their frequency, since n-grams predict from the left. Runs need no checkpoint; runs
-    of the same texts are counted once. See also `alibi.evaluation.evaluate.evaluate_each`.
+    by order 1, their frequency, since n-grams predict from the left. Runs need no checkpoint. Runs with
+    the same texts are counted once. See also `alibi.evaluation.evaluate.evaluate_each`.
     """
     counted: dict[tuple, list[NGram]] = {}
     shown = set()
@@ -154,7 +154,7 @@ def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
 
 
 def _score(texts: Texts) -> list[NGram]:
-    """Returns all orders of each smoothing, ascending; order 1 alone for masked tokens."""
+    """Returns all orders with each smoothing, ascending. Masked tokens have order 1 alone."""
     started, found = time.perf_counter(), []
     vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
@@ -205,10 +205,10 @@ def _row(
     options: NGramOptions,
     output: Output,
 ) -> Row:
-    """Returns the row beside those of models in a cell; an n-gram has its full context everywhere.
+    """Returns the row beside the models' rows in a cell. An n-gram has its full context everywhere.
 
-    Rows of n-grams of another text, or per token of another tokenizer, may have its name: then part
-    of a hash follows it.
+    If n-grams of another text, or per token of another tokenizer, have its name, part of a hash
+    follows.
     """
     own, given = texts.own, texts.config.objective
     key = content_key({"train": texts.train_key, "tokenizer": own.tokenizer_fingerprint})[:12]

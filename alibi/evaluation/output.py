@@ -26,8 +26,8 @@ class OutputError(UserError):
 
 
 class Output:
-    """The rows and the report in an output directory or at an address, and the files of evaluators;
-    only the first process writes.
+    """The rows and the report in an output directory or at an address, and the files that evaluators
+    write. Only the first process writes.
 
     Raises:
       OutputError: it can't be made or written, now or later.
@@ -40,8 +40,8 @@ class Output:
         self._workdirs: dict[str, str] = {}  # by the name of the run
 
     def check_name(self, workdir: str) -> None:
-        """Raises ValueError if rows here are of another run with the name of `workdir`, whose own work
-        directory still exists.
+        """Raises ValueError if rows here belong to another run with the name of `workdir`, and that run's
+        work directory still exists.
         """
         run = RunDirectory(workdir)
         self._workdirs[run.name] = workdir
@@ -59,11 +59,11 @@ class Output:
         return any(other.is_measured for other in self.find(row))
 
     def name_text(self, name: str, split: str, text_hash: str) -> str:
-        """Returns the name of a text in rows: that of existing rows, else `name`, longer if another
-        text has it.
+        """Returns a text's name in rows: the name in existing rows, else `name`, longer if another text has
+        it.
 
-        A user's own text, of the split "file", is always called `name`. Characters that can't be
-        drawn become U+FFFD.
+        A user's own text, split "file", is always called `name`. Characters that can't be drawn become
+        U+FFFD.
         """
         name = "".join(one if one.isprintable() and one != "\\" else "\ufffd" for one in name)
         before = [
@@ -91,17 +91,17 @@ class Output:
         self.add(dataclasses.replace(row, error=error))
 
     def finish(self, *, report: bool, workdirs: Sequence[str]) -> None:
-        """Writes results.jsonl; with `report` also writes and prints the report, which describes
-        the `workdirs`.
-        """
+        """Writes results.jsonl. With `report` also writes and prints the report, which describes `workdirs`."""
         if not report:
             self.guard(lambda: merge_rows(self.folder))
         elif text := self.guard(lambda: write_report(self.folder, runs=_run_sources(workdirs))):
             print(text)  # outside of the guard: a closed pipe is no failure of the directory
 
     def guard(self, write: Callable[[], Written]) -> Written | None:
-        """Calls `write` on the first process, and returns its result; raises OutputError if the disk
-        refuses.
+        """Calls `write` on the first process, and returns its result.
+
+        Raises:
+          OutputError: the disk refuses.
         """
         if not is_primary():
             return None
@@ -115,7 +115,7 @@ class Output:
 
 
 def same_name(first: str, second: str) -> str:
-    """Returns the error of two runs of one name."""
+    """Returns the error for two runs with one name."""
     return (
         f"{first} and {second} have the same name, and rows are known by it; rename one, or evaluate them into two "
         "output directories"

@@ -1,8 +1,8 @@
-"""Passkey retrieval: accuracy by the key's distance and by the window's length.
+"""Passkey retrieval: accuracy by the key's distance and the window's length.
 
 Perplexity does not show whether a model uses a longer context or only survives it. Here a window
-holds book text and a key, stated at a known distance from the question at the end of the window
-(after Mohtashami & Jaggi 2023, arXiv 2305.16300, whose passkey lies between repeated sentences).
+holds book text and a key, at a known distance from the question at the window's end (after
+Mohtashami & Jaggi 2023, arXiv 2305.16300, where the passkey lies between repeated sentences).
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ ACCURACY = Kind("Keys found again", "{:.0%}".format, value=result("accuracy"), t
 
 @dataclasses.dataclass(frozen=True)
 class Passkey(Evaluator):
-    """The share of passkeys that greedy decoding finds, by window and distance of the key."""
+    """The share of passkeys that greedy decoding finds, by window and distance."""
 
     prompts: int = option(200, "keys to be found at each length and distance", at_least=1)
 

@@ -1,5 +1,5 @@
-"""Perplexity: the negative log-likelihood of every token of a text, in windows of each length (paper,
-section 2.1 and appendix B).
+"""Perplexity: the negative log-likelihood of every token, in windows of each length (paper, section
+2.1 and appendix B).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class OfText(Evaluator):
-    """The options of evaluators that score a text of the user's choice."""
+    """Options that choose the text to score."""
 
     split: str = option("valid", "train, valid or test, of each run's own corpus", of_row=False)
     text_file: str = option(
@@ -90,7 +90,7 @@ class OfText(Evaluator):
 
 @dataclasses.dataclass(frozen=True)
 class Perplexity(OfText):
-    """Perplexity and bits per byte, by length of the windows; each token is scored exactly once."""
+    """Perplexity and bits per byte, by window length. Each token is scored exactly once."""
 
     stride: int | None = option(
         None,
@@ -224,7 +224,7 @@ class Perplexity(OfText):
 
 
 def scoring(row: Row) -> Scoring:
-    """Returns the key of the dump of a row of perplexity."""
+    """Returns the key of the dump for a row."""
     length = row.cell["length"]
     stride = row.options.get("stride", length)
     known = row.run, row.step, row.tokens_sha256, row.config_hash
@@ -241,16 +241,15 @@ def text_results(
     read: int | None = None,
     parts: tuple[float, ...] | None = None,
 ) -> dict[str, Any]:
-    """Returns the results of scoring a text; a perplexity beyond float64 is None.
+    """Returns the results for a scored text. A perplexity beyond float64 is left out.
 
     Args:
       nll_nats: summed over the tokens, so that rows can be pooled without loss.
       tokens: number of scored tokens.
-      words, bytes: size of the text; None if only some tokens are scored.
+      words, bytes: the text's size, None if only some tokens are scored.
       seconds: time of scoring.
-      read: tokens that count in the speed; defaults to `tokens`.
-      parts: the NLL of consecutive parts of the text, see
-        `alibi.reporting.intervals.part_sums`.
+      read: tokens that count in the speed, defaults to `tokens`.
+      parts: the NLL summed over consecutive parts, see `alibi.reporting.intervals.part_sums`.
     """
     found = {
         "nll_nats": nll_nats,

@@ -1,4 +1,4 @@
-"""The negative log-likelihood (NLL) of every token of a stream, on any number of devices and hosts."""
+"""The negative log-likelihood (NLL) of every token in a stream, on any number of devices and hosts."""
 
 import collections
 import contextlib
@@ -48,11 +48,11 @@ class Scorer:
 
     Args:
       nll_function: see `model_nll`.
-      objective: makes inputs and targets of a stream's tokens.
+      objective: makes inputs and targets from a stream's tokens.
       batch_tokens: inputs per device and batch, but at least a window: longer windows come in
         smaller batches.
-      sharding: of the batch dimension; by default on the first device. Each of several hosts reads
-        only the rows of its own devices, and all get the result.
+      sharding: along the batch, defaults to the first device. Each host reads only the rows for its
+        own devices, and all get the result.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Scorer:
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
     def check(self, tokens: Tokens, windows: Windows) -> None:
-        """Raises ValueError if no token of `windows` is predicted: a masked objective may mask none
-        of a few, and a text may have no answers.
+        """Raises ValueError if no token in `windows` is predicted: among few tokens none may be masked, and a
+        text may have no answers.
         """
         selected = predicted(self._objective, tokens, windows)
         if self._objective.selects and not any(map(np.any, selected)):
@@ -95,10 +95,10 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns the NLL of each of `tokens` in windows of `length` inputs that score `stride`
-        (defaults to `length`).
+        """Returns each token's NLL in windows with `length` inputs that score `stride` tokens (defaults to
+        `length`).
 
-        The NLL of a token depends neither on the batch nor on the devices.
+        It depends neither on the batch nor on the devices.
 
         Args:
           progress: called with the number of tokens scored since the last call.
@@ -117,8 +117,10 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns the NLL of the tokens that `windows` score and the objective predicts, in their
-        order; `progress` as in `score`.
+        """Returns the NLL of the tokens that `windows` score and the objective predicts, in their order.
+
+        Args:
+          progress: as in `score`.
         """
         compiled = [(group, *self._compile(params, group)) for group in windows.groups]
         running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
@@ -142,7 +144,7 @@ class Scorer:
         return Score(windows, nll, seconds)
 
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
-        """Returns the function compiled for the shape of `windows`, and the rows of its batch.
+        """Returns the function compiled for the shape of `windows`, and its number of rows.
 
         A batch has as many rows as `batch_tokens` allows on each device, and not more than
         `windows`. The function is kept, so validations during training compile once.
@@ -168,7 +170,7 @@ class Scorer:
         return self._compiled[shape], rows
 
     def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:
-        """Returns the batch on the devices; reads only the rows of this host's devices."""
+        """Returns the batch on the devices. Reads only the rows for this host's devices."""
         own = rows[local_rows(self._sharding, rows.size)]
         return jax.tree.map(
             lambda local: jax.make_array_from_process_local_data(
@@ -194,10 +196,10 @@ def model_nll(model: DecoderLM) -> NllFunction:
 
 
 def run_scorer(run: TrainedRun, of: Callable[[DecoderLM], NllFunction] = model_nll) -> Scorer:
-    """Returns a scorer of streams of the run's tokens; call `scorer.score(run.params, ...)`.
+    """Returns a scorer for the run's tokens, to call as `scorer.score(run.params, ...)`.
 
     Args:
-      of: returns the function that gives a number for each token; defaults to `model_nll`.
+      of: returns the function that gives a number for each token, defaults to `model_nll`.
     """
     return Scorer(
         of(run.model),

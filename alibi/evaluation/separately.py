@@ -1,7 +1,6 @@
-"""Documents scored each on its own: each begins a window, and the rest of its last window is
-padding.
+"""Documents scored separately: each begins a window, and padding fills its last window.
 
-Windows of one length hold documents of every length, so nothing is compiled anew for a document.
+All windows have one length, so no document compiles anything anew.
 """
 
 import json
@@ -17,11 +16,11 @@ from alibi.storage.cache import content_key
 
 
 def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " tokens"]]:
-    """Returns the tokens of each document, which hold the whole text together: a boundary belongs
-    to the document before it.
+    """Returns each document's tokens, which hold the whole text together: a boundary belongs to the
+    document before it.
 
     Raises:
-      ValueError: the text spells the boundary (in a dictionary, or a vocabulary of Unigram), so the
+      ValueError: the text spells the boundary (in a dictionary, or a Unigram vocabulary), so the
         documents' ends are not known.
     """
     manifest, boundaries, of_documents = text.manifest, 0, []
@@ -49,16 +48,16 @@ def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " to
 def padded(
     documents: list[Int32[np.ndarray, " tokens"]], length: int
 ) -> Int32[np.ndarray, " places"]:
-    """Returns the documents, each followed by -1 up to the end of its last window of `length`."""
+    """Returns the documents, each followed by -1 up to the end of its last window."""
     return np.concatenate(
         [np.pad(ids, (0, -ids.size % length), constant_values=-1) for ids in documents]
     )
 
 
 def documents_file(folder: epath.Path, row: Row) -> epath.Path:
-    """Returns the file in `folder` with the NLL of each document of `row`, which may not exist yet.
+    """Returns the file in `folder` with each document's NLL, which may not exist yet.
 
-    This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash of the text and the config.
+    This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash over the text and the config.
     """
     key = content_key({"of": str(row.measurement)})[:8]
     return folder / f"documents/{row.run}-length={row.length}-step={row.step}-{key}.jsonl"

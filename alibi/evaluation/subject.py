@@ -47,7 +47,7 @@ class Text:
 
     @functools.cached_property
     def documents(self) -> list[Int32[np.ndarray, " tokens"]]:
-        """The tokens of each document of the file, see `documents_of`."""
+        """Each document's tokens, see `documents_of`."""
         assert self.file is not None
         assert self.source is not None
         return documents_of(self.file, self.source)
@@ -85,12 +85,12 @@ class Subject:
     def text(
         self, split: str = "valid", *, file: str = "", document_end: str = "", column: str = ""
     ) -> Text:
-        """Returns the text of a split of the run's corpus, in the run's tokens, or a user's own.
+        """Returns a split of the run's corpus, or a user's own text, in the run's tokens.
 
         Args:
           file: files to score in place of the split.
-          document_end, column: how `file` is read, as in the config section `data`; default to the
-            run's own.
+          document_end, column: how `file` is read, as in the config section `data`, default to the run's
+            own.
 
         Raises:
           ValueError: the text is missing or can't be read.
@@ -140,7 +140,7 @@ class Subject:
         )
 
     def scorer(self, of: Callable[[DecoderLM], NllFunction] = model_nll) -> Scorer:
-        """Returns the scorer of a function of the model, see `score`."""
+        """Returns the scorer for a function of the model, see `score`."""
         if of not in self._scorers:
             self._scorers[of] = run_scorer(self.run, of)
         return self._scorers[of]
@@ -155,8 +155,8 @@ class Subject:
         """Returns a number for each token that `windows` score, and shows the progress.
 
         Args:
-          of: makes a function of parameters, inputs and targets for the model, which is compiled
-            once for each shape; defaults to the NLL in nats.
+          of: makes a function of parameters, inputs and targets for the model, which is compiled once for
+            each shape, defaults to the NLL in nats.
         """
         scorer = self.scorer(of)
         with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
@@ -184,7 +184,7 @@ class Subject:
 
 @contextlib.contextmanager
 def memory_limits(where: str) -> Iterator[None]:
-    """Raises NoResultError in place of an error of memory, if all processes have it.
+    """Raises NoResultError if all processes run out of memory.
 
     Args:
       where: stands after "out of memory".
@@ -205,7 +205,11 @@ def memory_limits(where: str) -> Iterator[None]:
 
 
 def row_of(run: TrainedRun, **measured: Any) -> Row:
-    """Returns the row of `run`, without results; `measured` are the fields of the measurement."""
+    """Returns a row without results.
+
+    Args:
+      measured: the fields of the measurement.
+    """
     config = run.config
     return Row(
         run=run.name,

@@ -2,15 +2,15 @@
 
 The stream t[0..N) is read through its inputs u = [boundary, t[0], ..., t[N-2]]: u[i] is the true
 token before t[i], and t[i] is the target of u[i]. Window k scores the targets t[kS : (k+1)S], with
-S the stride. It reads the inputs of those targets and up to L - S inputs before them, with L the
-length. With S = L the windows do not overlap. Each token is scored exactly once.
+stride S. It reads their inputs and up to L - S inputs before them, with length L. With S = L the
+windows do not overlap. Each token is scored exactly once.
 
-A model that sees both sides reads the tokens t of a window itself, without overlap (S = L). A
-shorter last window is a row of its own length, since the model would see padding.
+A model that sees both sides reads a window's own tokens t, without overlap (S = L). A shorter last
+window is a row with its own length, since the model would see padding.
 
-With S < L the first L // S windows begin with the stream: each is the beginning of the last of
-them, so a causal model computes all of them in a single row. All further windows have L inputs, and
-score the last S of them.
+With S < L the first L // S windows begin with the stream: each is the beginning of the last one, so
+a causal model computes all of them in a single row. All further windows have L inputs, and score
+the last S.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Tokens(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Windows of the same length, which score tokens between `start` and `stop` of a stream."""
+    """Windows with the same length, which score tokens between `start` and `stop`."""
 
     start: int
     stop: int
@@ -75,18 +75,17 @@ class Windows:
 def windows_of(
     num_tokens: int, length: int, stride: int | None = None, *, causal: bool = True
 ) -> Windows:
-    """Returns the windows that score a stream of `num_tokens` as the paper's code does (section
-    2.1, appendix B).
+    """Returns the windows that score a stream as the paper's code does (section 2.1, appendix B).
 
     Args:
       num_tokens: at least 1.
-      length: inputs of a window, at least 1.
-      stride: tokens that each window scores, 1 to `length`; None: `length`.
+      length: inputs in a window, at least 1.
+      stride: tokens that each window scores, 1 to `length`, defaults to `length`.
       causal: see `Windows`.
 
     Raises:
-      ValueError: a number out of its range, or a stride below the length of a model that sees both
-        sides.
+      ValueError: a number is out of its range, or the stride is below the length and the model sees
+        both sides.
     """
     stride = length if stride is None else stride
     if num_tokens < 1:
@@ -111,8 +110,8 @@ def windows_of(
 def spread_windows(num_tokens: int, length: int, most: int, *, causal: bool = True) -> Windows:
     """Returns windows without overlap that score at most `most` tokens, spread evenly over a stream.
 
-    Each stands in the middle of an equal part of the stream. With fewer tokens than `most`, or with
-    -1, the windows score all tokens, as `windows_of`, which raises the errors.
+    The stream is cut into equal parts, with a window in the middle of each. With fewer tokens than
+    `most`, or with -1, the windows score all tokens. Raises as `windows_of`.
     """
     if not 0 <= most < num_tokens:
         return windows_of(num_tokens, length, causal=causal)
@@ -128,12 +127,11 @@ def spread_windows(num_tokens: int, length: int, most: int, *, causal: bool = Tr
 
 
 def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:
-    """Returns for each of `lengths`, ascending, windows of that length; all lengths score the same
-    tokens.
+    """Returns windows for each length, ascending, that all score the same tokens.
 
-    These are the last tenth of each window of the shortest length, so even there they have nearly
-    all of its context. The windows end at places spread evenly over the text; there are fewer than
-    `windows` if so many would score a token twice.
+    These are the last tenth of each shortest window, so even there they have nearly all of its context.
+    The windows end at places spread evenly over the text. There are fewer than `windows` if so many
+    would score a token twice.
 
     Raises:
       ValueError: the text is shorter than the longest window.
@@ -151,11 +149,11 @@ def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) ->
 
 
 def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Sequences:
-    """Returns the windows with the numbers `rows`; a row ends with the tokens that its window
-    scores, and beyond the last window it has none.
+    """Returns the windows with the numbers `rows`. A row ends with the tokens that its window scores. Rows
+    beyond the last window score none.
 
     Args:
-      tokens: the stream; only the tokens of these rows are read (a memory map stays on disk).
+      tokens: the stream. Only the tokens in these rows are read (a memory map stays on disk).
     """
     step = windows.spacing or windows.stride
     first_scored = np.minimum(windows.start + np.asarray(rows, np.int64) * step, windows.stop)[
@@ -195,9 +193,7 @@ def predicted(
 
 
 def mean_context(objective: Objective, tokens: Tokens, windows: Windows) -> float:
-    """Returns the mean number of inputs that the predictions of the scored tokens see, for an
-    objective that isolates documents.
-    """
+    """Returns the mean number of inputs that a prediction sees, for an objective that isolates documents."""
     assert isinstance(objective, IsolatedDocuments)
     inputs = scored = 0
     for group in windows.groups:

@@ -35,7 +35,7 @@ class Processor:
     length_seconds: float = 0.0
 
     def hours(self, flops: float, lengths: int = 0) -> float:
-        """Returns the hours of a command of `flops` operations."""
+        """Returns the hours that a command takes."""
         seconds = flops / (self.flops_per_second * self.utilisation)
         return (seconds + self.start_seconds + lengths * self.length_seconds) / 3600
 
@@ -53,7 +53,7 @@ PROCESSORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The size of a text: tokens by split, without splits of unknown size."""
+    """A text's size: tokens by split, without splits where they are unknown."""
 
     vocab_size: int
     tokens: Mapping[str, int]
@@ -61,7 +61,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a command; `hours` are of a single device."""
+    """What a command costs. `hours` are for a single device."""
 
     tokens: int
     flops: float
@@ -74,7 +74,7 @@ class Cost:
 def training_cost(
     run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None
 ) -> Cost:
-    """Returns the cost of the whole training; its hours follow from `tokens_per_second` if given."""
+    """Returns what the whole training costs. Its hours follow from `tokens_per_second` if given."""
     tokens = run.config.train.steps * run.config.train.batch_tokens
     flops = tokens * training_flops(run.config, vocab_size)
     hours = tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops)
@@ -84,8 +84,8 @@ def training_cost(
 def evaluation_cost(
     run: Run, evaluation: Evaluation, text: Text, processor: Processor
 ) -> Cost | None:
-    """Returns the cost of all lengths: a window of L inputs for each stride of tokens; None if the
-    number of tokens is unknown.
+    """Returns what all lengths cost: a window of L inputs for each stride of tokens. None if the number of
+    tokens is unknown.
 
     All layers are counted for each input.
     """
@@ -104,7 +104,7 @@ def evaluation_cost(
 
 
 def _perplexity(evaluation: Evaluation) -> Perplexity:
-    """Returns the evaluator of an evaluation of the paper."""
+    """Returns the evaluator in an evaluation for the paper."""
     (found,) = evaluation.evaluators
     assert isinstance(found, Perplexity)
     return found
@@ -164,7 +164,7 @@ def describe_costs(reproduction: Reproduction) -> str:
 
 
 def _head(reproduction: Reproduction) -> list[str]:
-    """Returns the title of the plan, and the note of its table."""
+    """Returns the plan's title, and the table's note."""
     setting, definition, runs = (
         reproduction.setting,
         reproduction.definition,
@@ -207,15 +207,15 @@ def _assumptions(processor: Processor, from_words: bool) -> str:
 
 
 def format_hours(hours: float) -> str:
-    """Returns 205 device-hours or 1.3 device-hours; minutes below an hour."""
+    """Returns 205 device-hours, 1.3 device-hours, or minutes below an hour."""
     if hours < 1:
         return f"{60 * hours:.2g} device-minutes"
     return f"{hours:,.0f} device-hours" if hours >= 10 else f"{hours:.2g} device-hours"
 
 
 def describe_text(reproduction: Reproduction) -> Text:
-    """Returns the published size of the text, or counts the user's files by making the token files
-    of training.
+    """Returns the text's published size, or counts the user's files by making the token files for
+    training.
 
     Raises:
       ValueError: a needed file is not named, or can't be read.

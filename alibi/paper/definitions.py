@@ -1,4 +1,4 @@
-"""The paper's 15 tables: the published cells, and the quantity in each; runs and evaluations follow
+"""The paper's 15 tables: the published cells, and the quantity in each. Runs and evaluations follow
 from these.
 """
 
@@ -20,7 +20,7 @@ _FOLDER = pathlib.Path(__file__).with_name("tables")
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
-    """A published table (arXiv 2108.12409 v2); cells are the printed text, "" for an empty cell."""
+    """A published table (arXiv 2108.12409 v2). Cells are the printed text, "" for an empty cell."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -34,8 +34,8 @@ def load_table(number: int) -> PaperTable:
 
 
 def parse_printed(text: str) -> float | None:
-    """Returns the number of a printed cell such as 19.73, 28.5k, 247M or 15.3 GB; None for a word
-    such as OOM.
+    """Returns the number in a printed cell such as 19.73, 28.5k, 247M or 15.3 GB, or None for a word such
+    as OOM.
     """
     found = re.fullmatch(r"([\d.]+) ?(k|M|GB|)", text)
     return float(found[1]) * UNITS[found[2]] if found else None
@@ -55,7 +55,7 @@ OPTIONS = {"t5": "position_options.max_distance=128"}
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model, by the properties varied in the tables; lengths in tokens, at the paper's
+    """A trained model, by the properties that vary in the tables. Lengths are in tokens, at the paper's
     scale.
     """
 
@@ -66,7 +66,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """The number of a cell; lengths in tokens, at the paper's scale."""
+    """The number in a cell. Lengths are in tokens, at the paper's scale."""
 
     model: Model
     kind: Kind = tables.PERPLEXITY

@@ -1,4 +1,4 @@
-"""The list of all tables, with the progress of each in the user's directory."""
+"""The list of all tables, with the progress in the user's directory."""
 
 from collections.abc import Sequence
 

@@ -15,10 +15,10 @@ from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
 
 class Reproduction:
-    """Table `number` of the paper at `scale`, in `workdir`, a directory or gs://BUCKET/PATH.
+    """Table `number` at `scale`, in `workdir`, a directory or gs://BUCKET/PATH.
 
-    Tables of one setting, files and overrides share a directory and the names of their runs, so
-    that shared runs are trained and evaluated once.
+    Tables with one setting, files and overrides share a directory and run names, so that shared runs
+    are trained and evaluated once.
 
     Args:
       files: the user's text files by split, in place of the setting's own text.
@@ -26,7 +26,7 @@ class Reproduction:
 
     Raises:
       ValueError: an unknown table or scale, a comma in a file's name, an address that can't hold
-        runs; later, unknown config keys.
+        runs, or later, unknown config keys.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Reproduction:
         return run
 
     def stride(self, quantity: Quantity) -> int | None:
-        """Returns the stride in tokens of this scale; None: the evaluation length."""
+        """Returns the stride in tokens at this scale, or None if it is the evaluation length."""
         return None if quantity.stride is None else self.setting.length(quantity.stride)
 
 
 def _suffix(files: Mapping[str, str], overrides: str) -> str:
-    """Returns the end of a directory's name: short overrides of a run, and a hash of files."""
+    """Returns the end of a directory's name: short overrides of a run, and a hash over files."""
     parts = sorted(part.strip() for part in overrides.split(",") if part.strip())
     parts = [part for part in parts if not may_differ(part.partition("=")[0])]
     suffix = re.sub(r"[^\w.=+-]", "_", "-" + ",".join(parts)) if parts else ""

@@ -1,5 +1,5 @@
-"""Our numbers in a table of the paper, from the rows and work directories of its runs, and the
-files of the table.
+"""Our numbers in a table of the paper, from its runs' rows and work directories, and the table's
+files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def compare_with_paper(one: Reproduction) -> Table:
 
 
 def _rows(one: Reproduction) -> dict[Quantity, Row]:
-    """Returns the row of each evaluated quantity, in the order of the table."""
+    """Returns each evaluated quantity's row, in the table's order."""
     trained = {
         run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in one.sweep.runs
     }
@@ -133,8 +133,8 @@ def _reference(one: Reproduction, row: int, column: int) -> tuple[int, int]:
 
 
 def _training(one: Reproduction, run: Run) -> dict[Kind, float]:
-    """Returns speed, memory, parameters, updates, device-hours and cores of the training of a
-    finished run, as far as they are known.
+    """Returns speed, memory, parameters, updates, device-hours and cores from a finished training, as far
+    as they are known.
     """
     directory = run_directory(one.directory, run)
     try:
@@ -160,7 +160,7 @@ def _training(one: Reproduction, run: Run) -> dict[Kind, float]:
 def _caption(
     one: Reproduction, rows: Sequence[Row], trainings: Mapping[str, Mapping[Kind, float]]
 ) -> str:
-    """Returns the caption of the table whose measured cells are `rows`; without rows only the plan."""
+    """Returns the caption for measured cells `rows`. Without rows it has only the plan."""
     setting, definition, quantities = one.setting, one.definition, one.quantities.values()
     kinds = {quantity.kind for quantity in quantities}
     lengths = {quantity.eval_length for quantity in quantities if quantity.eval_length}
@@ -212,9 +212,7 @@ def _caption(
 
 
 def write_table(one: Reproduction, failures: Mapping[str, str]) -> str:
-    """Writes the table as Markdown, CSV, LaTeX and figure, with the failures by run; returns it as
-    text.
-    """
+    """Writes the table as Markdown, CSV, LaTeX and figure, with the failures by run. Returns it as text."""
     merge_rows(one.directory)
     compared, name = compare_with_paper(one), f"table{one.number:02d}"
     contents: dict[str, str | bytes] = {".csv": to_csv(compared), ".tex": to_latex(compared)}
@@ -232,7 +230,7 @@ def write_table(one: Reproduction, failures: Mapping[str, str]) -> str:
 
 
 def comparison_figure(one: Reproduction, compared: Table) -> Spec:
-    """Returns the paper's numbers on the left and ours on the right; at least one of ours is needed."""
+    """Returns the paper's numbers on the left and ours on the right. It needs at least one of ours."""
     draw = _bars if one.definition.lines == "bars" else _lines
     titles = ("paper", f"this project, {one.setting.scale} scale")  # in the order of a cell's parts
     parts = [draw(one, compared, side) | {"title": title} for side, title in enumerate(titles)]
@@ -240,9 +238,7 @@ def comparison_figure(one: Reproduction, compared: Table) -> Spec:
 
 
 def _lines(one: Reproduction, compared: Table, side: int) -> Spec:
-    """Returns the perplexities of a side: a line for each row or column, over the lengths of its
-    scale.
-    """
+    """Returns a side's perplexities: a line for each row or column, over the lengths at its scale."""
     by_column = one.definition.lines == "columns"
     found: dict[str, dict[int, Content]] = {}
     for row, column in sorted(one.quantities, key=lambda at: at[by_column]):
@@ -262,7 +258,7 @@ def _lines(one: Reproduction, compared: Table, side: int) -> Spec:
 
 
 def _bars(one: Reproduction, compared: Table, side: int) -> Spec:
-    """Returns a group of bars for each row, a bar for each column: its value in percent of its
+    """Returns a group of bars for each row, and in it a bar for each column: its value in percent of its
     reference.
     """
     columns, groups = compared.header, [" ".join(map(str, labels)) for labels in compared.labels]

@@ -30,18 +30,16 @@ class Setting:
 
     @property
     def folder(self) -> str:
-        """The name of the directory of its runs, which says so if the text is another than the
-        paper's.
-        """
+        """The name for its runs' directory, which says so if the text is not the paper's."""
         return self.name if self.scale == "paper" else f"{self.name}-stand-in"
 
     def length(self, length: int) -> int:
-        """Returns a length of the paper in tokens of this scale, at least 1."""
+        """Returns a length from the paper in tokens at this scale, at least 1."""
         return max(1, round(length / self.divisor))
 
     def label(self, text: str) -> str:
-        """Returns a title or label of the paper, with the length of this scale in brackets behind
-        each of its lengths that differs.
+        """Returns a title or label from the paper, with this scale's length in brackets behind each length
+        that differs.
         """
 
         def with_ours(found: re.Match[str]) -> str:
@@ -52,8 +50,7 @@ class Setting:
         return _LENGTH.sub(with_ours, text)
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
-        """Returns the config of all runs, with the user's `files` by split and `overrides`,
-        KEY=VALUE,...
+        """Returns the config for all runs, with the user's `files` by split and `overrides`, KEY=VALUE,...
 
         In place of a missing file stands its split in capitals.
 
@@ -138,7 +135,11 @@ SETTINGS = (
 
 
 def find_setting(name: str, scale: str) -> Setting:
-    """Returns the setting `name` at `scale`; raises ValueError for an unknown scale."""
+    """Returns the setting `name` at `scale`.
+
+    Raises:
+      ValueError: an unknown scale.
+    """
     if scale not in SCALES:
         raise ValueError(f"--scale={scale} is unknown; use one of {', '.join(SCALES)}")
     return next(setting for setting in SETTINGS if (setting.name, setting.scale) == (name, scale))

@@ -1,1 +1,1 @@
-"""From result rows to tables, figures and a report; knows nothing of models."""
+"""From result rows to tables, figures and a report. Knows nothing about models."""

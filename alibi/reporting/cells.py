@@ -1,4 +1,4 @@
-"""The number of a cell, from the entries of its seeds."""
+"""A cell's number, from its seeds' entries."""
 
 from collections.abc import Sequence
 
@@ -29,9 +29,7 @@ def make_cell(entries: Sequence[Entry], kind: Kind) -> Number | Missing:
 
 
 def _sample(entries: Sequence[Entry], means: Sequence[float | None], kind: Kind) -> Sample:
-    """Returns the means of `kind` by seed, and by part of the text if all entries have the same
-    parts.
-    """
+    """Returns the means by seed, and by part if all entries have the same parts of a text."""
     seeds = tuple(entry.row.seed for entry in entries if entry.row.is_trained)
     parts = [entry.results.get("parts") or () for entry in entries]
     texts = {

@@ -1,4 +1,4 @@
-"""Charts over lengths and updates as Vega-Lite specifications; `png` draws them for files."""
+"""Charts over lengths and updates as Vega-Lite specifications, and their PNG files."""
 
 import dataclasses
 import itertools
@@ -101,9 +101,7 @@ def length_figure(panel: Panel) -> Spec:
 
 
 def named_lines(panel: Panel) -> Spec:
-    """Returns a single chart of all lines of `panel`, with a legend in the order of their last
-    values.
-    """
+    """Returns all lines of `panel` in a single chart. Its legend has the order of their last values."""
     numbers = style_numbers([series.position for series in panel.series])
     styles = dict(zip((series.label for series in panel.series), numbers, strict=True))
     series = tuple(sorted(panel.series, key=_last, reverse=True))
@@ -112,7 +110,7 @@ def named_lines(panel: Panel) -> Spec:
 
 
 def _last(series: Series) -> float:
-    """Returns the number at the greatest length; infinity without numbers."""
+    """Returns the number at the greatest length, or infinity without numbers."""
     means = [cell.mean for cell in series.cells.values() if isinstance(cell, Number)]
     return means[-1] if means else math.inf
 
@@ -121,8 +119,8 @@ def length_chart(panel: Panel, styles: Mapping[str, int], legend: Spec | None = 
     """Returns lines over the evaluation length, with markers, intervals and train lengths.
 
     Args:
-      styles: number of the colour, marker and dash of each line.
-      legend: as in Vega-Lite; defaults to none.
+      styles: each line's number for colour, marker and dash.
+      legend: as in Vega-Lite, defaults to none.
     """
     kind, covered = panel.kind, tables.spread_of(panel.numbers)
     trained = sorted({series.train_length for series in panel.series} - {0})  # 0: of an n-gram
@@ -186,10 +184,9 @@ def length_chart(panel: Panel, styles: Mapping[str, int], legend: Spec | None = 
 
 
 def _length_values(panel: Panel) -> list[dict[str, Any]]:
-    """Returns the points of all lines; an infinite mean has no place in a chart.
+    """Returns the points on all lines. An infinite mean has no place in a chart.
 
-    The interval of a loss ends at WIDEST times the means, since that of two seeds may have no end in
-    sight.
+    A loss's interval ends at WIDEST times the means, since with two seeds it may have no end in sight.
     """
     drawn = [
         (series.label, length, cell)
@@ -225,7 +222,7 @@ def style_numbers(positions: Sequence[str]) -> list[int]:
 def looks(
     labels: Iterable[str], styles: Mapping[str, int], legend: Spec | None = None
 ) -> dict[str, Spec]:
-    """Returns colour, marker and dash of each line, as Vega-Lite's channels; the legend has no dashes."""
+    """Returns colour, marker and dash for each line, as Vega-Lite's channels. The legend has no dashes."""
     labels = list(dict.fromkeys(labels))
     ranges: dict[str, Sequence[Any]] = {"color": COLOURS, "shape": SHAPES, "strokeDash": DASHES}
     return {
@@ -247,12 +244,12 @@ def training_chart(
     labels: Mapping[str, str],
     styles: Mapping[str, int],
 ) -> Spec:
-    """Returns the losses of runs over their updates: lines for training, markers for validation.
+    """Returns runs' losses over their updates: lines for training, markers for validation.
 
     Args:
       curves: points (step, nats, split) by the run's name.
       labels: names in charts by the run's name.
-      styles: as of `length_chart`.
+      styles: as for `length_chart`.
     """
     values = [
         {"run": labels[name], "name": name} | point

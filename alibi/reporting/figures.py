@@ -20,7 +20,7 @@ LETTERS = 80  # of a legend below a figure, side by side
 
 
 def cell_figure(panel: Panel) -> Spec:
-    """Returns the numbers of a panel as colours: a row for each run, a part for each of its labels."""
+    """Returns a panel's numbers as colours: a row for each run, a facet for each label."""
 
     def title(series: Series) -> str:
         headed = zip(panel.measure.labels, series.labels, strict=True)
@@ -77,16 +77,16 @@ def cell_figure(panel: Panel) -> Spec:
 def context_figure(lines: Iterable[Mapping[str, Any]]) -> Spec:
     """Returns the NLL by context: a line for each run and length of blocks.
 
-    Each mean lies in the band of its 95% interval. A range of contexts is left out without an
-    interval, or if its interval is wider than a tenth of the greatest lower end of all intervals, a
-    cost that is certain for some range. A sliding window, in which all tokens but a text's first
-    have nearly the same context, is a dashed line at the level of its last range.
+    Each mean lies in the band of its 95% interval. A range of contexts is left out without an interval,
+    or if its interval is wider than a tenth of the greatest lower end among all intervals, a cost that
+    is certain for some range. A sliding window, in which all tokens but a text's first have nearly the
+    same context, is a dashed line at the level of its last range.
 
     Args:
       lines: as `alibi.evaluation.by_position.analyse` returns them.
 
     Raises:
-      ValueError: there is no line of NLL by context.
+      ValueError: there is no NLL by context.
     """
     ranges = [line for line in lines if line["analysis"] == "by_context"]
     if not ranges:
@@ -153,7 +153,7 @@ def context_figure(lines: Iterable[Mapping[str, Any]]) -> Spec:
 
 
 def _scoring(line: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns the run, text and windows of a line: a line of the figure."""
+    """Returns the run, text and windows that a line in the figure stands for."""
     names = ("run", "step", "tokens_sha256", "config_hash", "eval_length", "stride")
     return (*(line[name] for name in names), line.get("override", ""))
 
@@ -176,13 +176,11 @@ def _context_labels(scorings: Sequence[tuple[Any, ...]]) -> list[str]:
 
 
 def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: bool) -> Spec:
-    """Returns the additions to the logit of each query (row) and key (column) by head, and by
-    distance.
+    """Returns what is added to the logit at each query (row) and key (column) by head, and by distance.
 
     Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys
     hidden by a causal mask, or by a NaN in `added`, are left white. Each head has its own colours
-    from its least to its greatest number. Pictures of more than MOST_CELLS tokens show every n-th
-    token.
+    from its least to its greatest number. Beyond MOST_CELLS tokens a picture shows every n-th token.
     """
     heads, length, _ = added.shape
     shown = added - np.diagonal(added, axis1=1, axis2=2)[:, :, None]

@@ -1,22 +1,22 @@
-"""95% intervals of means over seeds and over a text whose neighbouring parts depend on each other.
+"""95% intervals for means over seeds and over a text in which neighbouring parts depend on each other.
 
-The mean over the runs of S seeds and over P consecutive parts of a text varies with both. The
-half-width of each source is a quantile of Student's t times a standard error:
+The mean over S seeds and over P consecutive parts varies with both. Each source has a half-width, a
+quantile of Student's t times a standard error:
 
-    seeds:  t(S - 1) s / sqrt(S), where s is the standard deviation of the runs' own means
-    text:   t(P / l - 1) sqrt(v), where v is the variance of the mean over the seeds in the
+    seeds:  t(S - 1) s / sqrt(S), where s is the runs' own means' standard deviation
+    text:   t(P / l - 1) sqrt(v), where v is the variance that the mean over the seeds has in the
             moving-blocks bootstrap (Kuensch 1989, doi 10.1214/aos/1176347265), l parts a block
 
-The squares of both half-widths add. Noise of single runs and parts counts in both, so the interval
-is rather too wide than too narrow: in simulations of two or three seeds it holds the mean in 95% to
-99%. The text's alone holds it in 95% if the parts are independent, 93% if neighbours correlate by
-0.3 and 90% by 0.6, where an interval of independent parts does in 85% and 67%. The interval is of
-other seeds and of other text of the same source. It says nothing of another book or corpus.
+Their squares add. Noise in single runs and parts counts in both, so the interval is rather too wide
+than too narrow: simulated with two or three seeds it holds the mean in 95% to 99%. The text's alone
+holds it in 95% if the parts are independent, 93% if neighbours correlate by 0.3 and 90% by 0.6,
+where an interval for independent parts does in 85% and 67%. The interval is for other seeds and
+other text from the same source. It says nothing about another book or corpus.
 
-The bootstrap of a mean needs no draws, since its variance has a closed form: the mean square of the
-sums of all blocks, which overlap. The factor P / (P - l) makes it unbiased without dependence.
-Blocks have cbrt(P) parts, or as many as are best for a first-order autoregression with the
-correlation of neighbouring parts (Andrews 1991, doi 10.2307/2938229, equations 6.2 and 6.4), if
+For a mean the bootstrap needs no draws, since its variance has a closed form: the mean square over
+the sums of all blocks, which overlap. The factor P / (P - l) makes it unbiased without dependence.
+Blocks have cbrt(P) parts, or as many as are best for a first-order autoregression in which
+neighbouring parts correlate as here (Andrews 1991, doi 10.2307/2938229, equations 6.2 and 6.4), if
 these are more, but at most a quarter of the parts.
 """
 
@@ -46,13 +46,13 @@ class Interval:
         return self.low, self.high
 
     def of(self, function: Callable[[float], float]) -> "Interval":
-        """Returns the interval of an increasing function of the mean."""
+        """Returns the interval for an increasing function of the mean."""
         return Interval(function(self.low), function(self.high), self.covers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Sums of a quantity by seed and part of the text; a single part: the parts are not known."""
+    """A quantity's sums by seed and part. A single part stands for unknown parts."""
 
     seeds: tuple[int, ...]  # (): of an n-gram, a single row that has none
     sums: Float[np.ndarray, "seeds parts"]
@@ -67,14 +67,14 @@ class Sample:
 def interval(
     sums: Float[np.ndarray, "seeds parts"], tokens: Integer[np.ndarray, " parts"]
 ) -> Interval | None:
-    """Returns the 95% interval of a mean over tokens that covers what is known of its variation.
+    """Returns the 95% interval for a mean over tokens that covers the known variation.
 
-    This is the seeds' with several rows, and the text's with several columns that have tokens; None
-    with neither.
+    This is over seeds with several rows, and over the text with several columns that have tokens. It is
+    None with neither.
 
     Args:
-      sums: over the tokens of each consecutive part of the text, a row for each seed.
-      tokens: of each part; parts without tokens are left out.
+      sums: over the tokens in each consecutive part, a row for each seed.
+      tokens: in each part. Parts without tokens are left out.
     """
     used = np.flatnonzero(tokens)
     sums, tokens = part_sums(sums[:, used]), part_sums(tokens[used])
@@ -92,9 +92,9 @@ def interval(
 
 
 def difference(one: Sample, other: Sample) -> Interval | None:
-    """Returns the interval of the mean of `one` less that of `other`, paired by their common seeds
-    (of an n-gram and a model by all of the model's), and by parts if both have those of the same
-    text; None if nothing is paired.
+    """Returns the interval for the mean of `one` less that of `other`, or None if nothing is paired.
+
+    Common seeds are paired (an n-gram with all seeds), and parts if both have those of the same text.
     """
     common = [seed for seed in one.seeds or other.seeds if seed in (other.seeds or one.seeds)]
     rows, rows_of_other = (
@@ -108,9 +108,9 @@ def difference(one: Sample, other: Sample) -> Interval | None:
 
 
 def share_interval(shares: Sequence[float], prompts: int) -> Interval:
-    """Returns the 95% interval of a share of `prompts`, which are the same for each seed.
+    """Returns the 95% interval for a share of `prompts`, which are the same for each seed.
 
-    Of a single seed it is Wilson's (1927, doi 10.1080/01621459.1927.10502953). Of several seeds its
+    For a single seed it is Wilson's (1927, doi 10.1080/01621459.1927.10502953). For several seeds its
     distances from the mean share and the half-width over the seeds add as squares, within 0 and 1.
     """
     mean, z = float(np.mean(shares)), float(-ndtri(OUTSIDE))
@@ -125,7 +125,7 @@ def share_interval(shares: Sequence[float], prompts: int) -> Interval:
 
 
 def part_sizes(count: int, parts: int = PARTS) -> Integer[np.ndarray, " parts"]:
-    """Returns the sizes of at most `parts` consecutive, nearly equal parts of `count` things."""
+    """Returns the sizes if `count` things are cut into at most `parts` nearly equal parts."""
     parts = min(parts, count)
     return np.diff(np.arange(parts + 1) * count // max(1, parts))
 

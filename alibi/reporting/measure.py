@@ -1,5 +1,4 @@
-"""What a report asks of an evaluator: which numbers it has, in which cells of which table, in which
-words.
+"""The questions that a report asks an evaluator: which numbers it has, in which cells, in which words.
 
 `alibi.evaluation.base.Evaluator` adds how they are measured. An evaluator is a name in `EVALUATORS`,
 or package.module:Class from anywhere.
@@ -33,11 +32,9 @@ BEST = (
 
 
 class Measure:
-    """The numbers of an evaluator in rows, tables and charts; the fields of a subclass are its
-    options.
+    """An evaluator's numbers in rows, tables and charts. A subclass's fields are its options.
 
-    By default the last key of a cell is the column of its table, and keys before it are labels of
-    its line.
+    By default a cell's last key is the column of its table, and keys before it are labels of its line.
     """
 
     kinds: ClassVar[tuple[Kind, ...]]  # of the numbers; figures draw the first
@@ -53,7 +50,7 @@ class Measure:
 
     @property
     def is_by_length(self) -> bool:
-        """Whether columns are evaluation lengths, lines of a chart; else the figure colours cells."""
+        """Whether columns are evaluation lengths and make a chart with lines, not coloured cells."""
         return not self.labels and self.across == Measure.across
 
     def kinds_of(self, row: Row) -> tuple[Kind, ...]:
@@ -70,11 +67,11 @@ class Measure:
         return ()
 
     def windows(self, panel: "Panel") -> str:
-        """Returns how the text is cut, in words; "" if there is nothing to say."""
+        """Returns how the text is cut, in words, or ""."""
         return ""
 
     def axis(self) -> str:
-        """Returns how the text is cut, for the axis of a chart; "" if there is nothing to say."""
+        """Returns how the text is cut, for a chart's axis, or ""."""
         return ""
 
     def alt(self, panel: "Panel") -> str:
@@ -112,7 +109,7 @@ class Measure:
 
 
 def evaluator_class(name: str) -> Any:
-    """Returns the class of an evaluator.
+    """Returns an evaluator's class.
 
     Args:
       name: one of `EVALUATORS`, or package.module:Class.
@@ -133,8 +130,10 @@ def evaluator_class(name: str) -> Any:
 
 
 def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """Returns an evaluator with its options; raises ValueError as `evaluator_class`, or for an
-    option that it does not have (the nearest is suggested) or with a refused value.
+    """Returns an evaluator with its options.
+
+    Raises:
+      ValueError: as `evaluator_class`, or an option is unknown (the nearest is suggested) or refused.
     """
     kind, given = evaluator_class(name), dict(options or {})
     known = list(getattr(kind, "__dataclass_fields__", {}))

@@ -13,10 +13,10 @@ _KEYS = re.compile(r"-(?=L\d+(?:-|$)|[A-Za-z_]\w*=)")  # before each key of a ru
 
 
 def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
-    """Returns the name of each `Row.tested` in tables and charts; of one name are runs that differ
-    in their seed only.
+    """Returns the name for each `Row.tested` in tables and charts. Runs that differ only in their seed
+    share a name.
 
-    Runs of the same seed are no sample: they share a name neither with each other nor, if their own
+    Runs with the same seed are no sample: they share a name neither with each other nor, if their own
     names differ, with runs of other seeds. Where a name would stand for several series, each also
     shows its step, or the names of its runs.
     """
@@ -70,7 +70,7 @@ def _short_names(rows: Collection[Row]) -> dict[str, str]:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Returns the items of each key, in order of first appearance."""
+    """Returns the items for each key, in order of first appearance."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -67,12 +67,12 @@ class Panel:
 
 
 def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
-    """Groups rows into panels, and panels of the same rows together: perplexities with bits per
-    byte; a later row of a cell replaces earlier rows.
+    """Groups rows into panels, and panels from the same rows together: perplexities with bits per byte. A
+    later row of a cell replaces earlier rows.
 
-    The groups have the order of the evaluators in the registry, then of their first rows. Each loss
-    has its ratio to the number of its series at the train length; the best of a column is marked
-    (`alibi.reporting.tables.is_best`), unless numbers per token are of several tokenizers. Rows that
+    The groups have the evaluators' order in the registry, then that of their first rows. Each loss has
+    its ratio to its series's number at the train length. The best in a column is marked
+    (`alibi.reporting.tables.is_best`), unless numbers per token are from several tokenizers. Rows that
     their evaluator can't show are left out with a warning.
     """
     rows = latest(rows)

@@ -1,8 +1,7 @@
-"""The rows of a directory: a file for each, rows/RUN/KEY.json, and results.jsonl, made from these
-files.
+"""A directory's rows: a file for each, rows/RUN/KEY.json, and results.jsonl, made from these files.
 
 Concurrent evaluations write different files, or equal files. A directory with results.jsonl alone
-is read too; its lines go to rows/before.jsonl with the first new row.
+is read too. The first new row moves its lines to rows/before.jsonl.
 """
 
 import concurrent.futures
@@ -25,8 +24,8 @@ BEFORE = f"{FOLDER}/before.jsonl"
 
 
 def find_rows(directory: str | os.PathLike[str]) -> list[Row]:
-    """Returns all rows of a directory or address, the oldest first; warns of damaged rows and
-    leaves them out.
+    """Returns all rows in a directory or at an address, the oldest first. Leaves out damaged rows, with a
+    warning.
     """
     return _find(resolve(directory))[0]
 
@@ -38,7 +37,7 @@ def run_folder(directory: epath.Path, run: str) -> epath.Path:
 
 def record_row(directory: str | os.PathLike[str], row: Row, workdir: str | None = None) -> bool:
     """Writes `row`, unless its measurement has a row with a result or the same error, and the path
-    `workdir` of its run; returns whether it did.
+    `workdir` of its run. Returns whether it did.
     """
     folder = resolve(directory)
     if (folder / ROWS_FILE).exists() and not (folder / FOLDER).exists():
@@ -76,9 +75,7 @@ def merge_rows(directory: str | os.PathLike[str]) -> list[Row]:
 
 
 def _find(folder: epath.Path) -> tuple[list[Row], list[epath.Path]]:
-    """Returns the rows of a directory and their files; no files if results.jsonl alone has the
-    rows.
-    """
+    """Returns a directory's rows and their files, or no files if results.jsonl alone has the rows."""
     files = [
         file for run in listed(folder / FOLDER) for file in listed(run) if file.suffix == ".json"
     ]
@@ -90,8 +87,8 @@ def _find(folder: epath.Path) -> tuple[list[Row], list[epath.Path]]:
 
 
 def _parse(file: epath.Path) -> tuple[str, Row] | None:
-    """Returns the time at which a row was written, and the row; None, with a warning, if the file
-    is damaged.
+    """Returns the time at which a row was written, and the row. Warns and returns None if the file is
+    damaged.
     """
     try:
         about = json.loads(file.read_bytes())

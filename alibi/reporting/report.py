@@ -1,8 +1,7 @@
-"""The report of a directory: results.jsonl, report.md, figures, tables for the terminal, and
-report.html.
+"""A directory's report: results.jsonl, report.md, figures, tables for the terminal, and report.html.
 
 report.html is a page in a single file: interactive charts, sortable tables, runs. Vega-Lite's
-JavaScript stands in the page; its policy forbids the browser every request.
+JavaScript stands in the page, and its policy forbids the browser every request.
 """
 
 import dataclasses
@@ -55,12 +54,12 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-sr
 
 @dataclasses.dataclass(frozen=True)
 class RunSource:
-    """A run as a report describes it, besides its rows.
+    """What a report says about a run besides its rows.
 
     Attributes:
-      config: the leaves of its config by dotted key.
+      config: its config's leaves by dotted key.
       command: the shell command to train it.
-      workdir: its work directory; None if unknown or missing.
+      workdir: its work directory, or None if unknown or missing.
     """
 
     name: str
@@ -75,16 +74,16 @@ def write_report(
     failures: Mapping[str, str] | None = None,
     runs: Sequence[RunSource] = (),
 ) -> str:
-    """Writes results.jsonl of the rows in `directory`, report.md, report.html and figures; returns
-    the text tables.
+    """Writes results.jsonl, report.md, report.html and figures for the rows in `directory`. Returns the
+    text tables.
 
     Each panel has a figure: the first is extrapolation.png, and figures of further panels (other
     splits, strides, corpora) have a suffix. Without rows and failures nothing is written.
 
     Args:
-      failures: reasons by the name of a failed run, listed at the end.
-      runs: runs whose commands, configs and training curves the page shows; tables and figures
-        have their order.
+      failures: reasons by the failed run's name, listed at the end.
+      runs: the page shows their commands, configs and training curves. Tables and figures have their
+        order.
     """
     folder = resolve(directory)
     rows = merge_rows(folder)
@@ -114,7 +113,7 @@ def write_report(
 
 
 def _figure_name(panel: Panel, taken: Collection[str]) -> str:
-    """Returns the file of a panel's figure, which is none of those before it."""
+    """Returns the file for a panel's figure, none of those before it."""
     measure, stem = panel.measure, panel.measure.figure or panel.measure.name().rpartition(":")[2]
     if f"{stem}.png" in taken:
         end = f"-{panel.corpus}-{panel.split}{measure.suffix(panel.rows[0])}"
@@ -133,10 +132,10 @@ def failed_runs(failures: Mapping[str, str]) -> str:
 
 
 def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
-    """Returns the logged losses of a run: their step, nats per token and split, "train" or "valid",
-    and the tokens that a validation scored.
+    """Returns a run's logged losses: step, nats per token and split, "train" or "valid", and the tokens
+    that a validation scored.
 
-    Of a long run each point is the mean of neighbouring rows, weighted by their tokens.
+    In a long run each point is the mean over neighbouring rows, weighted by their tokens.
     """
     rows = read_rows(workdir / "metrics.jsonl") if workdir is not None else []
     trained = [row for row in rows if _is_number(row.get("train_nll"))]
@@ -167,9 +166,7 @@ def _page(
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
 ) -> str:
-    """Returns report.html; the panels of a group are of the same text and windows, and a panel for
-    each kind of number.
-    """
+    """Returns report.html. A group's panels have the same text and windows, and a kind of number each."""
     specs: list[Spec] = []
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
@@ -245,9 +242,7 @@ def _section(heading: str, *parts: str) -> str:
 
 
 def _checkboxes(styles: Mapping[str, int]) -> str:
-    """Returns a checkbox for each line of the charts, with its colour and marker: the legend of all
-    charts.
-    """
+    """Returns a checkbox for each line, with its colour and marker: the legend for all charts."""
     boxes = "\n".join(
         f'<label><input type="checkbox" name="method" value="{html.escape(label)}" checked> '
         f'<span aria-hidden="true" style="color:{COLOURS[number % len(COLOURS)]}">{SIGNS[number % len(SIGNS)]}</span> '
@@ -262,7 +257,7 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
 def _group_section(
     group: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]
 ) -> str:
-    """Returns a chart and a table of each panel of a group; the page shows a single panel."""
+    """Returns a chart and a table for each panel in a group. The page shows one panel at a time."""
     panel, name = group[0], f"kind-{number}"
     choices = "\n".join(
         f'<label><input type="radio" name="{name}" value="{index}"{"" if index else " checked"}> '
@@ -287,8 +282,8 @@ def _group_section(
 
 
 def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
-    """Adds the chart, as wide as its place, to `specs`; returns its place, in which the page's
-    script draws it.
+    """Adds the chart, as wide as its place, to `specs`. Returns its place, in which the page's script
+    draws it.
     """
     specs.append({"$schema": SCHEMA, "params": OFF, "width": "container", "height": 380} | spec)
     caption = html.escape(f"Point at a marker for its numbers. {note}".rstrip())

@@ -1,4 +1,4 @@
-"""Rows: a measurement each, and a line of results.jsonl; later rows replace earlier rows."""
+"""Rows: a measurement each, and a line in results.jsonl. Later rows replace earlier rows."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ def warn_once(message: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """The kind and number of the devices of an evaluation."""
+    """An evaluation's devices: their kind and number."""
 
     kind: str
     count: int
@@ -113,7 +113,7 @@ class Row:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the row is of a model trained by updates, not of an n-gram."""
+        """Whether the row is for a model trained by updates, not for an n-gram."""
         return self.train_length > 0
 
     @property
@@ -132,7 +132,7 @@ class Row:
 
     @property
     def training(self) -> tuple[str, str | None]:
-        """The hashes of the config, without the code of a tested method, and of the train text."""
+        """The config's hash, without a tested method's code, and the train text's."""
         return (self.config_hash or "").partition("+")[0], self.trained_on
 
     @property
@@ -158,8 +158,11 @@ class Row:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Row":
-        """Returns the row of a line's content; raises TypeError if a key is missing or unknown, and
-        OlderRowError for a row of an older version.
+        """Returns the row with a line's content.
+
+        Raises:
+          TypeError: a key is missing or unknown.
+          OlderRowError: an older version wrote it.
         """
         if "evaluator" not in content and "mode" in content:
             raise OlderRowError(OLDER)
@@ -171,7 +174,7 @@ class Row:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the content of the row's line; keys without a value are left out."""
+        """Returns the content for the row's line, without keys that have no value."""
         line = dataclasses.asdict(self)
         if self.override is not None:
             line["override"] = self.override.to_json()
@@ -183,7 +186,7 @@ class Row:
 
 
 class Entry(NamedTuple):
-    """A part of a row that stands in one cell of its evaluator's table."""
+    """The piece of a row that stands in one cell of its evaluator's table."""
 
     row: Row
     labels: tuple[Heading, ...]  # of its line, besides the run's name
@@ -197,7 +200,7 @@ def frozen(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """Returns the rows of a file of JSON lines in their order; none if there is no such file.
+    """Returns the rows in a file with JSON lines, in their order, or none if there is no such file.
 
     A damaged line is left out, and a logged warning names it: its measurement will be repeated.
 
@@ -221,11 +224,10 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Returns a row per cell, in order of first appearance: the last measured row, else the last
-    error.
+    """Returns a row per cell, in order of first appearance: the last measured row, else the last error.
 
-    If runs of the same name have different configs or train texts, or are tested by different code
-    of a position method, only the rows of the last of them count, so they never mix.
+    If runs with the same name have different configs or train texts, or different code of a position
+    method tests them, only the last one's rows count, so they never mix.
     """
     rows = list(rows)
     trained = {row.run: row.training for row in rows}

@@ -41,23 +41,21 @@ class Kind:
 
 
 def write_perplexity(value: float) -> str:
-    """Returns two decimals as in the paper; none from a thousand on, powers of ten from a million
-    on.
-    """
+    """Returns two decimals as in the paper, none from a thousand on, powers of ten from a million on."""
     if value < 999.995:
         return f"{value:.2f}"
     return f"{value:,.0f}" if value < 999_999.5 else f"{value:.1e}"
 
 
 def write_thousands(value: float) -> str:
-    """Returns 28.5k from a thousand on, as the paper prints words per second, updates and hours;
-    else three digits.
+    """Returns 28.5k from a thousand on, as the paper prints words per second, updates and hours, else
+    three digits.
     """
     return f"{value / 1e3:,.1f}k" if value >= 1e3 else f"{value:.3g}"
 
 
 def write_millions(value: float) -> str:
-    """Returns 247M; a decimal below ten."""
+    """Returns 247M, with a decimal below ten."""
     return f"{value / 1e6:.0f}M" if value >= 1e7 else f"{value / 1e6:.1f}M"
 
 
@@ -164,20 +162,20 @@ class Number:
 
 
 def fact(template: str, values: Iterable, separator: str = ", ") -> str:
-    """Returns `template` with the distinct `values`; "" if there are none."""
+    """Returns `template` with the distinct `values`, or "" if there are none."""
     distinct = list(dict.fromkeys(values))
     return template.format(separator.join(map(str, distinct))) if distinct else ""
 
 
 def spread_of(numbers: Iterable[Number]) -> str:
-    """Returns in words which intervals `numbers` have; "" if they have none."""
+    """Returns in words which intervals `numbers` have, or "" if they have none."""
     covered = dict.fromkeys(number.interval.covers for number in numbers if number.interval)
     over = ("over " + " and ".join(sources) + " alone" * (len(sources) == 1) for sources in covered)
     return "95% interval " + " or ".join(over) if covered else ""
 
 
 def spread_note(numbers: Iterable[Number]) -> str:
-    """Returns a sentence on what ± covers in a table; "" if it stands nowhere."""
+    """Returns a sentence that says what ± covers in a table, or "" if it stands nowhere."""
     about = spread_of(numbers)
     return about and f"±: the larger side of the {about}; another book or corpus is not covered."
 
@@ -223,8 +221,8 @@ def related(
 
 
 def is_best(number: Number, column: Sequence[Number]) -> bool:
-    """Returns whether a loss is the lowest of several in its column, beyond chance unless they are
-    the paper's: the 95% interval of its difference from each other lies below zero.
+    """Returns whether a loss is the lowest in its column, beyond chance unless the paper printed it: the
+    95% interval for its difference from each other lies below zero.
 
     Equal numbers, such as a result that a table shows twice, are the best together.
     """
@@ -243,7 +241,7 @@ def _is_surely_lower(one: Number, other: Number) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table: columns of labels, as names of the rows, and columns of cells."""
+    """A table: columns with labels, which name the rows, and columns with cells."""
 
     caption: str  # the facts about the numbers
     label_header: tuple[Heading, ...]
@@ -275,11 +273,10 @@ def compare(
     *,
     ratios: bool,
 ) -> tuple[tuple[Cell, ...], ...]:
-    """Returns cells (paper, ours, difference) of the paper's and our part of each cell, both None
-    for an empty cell of the paper's table.
+    """Returns cells (paper, ours, difference), empty where the paper's table has an empty cell.
 
     With `ratios`, values can't be compared (another corpus, another model): a difference is between
-    the ratios of the two values to their references.
+    the two values' ratios to their references.
     """
     paper, ours = (
         related([[cell[side] for cell in row] for row in grid], references) for side in (0, 1)
@@ -294,7 +291,7 @@ def compare(
 
 
 def _difference(paper: Content, ours: Content, ratios: bool, is_reference: bool) -> Number | None:
-    """Returns the difference of the values, or of their ratios, None for a reference itself."""
+    """Returns the difference between the values, or between their ratios, None for a reference itself."""
     if not isinstance(paper, Number) or not isinstance(ours, Number):
         return None
     if not ratios and not ours.kind.is_loss:

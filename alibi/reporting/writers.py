@@ -12,7 +12,7 @@ WIDTH = 120  # characters of a terminal
 
 
 def to_markdown(table: Table) -> str:
-    """Returns GitHub-flavoured Markdown; the best of each column is bold, notes are numbered below."""
+    """Returns GitHub-flavoured Markdown. The best in each column is bold, notes are numbered below."""
 
     def written(part: Content) -> str:
         text, ratio = _texts(table, part)
@@ -30,8 +30,8 @@ def to_markdown(table: Table) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Returns plain text with aligned columns; the best of each column has an asterisk. Columns
-    beyond `WIDTH` characters follow in parts, each with the names of the rows.
+    """Returns plain text with aligned columns. The best in each column has an asterisk. Columns beyond
+    `WIDTH` characters follow below, with the rows' names again.
     """
 
     def written(part: Content) -> str:
@@ -46,10 +46,10 @@ def to_text(table: Table) -> str:
 
 
 def _narrow(lines: list[list[str]], labels: int) -> list[list[list[str]]]:
-    """Splits the columns of a table into parts of at most `WIDTH` characters.
+    """Splits a table's columns into pieces of at most `WIDTH` characters.
 
-    Each part begins with the first `labels` columns and has at least one other column, however wide
-    it is.
+    Each piece begins with the first `labels` columns and has at least one other column, however wide it
+    is.
     """
     columns = list(zip(*lines, strict=True))
     first, parts = columns[:labels], [columns[: labels + 1]]
@@ -61,8 +61,8 @@ def _narrow(lines: list[list[str]], labels: int) -> list[list[list[str]]]:
 
 
 def to_html(table: Table) -> str:
-    """Returns an HTML table with buttons as headings; each cell has its value for sorting, ""
-    without a number.
+    """Returns an HTML table with buttons as headings. Each cell has its value for sorting, or "" without a
+    number.
     """
 
     def label(heading: Heading, start: str = "<td", end: str = "</td>") -> str:
@@ -99,7 +99,7 @@ def to_html(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Returns CSV with a column for each part of a cell; numbers have six digits."""
+    """Returns CSV with a column for each content of a cell. Numbers have six digits."""
     parts = [f": {part}" for part in table.parts] or [""]
     columns = [heading_text(name) + part for name in table.header for part in parts]
     scale = {"Scale": table.scale} if table.scale else {}
@@ -189,9 +189,7 @@ def _pipe_row(cells: Iterable[str]) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Returns lines in aligned columns; the `left` columns are aligned at the left, the others at
-    the right.
-    """
+    """Returns lines in aligned columns: the `left` columns at the left, the others at the right."""
     columns = []
     for number, texts in enumerate(zip(*lines, strict=True)):
         width = max(map(len, texts))
@@ -202,7 +200,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str
 
 
 def format_duration(seconds: float | None) -> str:
-    """Returns for example 0.2 s, 45 s, 12 min, 3.5 h or 1,200 h; "unknown" for None."""
+    """Returns for example 0.2 s, 45 s, 12 min, 3.5 h, 1,200 h, or "unknown" for None."""
     if seconds is None:
         return "unknown"
     if seconds < 90:

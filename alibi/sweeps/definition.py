@@ -1,19 +1,19 @@
-"""A sweep: a short Python file whose get_sweep() lists runs and evaluation lengths.
+"""A sweep: a short Python file with a get_sweep() that lists runs and evaluation lengths.
 
     def get_sweep():
         return {
-            "config": "configs/quickstart.py",  # shared by all runs; may end in :KEY=VALUE,...
+            "config": "configs/quickstart.py",  # shared by all runs, may end in :KEY=VALUE,...
             "product": {"position": ["sinusoidal", "alibi"], "train_length": [64, 128], "seed": [0, 1]},
-            "multiples": [1, 2, 4],  # of the train length; or "lengths" in tokens
+            "multiples": [1, 2, 4],  # in train lengths, or "lengths" in tokens
         }
 
-`product` makes a run of each combination of config keys; `runs` lists further runs as dictionaries
+`product` makes a run for each combination of config keys. `runs` lists further runs as dictionaries
 of config keys, which may also hold a `name`, a `config` and the evaluation keys. Evaluation keys,
-for the sweep or for a run: `multiples` or `lengths`, `evaluators` (a name or several; defaults to
+for the sweep or for a run: `multiples` or `lengths`, `evaluators` (a name or several, defaults to
 perplexity), any option of these evaluators, such as `split` or `stride` (a list: each in turn),
 `override` (test the run with other values than it was trained with, any of {"position":
-"rotary_ntk", "options": {"factor": 4}, "window": 256}) and `evaluations`, a list of dictionaries of
-these keys. Values in `product` or `runs` replace values of `config`.
+"rotary_ntk", "options": {"factor": 4}, "window": 256}) and `evaluations`, a list of dictionaries
+with these keys. Values in `product` or `runs` replace values in `config`.
 """
 
 import dataclasses
@@ -42,12 +42,12 @@ PROJECT = pathlib.Path(__file__).resolve().parents[2]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of a run, by one process.
+    """An evaluation of a run in one process.
 
     Attributes:
       lengths: in tokens.
       override: other values than in training, as `effective` returns them.
-      cells: what is measured, by which of the evaluators.
+      cells: the cells to measure, each with its evaluator.
     """
 
     evaluators: tuple[Evaluator, ...]
@@ -70,7 +70,7 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, text: str) -> "Evaluation":
-        """Returns the evaluators, lengths and override of a text of `to_json`."""
+        """Returns the evaluators, lengths and override that `to_json` wrote."""
         content = without_lists(json.loads(text))
         named = [(one.pop("evaluator"), one) for one in content["evaluators"]]
         override = content["override"] and Override.from_json(content["override"])
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def results(self) -> int:
-        """The number of results of a complete run."""
+        """The number of results when the run is complete."""
         return sum(len(evaluation.cells) for evaluation in self.evaluations)
 
 
@@ -101,8 +101,10 @@ class Sweep:
     runs: tuple[Run, ...]
 
     def share(self, task: str) -> tuple[Run, ...]:
-        """Returns the runs of `task`: I/N, every N-th run from run I on, counted from 0; or the
-        name of a run.
+        """Returns a task's runs.
+
+        Args:
+          task: I/N, every N-th run from run I on, counted from 0, or the name of a run.
 
         Raises:
           ValueError: a task of neither form, or a number beyond the tasks or the runs.
@@ -126,11 +128,11 @@ class Sweep:
 
 
 def load_sweep(path: str | os.PathLike[str]) -> Sweep:
-    """Returns the sweep of a file, with all of its runs checked.
+    """Returns the sweep in a file, and checks all runs.
 
     Raises:
-      ValueError: a file that does not load or has no get_sweep(), an unknown key (the
-        nearest is suggested), a run refused by its config or the model, equal names.
+      ValueError: the file does not load or has no get_sweep(), a key is unknown (the nearest is
+        suggested), the config or the model refuses a run, two names are equal.
     """
     definition = config_files.call(path, "get_sweep", "configs/sweeps/quickstart.py")
     if not isinstance(definition, Mapping):
@@ -141,9 +143,7 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
 
 
 def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
-    """Returns the sweep of `definition`, see the head of this module; raises ValueError as
-    `load_sweep`.
-    """
+    """Returns the sweep of a definition, which the head of this module describes. Raises as `load_sweep`."""
     known = (*SWEEP_KEYS, *evaluation_keys([definition, *definition.get("evaluations", ())]))
     _check_keys(definition, known, "the sweep")
     if "config" not in definition:
@@ -203,8 +203,8 @@ def load_config(config_file: str, overrides: Mapping[str, Any]) -> Config:
 
 
 def _named(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns FILE:KEY=VALUE,... with the overrides, and the overrides whose commas would end a
-    value.
+    """Returns FILE:KEY=VALUE,... with the overrides, and the overrides that hold a comma, which would end
+    a value.
     """
     file, _, argument = config_file.partition(":")
     path = str(resolve(file))
@@ -248,8 +248,8 @@ def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
 
 
 def evaluation_keys(parts: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the keys of evaluations: their own, and the options of the evaluators in the registry
-    and in `parts`.
+    """Returns the keys of evaluations: their own, and the options of the evaluators in the registry and in
+    `parts`.
     """
     named = {*EVALUATORS, *(name for part in parts for name in _names(part))}
     return [*EVALUATION_KEYS, *options_by_name(sorted(named))]
@@ -270,7 +270,11 @@ def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, 
 
 
 def _evaluation(part: Mapping[str, Any], config: Config) -> Evaluation:
-    """Returns an evaluation; raises ValueError if it would fail after the training."""
+    """Returns an evaluation.
+
+    Raises:
+      ValueError: it would fail after the training.
+    """
     _check_keys(part, evaluation_keys([part]), "an evaluation")
     if ("multiples" in part) == ("lengths" in part):
         raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}")
@@ -295,8 +299,10 @@ def _evaluation(part: Mapping[str, Any], config: Config) -> Evaluation:
 
 
 def _override(given: Mapping[str, Any], config: Config) -> Override | None:
-    """Returns the difference from the run's own `config`; raises ValueError if the run's parameters
-    do not suffice.
+    """Returns the difference from the run's own `config`.
+
+    Raises:
+      ValueError: the run's parameters do not suffice.
     """
     from alibi.runs.overrides import effective, overridden
 

@@ -1,6 +1,4 @@
-"""The remaining time of a sweep, by the speed of its finished runs, and plans of its runs on other
-devices.
-"""
+"""A sweep's remaining time, from the speed of finished runs, and plans on other devices."""
 
 import statistics
 from collections.abc import Sequence
@@ -22,11 +20,10 @@ START_SECONDS = 15.0  # of each process: imports and compilation, before the fir
 def seconds_left(
     states: Sequence[RunState], finished: Sequence[RunState], jobs: int = 1, *, rough: bool = False
 ) -> float | None:
-    """Returns the remaining time of `states`, `jobs` runs at a time; None if the speed is not
-    known.
+    """Returns the remaining time with `jobs` runs at a time, or None if the speed is not known.
 
     Args:
-      finished: runs whose median speeds count, if they have finished.
+      finished: if they have finished, their median speeds count.
       rough: use `CPU_FLOPS_PER_SECOND` if no run has shown a speed.
     """
     rates = [state.tokens_per_second for state in finished if state.tokens_per_second]
@@ -49,8 +46,8 @@ def seconds_left(
 
 
 def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
-    """Returns the table of --dry_run: each run's parameters, tokens to train on, estimated time
-    left and state; and the time left of all, `jobs` runs at a time on this machine.
+    """Returns the table for --dry_run: each run's parameters, tokens, time left and state, and the time
+    left for all with `jobs` runs at a time on this machine.
     """
     # Only on CPUs: accelerators differ a thousandfold.
     rough = not any(state.tokens_per_second for state in states) and is_on_cpu()
@@ -88,11 +85,10 @@ def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
 def device_table(
     runs: Sequence[Run], devices: int, device_kind: str, vocab_size: int | None = None
 ) -> str:
-    """Returns a line for each run with the plan of its training on `devices` of a kind, without
-    other runs.
+    """Returns a line for each run with the plan of its training on `devices`, without other runs.
 
     Raises:
-      ValueError: as `alibi.planning.plan.make_plan`, with the name of the run.
+      ValueError: as `alibi.planning.plan.make_plan`, with the run's name.
     """
     kind = known_device_kind(device_kind)
     shares = [f"at {share:.0%}" for share in UTILISATIONS]
@@ -117,7 +113,7 @@ def device_table(
 
 
 def _hours(plans: Sequence[TrainingPlan], devices: int) -> list[str]:
-    """Returns the hours of all plans at each share of the peak, and the device-hours at half of it."""
+    """Returns the hours for all plans at each share of the peak, and the device-hours at half of it."""
     hours = {share: sum(plan.hours(share) for plan in plans) for share in UTILISATIONS}
     return [
         *(format_duration(3600 * value) for value in hours.values()),

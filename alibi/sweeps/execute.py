@@ -1,6 +1,4 @@
-"""Runs a sweep: trains, evaluates and reports its unfinished runs; each step in a process of its
-own.
-"""
+"""Runs a sweep: trains, evaluates and reports unfinished runs, each step in its own process."""
 
 import concurrent.futures
 import dataclasses
@@ -57,7 +55,7 @@ MOST_JOBS = 4
 
 
 class PreemptedError(Exception):
-    """A run was stopped, but the sweep was not; the run is unfinished and can go on."""
+    """A run was stopped, but the sweep was not. The run can go on."""
 
 
 class Sweeper:
@@ -70,12 +68,11 @@ class Sweeper:
     Args:
       flags: flags for several hosts, for every process.
       primary: whether this process claims runs and writes records and reports.
-      jobs: runs at a time, each on its share of the machine's cores; 0: as many as suit the
-        machine.
-      report: writes the report of the results and returns it as text, given the reasons of failed
-        runs; by default `write_report`.
-      processes: runs the commands; by default processes of this machine.
-      share: the runs of a task, which reports if all runs of the sweep have ended; None: all runs.
+      jobs: runs at a time, each on its share of the machine's cores, or 0 for as many as suit it.
+      report: writes the report and returns it as text, given the reasons for failed runs, defaults to
+        `write_report`.
+      processes: runs the commands, defaults to processes on this machine.
+      share: a task's runs, defaults to all. A task reports if all runs of the sweep have ended.
 
     Attributes:
       unfinished: why runs were stopped while the others went on, or which process holds them, by
@@ -130,14 +127,12 @@ class Sweeper:
         self.processes = processes or LocalProcesses()
 
     def execute(self) -> dict[str, str]:
-        """Trains, evaluates and reports the unfinished runs; returns the reasons of failures by the
-        run's name.
+        """Trains, evaluates and reports the unfinished runs. Returns the reasons for failures by run.
 
         Raises:
-          ValueError: the work directory is not writable or holds another sweep; with several hosts,
+          ValueError: the work directory is not writable or holds another sweep, or with several hosts,
             another process holds a run.
-          Interrupted: a signal asked the sweep to stop, or with several hosts, a run on any of
-            them.
+          Interrupted: a signal asked the sweep to stop, or with several hosts, a run on any host.
         """
         started = time.monotonic()
         if self.primary:
@@ -196,7 +191,7 @@ class Sweeper:
                 self._record(run, failure)
 
     def _record(self, run: Run, failure: str) -> None:
-        """Records the end of a run, and writes the report, in at most a tenth of the time."""
+        """Records how a run ended, and writes the report, in at most a tenth of the time."""
         try:
             with disk_errors_named(self.workdir):
                 record_end(self.workdir, run, failure)
@@ -218,7 +213,7 @@ class Sweeper:
         self._is_stale, self._report_due = False, time.monotonic() + 10 * (time.monotonic() - begun)
 
     def _report_at_end(self) -> None:
-        """Writes the report; a task does so only if all runs of the sweep have ended."""
+        """Writes the report. A task does so only if all runs of the sweep have ended."""
         states = survey(self.sweep.runs, self.workdir) if self.is_task else []
         ended = [bool(state.failure) or state.is_done for state in states]
         if not all(ended):
@@ -230,7 +225,7 @@ class Sweeper:
                 self._report()
 
     def _bring_to_end(self, run: Run, slot: Slot) -> str:
-        """Trains and evaluates a run if needed; returns why it failed, or ""."""
+        """Trains and evaluates a run if needed. Returns why it failed, or ""."""
         heading = f"[{self.sweep.runs.index(run) + 1}/{len(self.sweep.runs)}] {run.name}"
         (state,) = survey([run], self.workdir)
         if state.state == "conflict":
@@ -265,8 +260,11 @@ class Sweeper:
         )
 
     def _run(self, command: Sequence[str], slot: Slot, step: str) -> str:
-        """Runs `command` and returns why `step`, such as "training", failed, or ""; raises
-        PreemptedError, or with several hosts Interrupted, if it was stopped.
+        """Runs `command` and returns why `step`, such as "training", failed, or "".
+
+        Raises:
+          PreemptedError: it was stopped.
+          Interrupted: it was stopped, with several hosts.
         """
         ended = self.processes.run([*command, *self.flags], slot)
         if self.flags and (ended.code == REQUEUE or ended.code < 0):
@@ -291,7 +289,7 @@ def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
 
 
 def run_sweeper(sweeper: Sweeper) -> int:
-    """Executes it and prints how it ended to stderr; returns the exit code: 75 if runs can go on, 1
+    """Executes a sweep and prints to stderr how it ended. Returns the exit code: 75 if runs can go on, 1
     after failures.
     """
     needs("the report of a sweep", "vl_convert")
@@ -312,8 +310,8 @@ def run_sweeper(sweeper: Sweeper) -> int:
 def is_primary(process_id: int | None, multihost: bool) -> bool:
     """Returns whether this process is the first, or alone.
 
-    The variables of launchers count only with --multihost: a job of a single process may have any
-    rank in its cluster.
+    The launchers' variables count only with --multihost: a job with a single process may have any rank
+    in its cluster.
     """
     if process_id is not None:
         return process_id == 0

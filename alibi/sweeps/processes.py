@@ -1,6 +1,4 @@
-"""The commands of a sweep as processes of this machine, each on its share of the processor cores
-and GPUs.
-"""
+"""A sweep's commands as processes on this machine, each on its share of the cores and GPUs."""
 
 import contextlib
 import ctypes
@@ -39,10 +37,10 @@ class Slot:
 
     Attributes:
       number: the line of its progress bar on a terminal.
-      cores: its processor cores; None: all.
-      gpus: the NVIDIA GPUs it alone sees; empty: all.
+      cores: its processor cores, or None for all.
+      gpus: the NVIDIA GPUs it alone sees, or () for all.
       lock: an inherited file descriptor: the lock lasts as long as the process.
-      name: written before each line of its stderr, unless stderr is a terminal.
+      name: written before each line on its stderr, unless stderr is a terminal.
     """
 
     number: int = 0
@@ -60,7 +58,7 @@ class Ended:
     message: str = ""
 
     def reason(self, step: str) -> str:
-        """Returns why `step`, such as "training", failed; "" if it did not."""
+        """Returns why `step`, such as "training", failed, or ""."""
         if self.code == 0:
             return ""
         if self.message:
@@ -73,8 +71,7 @@ class Ended:
 
 
 def make_slots(jobs: int) -> list[Slot]:
-    """Returns a slot for each of `jobs` processes at a time, with equal shares of this process's
-    cores and GPUs.
+    """Returns a slot for each process, with equal shares of this process's cores and GPUs.
 
     With fewer GPUs than processes, all processes see all GPUs.
     """
@@ -117,8 +114,7 @@ def _program(script: str) -> list[str]:
 
 
 class LocalProcesses(contextlib.ExitStack):
-    """Runs commands, in each thread that calls `run`; as a context it passes signals on to the
-    commands.
+    """Runs commands, in each thread that calls `run`. As a context it passes signals on to them.
 
     Attributes:
       stopped: whether a signal has asked to stop.
@@ -202,9 +198,7 @@ class LocalProcesses(contextlib.ExitStack):
 
 
 def _pass_lines(stream: IO[bytes] | None, name: str) -> None:
-    """Writes the stderr of a child to this process's, line by line, with `name` before each; None:
-    nothing to do.
-    """
+    """Writes a child's stderr to this process's, line by line, with `name` before each."""
     if stream is None:
         return
     for line in io.TextIOWrapper(stream, "utf-8", "replace"):  # a carriage return ends a line too

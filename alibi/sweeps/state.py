@@ -32,7 +32,7 @@ BELIEVED = datetime.timedelta(minutes=5)
 
 
 def fingerprint(run: Run) -> str:
-    """Returns a hash of the run's config and evaluations, and so of its results."""
+    """Returns a hash over the run's config and evaluations, so over its results."""
     about = f"{evaluation_hash(run.config)} {run.config.train.steps} {run.evaluations}"
     overrides = [evaluation.override for evaluation in run.evaluations if evaluation.override]
     about += "".join(evaluation_hash(run.config, each).partition("+")[2] for each in overrides)
@@ -64,8 +64,8 @@ def record_sweep(workdir: epath.Path, sweep: Sweep, *, replace: bool) -> None:
 
 
 def recorded_runs(workdir: epath.Path) -> dict[str, str]:
-    """Returns the fingerprint of each run of the recorded sweep by name, in order; empty without a
-    whole record.
+    """Returns each run's fingerprint in the recorded sweep by name, in order. Empty without a whole
+    record.
     """
     try:
         return dict(json.loads((workdir / SWEEP_FILE).read_text())["runs"])
@@ -74,7 +74,7 @@ def recorded_runs(workdir: epath.Path) -> dict[str, str]:
 
 
 def record_end(workdir: epath.Path, run: Run, failure: str) -> None:
-    """Records why `run` failed; with an empty `failure`, its complete results."""
+    """Records why `run` failed, or with an empty `failure` that its results are complete."""
     record = workdir / FAILURES / f"{run.name}.txt"
     if failure:
         write_whole(record, failure)
@@ -163,7 +163,11 @@ class RunState:
 
 
 def run_directory(workdir: Directory, run: Run) -> RunDirectory:
-    """Returns a run's work directory; raises ValueError for an address that Orbax can't write."""
+    """Returns a run's work directory.
+
+    Raises:
+      ValueError: an address that Orbax can't write.
+    """
     return RunDirectory(f"{os.fspath(workdir)}/runs/{run.name}")
 
 
@@ -173,7 +177,7 @@ def train_command(run: Run, workdir: Directory) -> list[str]:
 
 
 def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> list[str]:
-    """Returns the script and flags for the rows of `evaluation` of a trained run."""
+    """Returns the script and flags for an evaluation's rows."""
     # If the last checkpoint is damaged, no other replaces it.
     return [
         "eval_extrapolation.py",
@@ -255,8 +259,8 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
 
 
 def still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | None:
-    """Returns `evaluation` with the cells without rows in `rows`, all of the same run; None if
-    all have rows.
+    """Returns `evaluation` with the cells that have no row in `rows`, all from the same run, or None if all
+    have rows.
     """
     # A limit is final; any other error may be gone when it is tried again.
     known = {

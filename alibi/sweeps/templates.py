@@ -2,8 +2,7 @@
 configs/launch/slurm.sh.
 
 A placeholder is a name in double braces, {{NAME}}, or with a default, {{NAME=DEFAULT}}. A template
-with {{TASK}} is repeated for each task of a sweep; any other template sets the shell variable TASK
-itself.
+with {{TASK}} is repeated for each task. Any other template sets the shell variable TASK itself.
 """
 
 import re
@@ -40,7 +39,7 @@ def fill(template: str, values: Mapping[str, str], given: Mapping[str, str]) -> 
 def fill_tasks(
     template: str, values: Mapping[str, str], given: Mapping[str, str], tasks: int
 ) -> str:
-    """Returns the text of all `tasks` tasks; raises ValueError as `fill`."""
+    """Returns the text for all tasks. Raises as `fill`."""
     values = {**values, "TASKS": str(tasks), "LAST_TASK": str(tasks - 1)}
     if "{{TASK}}" not in template:
         return fill(template, values, given)
@@ -48,7 +47,7 @@ def fill_tasks(
 
 
 def command_line(words: Sequence[str], tasks: int | None) -> str:
-    """Returns `words` for a shell; with `tasks`, the task is the shell variable TASK."""
+    """Returns `words` for a shell. With `tasks`, the task is the shell variable TASK."""
     return shlex.join(words) + ("" if tasks is None else f' "--task=$TASK/{tasks}"')
 
 
