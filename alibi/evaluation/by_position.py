@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from alibi.evaluation.dumps import Dump, Scoring
 from alibi.reporting.intervals import interval
 
-Line = dict[str, Any]  # of by_context.jsonl
+Line = dict[str, Any]  # in by_context.jsonl
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Line]:

@@ -23,8 +23,8 @@ class Scoring:
 
     run: str
     step: int  # updates of the checkpoint
-    tokens_sha256: str | None  # of the token file: tells texts apart
-    # of the config keys of the run and its evaluation: a run's name may be used again
+    tokens_sha256: str | None  # the token file, tells texts apart
+    # over the run's and the evaluation's config keys: a run's name may be used again
     config_hash: str | None
     length: int  # inputs of a window
     stride: int  # tokens scored by each window

@@ -28,7 +28,9 @@ class LengthOptions:
 
     # or an address: for rows/, results.jsonl, nll/, report.md and figures
     output_dir: str | os.PathLike[str]
-    lengths: tuple[int, ...] = ()  # in tokens; empty: `multiples` of each run's train_length
+    lengths: tuple[
+        int, ...
+    ] = ()  # in tokens, defaults to `multiples` times each run's train_length
     multiples: tuple[int, ...] = (1, 2, 4, 8, 16)
     report: bool = True  # write tables and figures at the end
 
@@ -50,7 +52,7 @@ class RunOptions(LengthOptions):
     """
 
     checkpoint: str = "latest"  # latest, best or a step
-    # inputs per device and batch; None: the run's eval.batch_tokens
+    # inputs per device and batch, defaults to the run's eval.batch_tokens
     batch_tokens: int | None = None
     # replaces the position method, its options or the window of each run
     override: Override | None = None

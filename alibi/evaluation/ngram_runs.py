@@ -35,9 +35,9 @@ class NGramOptions(LengthOptions):
     """The options of n-grams."""
 
     split: str = "valid"  # the text to score: train, valid or test, of the run's own corpus
-    stride: int | None = None  # of the windows beside which the rows stand; changes no number
+    stride: int | None = None  # the rows stand beside windows with this stride; changes no number
     unit: str = "bytes"  # or tokens, those of the run's tokenizer
-    train_bytes: int | None = None  # the beginning of the train text that is counted; None: all
+    train_bytes: int | None = None  # the beginning of the train text to count, defaults to all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class NGram:
     grams: int  # distinct n-grams of this and the lower orders
     nll_nats: float
     parts: tuple[float, ...]  # the NLL of consecutive parts of the text, as in a row
-    seconds: float  # of counting and scoring, all orders and smoothings together
+    seconds: float  # to count and score all orders and smoothings together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Texts:
 
     train: TokenFile  # in bytes or tokens, as the next
     scored: TokenFile
-    own: Manifest  # of the scored text in the run's tokens, of which the perplexity is
-    title: str  # of the scored text in rows
-    config: Config  # of the run
-    # of the run's tokens in the scored text, which are predicted; None: all
+    own: Manifest  # the scored text in the run's tokens, on which the perplexity is
+    title: str  # the scored text's, in rows
+    config: Config  # the run's
+    # mask over the run's tokens in the scored text, or None if all are predicted
     predicted: Bool[np.ndarray, " tokens"] | None
     # without separate documents a text is one document
     train_documents: Sequence[Integer[np.ndarray, " symbols"]]
@@ -226,7 +226,7 @@ def _row(
         words=own.words if given.causal else None,
         bytes=own.bytes if given.causal else None,
         seconds=found.seconds,
-        # of the run's tokens, with which the parts of its rows are paired
+        # in the run's tokens, so that they pair with the parts in its rows
         parts=found.parts if texts.scored.manifest.sha256 == own.sha256 else None,
     )
     return Row(

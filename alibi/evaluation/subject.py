@@ -38,8 +38,8 @@ class Text:
     split: str
     tokens_sha256: str
     text_hash: str | None = None
-    file: TokenFile | None = None  # None: the tokens were made for a cell
-    source: Corpus | None = None  # of the file's text
+    file: TokenFile | None = None  # defaults to none: tokens made for a cell
+    source: Corpus | None = None  # where the file's text comes from
 
     @property
     def manifest(self) -> Manifest | None:

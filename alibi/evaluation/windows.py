@@ -40,7 +40,7 @@ class Windows:
     stop: int
     length: int  # inputs of a window at most (L)
     stride: int  # tokens that a window scores (S); the last window may score fewer
-    # tokens from the first scored token of a window to that of the next; 0: `stride`
+    # tokens between the first scored tokens of neighbouring windows, defaults to `stride`
     spacing: int = 0
     causal: bool = True  # the model sees no inputs after those of a target
 

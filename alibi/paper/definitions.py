@@ -70,8 +70,8 @@ class Quantity:
 
     model: Model
     kind: Kind = tables.PERPLEXITY
-    eval_length: int | None = None  # None: a number of the training
-    stride: int | None = None  # None: windows don't overlap
+    eval_length: int | None = None  # defaults to none: a number from training
+    stride: int | None = None  # defaults to none: windows don't overlap
     split: str = "valid"
 
 
@@ -97,9 +97,9 @@ BOOKS = (
     "the paper prints its adaptive model's 247M parameters; with the tied 29,000 entries of appendix A.3 there are "
     "231,235,584; where data.tokenizer_file names no vocabulary, one is trained on the train text"
 )
-UPDATES = 50_000.0  # of the runs of tables 11 and 12 (section 4.2)
+UPDATES = 50_000.0  # in tables 11 and 12 (section 4.2)
 
-# (the row's cells by column, the column) -> the quantity; None for a system outside this project.
+# (the row's cells by column, the column) -> the quantity, or None for a system outside this project.
 CellRule = Callable[[Mapping[str, str], str], Quantity | None]
 
 

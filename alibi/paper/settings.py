@@ -17,13 +17,13 @@ class Setting:
     """A corpus and a model at a scale."""
 
     name: str  # the paper's corpus
-    scale: str  # of SCALES
+    scale: str  # one in SCALES
     config: str  # its file, with an argument if needed
     files_config: str = ""  # its file for the user's text files; "": the same file
     # splits for which the user must name files; none if the config has a text
     splits: tuple[str, ...] = ()
     files_splits: tuple[str, ...] = SPLITS  # splits that need files if the user names any
-    divisor: int = 1  # of the paper's lengths
+    divisor: int = 1  # the paper's lengths by ours
     # The published size of the setting's own text, tokens by split; a text without it is counted.
     vocab_size: int | None = None
     tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)

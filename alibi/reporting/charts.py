@@ -123,7 +123,7 @@ def length_chart(panel: Panel, styles: Mapping[str, int], legend: Spec | None = 
       legend: as in Vega-Lite, defaults to none.
     """
     kind, covered = panel.kind, tables.spread_of(panel.numbers)
-    trained = sorted({series.train_length for series in panel.series} - {0})  # 0: of an n-gram
+    trained = sorted({series.train_length for series in panel.series} - {0})  # 0 is an n-gram
     about = panel.corpus, panel.split, panel.measure.axis()
     x: Spec = {
         "field": "length", "type": "quantitative",

@@ -14,9 +14,9 @@ from alibi.reporting.tables import Number
 from alibi.reporting.writers import heading_text
 
 MOST_CELLS = 64  # in each direction of the picture of a head
-# of a drawn range of contexts, as a share of a cost that is certain for some range
+# for a drawn range of contexts, as a share of a cost that is certain for some range
 WIDEST_INTERVAL = 0.1
-LETTERS = 80  # of a legend below a figure, side by side
+LETTERS = 80  # in a legend below a figure, side by side
 
 
 def cell_figure(panel: Panel) -> Spec:

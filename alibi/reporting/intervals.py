@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 from scipy.special import ndtri, stdtrit
 
-PARTS = 64  # of a text at most
+PARTS = 64  # in a text at most
 OUTSIDE = 0.025  # on each side of an interval
 STRONGEST = 0.97  # correlation of neighbouring parts that the length of blocks takes into account
 SEEDS, TEXT, PROMPTS = "seeds", "the text", "the prompts"  # what an interval covers
@@ -54,10 +54,10 @@ class Interval:
 class Sample:
     """A quantity's sums by seed and part. A single part stands for unknown parts."""
 
-    seeds: tuple[int, ...]  # (): of an n-gram, a single row that has none
+    seeds: tuple[int, ...]  # empty for an n-gram, a single row without seeds
     sums: Float[np.ndarray, "seeds parts"]
-    tokens: Integer[np.ndarray, " parts"]  # of each part
-    text: tuple | None = None  # equal for samples of the same tokens; None: unknown
+    tokens: Integer[np.ndarray, " parts"]  # in each part
+    text: tuple | None = None  # equal for samples on the same tokens, or None if unknown
 
     @property
     def interval(self) -> Interval | None:

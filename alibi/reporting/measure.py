@@ -37,7 +37,7 @@ class Measure:
     By default a cell's last key is the column of its table, and keys before it are labels of its line.
     """
 
-    kinds: ClassVar[tuple[Kind, ...]]  # of the numbers; figures draw the first
+    kinds: ClassVar[tuple[Kind, ...]]  # figures draw the first
     labels: ClassVar[tuple[str, ...]] = ()  # headings of the labels of a line, besides the run
     across: ClassVar[str] = "evaluation length"  # what the columns are, in words
     figure: ClassVar[str] = ""  # the name of the figure's file; defaults to the evaluator's name

@@ -21,7 +21,7 @@ class Series:
     position: str
     train_length: int
     cells: Mapping[Any, Content]
-    labels: tuple[Heading, ...] = ()  # of the evaluator, besides the run's
+    labels: tuple[Heading, ...] = ()  # from the evaluator, besides the run's name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Panel:
     split: str
     kind: Kind
     series: tuple[Series, ...]
-    rows: tuple[Row, ...]  # of all series, in the order of their cells
+    rows: tuple[Row, ...]  # in all series, in the order of their cells
     has_best: bool = True  # the lowest number of a column is the best: see `_are_comparable`
 
     @property
@@ -76,7 +76,7 @@ def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
     their evaluator can't show are left out with a warning.
     """
     rows = latest(rows)
-    names = series_names(rows)  # of all rows, so that a run has one name in all panels
+    names = series_names(rows)  # from all rows, so that a run has one name in all panels
     order = {name: number for number, name in enumerate(EVALUATORS)}
     by_panel = grouped(filter(_is_shown, rows), _panel_key)
     found = []
@@ -86,7 +86,7 @@ def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
         measure = measure_of(group[0])
         entries: dict[tuple, Entry] = {}
         for entry in itertools.chain.from_iterable(map(measure.entries, group)):
-            # of one place in two rows, such as of two sets of lengths, the last number counts
+            # if two rows have the same place, such as two sets of lengths, the last number counts
             place = entry.row.tested, entry.labels, entry.column
             if entry.results or place not in entries:
                 entries[place] = entry

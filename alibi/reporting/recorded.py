@@ -92,7 +92,10 @@ def _parse(file: epath.Path) -> tuple[str, Row] | None:
     """
     try:
         about = json.loads(file.read_bytes())
-        if about.pop(SHA256, None) not in (None, digest(about)):  # None: of an older version
+        if about.pop(SHA256, None) not in (
+            None,
+            digest(about),
+        ):  # rows of an older version have none
             raise ValueError("it was altered")
         return about["written"], Row.from_json(about["row"])
     except OlderRowError:

@@ -46,7 +46,7 @@ from alibi.storage.files import read_rows, resolve, write_whole
 
 REPORT_FILE = "report.md"
 PAGE_FILE = "report.html"
-MOST_POINTS = 400  # of a training curve; more don't show
+MOST_POINTS = 400  # on a training curve; more don't show
 
 HERE = pathlib.Path(__file__).parent
 POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
@@ -170,7 +170,7 @@ def _page(
     specs: list[Spec] = []
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
-    labels = {name: name for name in curves}  # of a run that failed, for example
+    labels = {name: name for name in curves}  # a run that failed, for example, has no row
     labels |= {row.run: names[row.tested] for row in latest(rows) if row.override is None}
     charted = [panel for panel, *_ in groups if panel.measure.is_by_length]
     positions = {one.label: one.position for panel in charted for one in panel.series}

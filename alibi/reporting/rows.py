@@ -15,7 +15,7 @@ from alibi.config.fields import without_lists
 from alibi.config.override import Override
 
 OLDER = "a row is of an older version, without an evaluator; evaluate again into another directory"
-Heading = str | int  # of a row or column of a table: a text, or a length in tokens
+Heading = str | int  # a table's row or column: a text, or a length in tokens
 
 
 class OlderRowError(ValueError):
@@ -53,7 +53,7 @@ class Row:
 
     run: str  # the name of its work directory
     position: str
-    train_length: int  # 0: an n-gram, which has neither length nor updates of training
+    train_length: int  # 0 for an n-gram, which has neither train length nor updates
     seed: int
     step: int  # updates of the checkpoint
     parameters: int
@@ -61,30 +61,30 @@ class Row:
     split: str
     evaluator: str  # its name in `alibi.reporting.measure.EVALUATORS`, or package.module:Class
     cell: Mapping[str, Any]  # the place in the evaluator's table, such as {"length": 512}
-    # of the evaluator, those that change its results and differ from their defaults
+    # the evaluator's, which change its results and differ from their defaults
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # by name, in the evaluator's units; empty without a result
     results: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    seconds: float | None = None  # of measuring, without compilation
+    seconds: float | None = None  # to measure, without compilation
     device: Device | None = None
-    # UTC, such as 2026-11-27T09:30:00Z, before scoring; None here and below: not recorded
+    # UTC, such as 2026-11-27T09:30:00Z, before scoring; here and below None if not recorded
     date: str | None = None
     processor: str | None = None  # the model name of the host's CPU
     jax: str | None = None  # the version
     commit: str | None = None
-    dtype: str | None = None  # of the evaluation
-    # of the config keys of the run and its evaluation, and of a position method's files that are not
+    dtype: str | None = None  # in the evaluation
+    # over the run's and the evaluation's config keys, and a position method's files that are not
     # the library's: a run's name may be used again
     config_hash: str | None = None
     seedless_hash: str | None = None  # the same with seed=0
-    tokens_sha256: str | None = None  # of the token file: tells texts apart
-    text_hash: str | None = None  # of the text
-    # of the tokens of training on text files, whose content `config_hash` does not tell
+    tokens_sha256: str | None = None  # the token file, tells texts apart
+    text_hash: str | None = None  # the text, in any tokens
+    # over the train tokens if they are text files: `config_hash` does not tell their content
     trained_on: str | None = None
-    override: Override | None = None  # None: evaluated as it was trained, with `position`
-    unknown_tokens: int | None = None  # of the text: outside the tokenizer's vocabulary
+    override: Override | None = None  # defaults to none: evaluated as trained, with `position`
+    unknown_tokens: int | None = None  # in the text, outside the tokenizer's vocabulary
     # Packed documents don't see each other; positions count from each one's start ("restart") or
-    # "through" a window. None: a token sees all documents in its window.
+    # "through" a window. By default a token sees all documents in its window.
     documents: str | None = None
     # keys of the config's section, of a run that doesn't predict the next token
     objective: Mapping[str, Any] | None = None
@@ -189,9 +189,9 @@ class Entry(NamedTuple):
     """The piece of a row that stands in one cell of its evaluator's table."""
 
     row: Row
-    labels: tuple[Heading, ...]  # of its line, besides the run's name
+    labels: tuple[Heading, ...]  # name its line, besides the run's name
     column: Heading
-    results: Mapping[str, Any]  # of this cell; empty without a result
+    results: Mapping[str, Any]  # in this cell, empty without a result
 
 
 def frozen(values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -24,16 +24,16 @@ class Kind:
     write: Callable[[float], str]
     is_loss: bool = False  # the lowest is best, and differences are numbers, not shares
     write_plain: Callable[[float], str] = "{:.6g}".format  # for programs
-    # of a mean over tokens, whose interval is known: perplexity of nats
+    # makes the number from a mean over tokens, such as perplexity from nats
     of_mean: Callable[[float], float] = float
-    # the number of an entry; None: no evaluator measures this kind
+    # an entry's number, or None if no evaluator measures this kind
     value: Callable[[Entry], float | None] | None = None
     # the number in units of which means are taken, for an interval over the text
     mean: Callable[[Entry], float | None] | None = None
     # the number of which a result's `parts` are sums; defaults to `mean`
     mean_of_parts: Callable[[Entry], float | None] | None = None
-    trials: str = ""  # of a share: the result that counts the trials, for an interval over them
-    missing: str = "is not known"  # of a result without this number
+    trials: str = ""  # the result that counts the trials of a share, for an interval over them
+    missing: str = "is not known"  # why a result lacks this number
     is_per_token: bool = True  # not comparable between tokenizers
     axis: str = ""  # what stands after the title at the axis of a chart
     # the axis of a chart, as Vega-Lite's `scale`
@@ -135,11 +135,11 @@ class Number:
 
     values: tuple[float, ...]  # a value for each seed
     kind: Kind
-    ratio: float | None = None  # to the reference number; None without a reference
+    ratio: float | None = None  # to the reference number, if there is one
     best: bool = False  # whether it is the best number of its column
     printed: str = ""  # the published text of a number of the paper
-    interval: Interval | None = None  # of the mean
-    # of which `interval` is, in units of which means are taken; pairs differences to other numbers
+    interval: Interval | None = None  # the mean's
+    # what `interval` follows from, in units in which means are taken; pairs with other numbers
     sample: Sample | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
@@ -189,7 +189,7 @@ class Missing:
 
 
 Content = Number | Missing | None
-Cell = tuple[Content, ...]  # a part, or several side by side; None for an empty part
+Cell = tuple[Content, ...]  # one, or several side by side, some of them None
 Grid = Sequence[Sequence[Content]]  # a part of each cell, by row and column
 
 
@@ -250,7 +250,7 @@ class Table:
     cells: tuple[tuple[Cell, ...], ...]  # by row and column
     parts: tuple[str, ...] = ()  # names of the parts of each cell; () for a single number
     ratios: bool = True  # whether numbers are written with their ratios
-    scale: str = ""  # of the paper's experiments; "" for other tables
+    scale: str = ""  # the experiments', in a table of the paper
     name: str = "extrapolation"  # the label in LaTeX
 
     @property

@@ -14,7 +14,7 @@ from alibi.sweeps.definition import Run
 from alibi.sweeps.processes import is_on_cpu
 from alibi.sweeps.state import RunState
 
-START_SECONDS = 15.0  # of each process: imports and compilation, before the first token
+START_SECONDS = 15.0  # before a process reads its first token: imports and compilation
 
 
 def seconds_left(

@@ -20,7 +20,7 @@ from alibi.storage.claims import is_held
 from alibi.storage.files import listed, resolve, write_whole
 from alibi.sweeps.definition import Evaluation, Run, Sweep
 
-Directory = str | os.PathLike[str]  # of a sweep: a directory or an address
+Directory = str | os.PathLike[str]  # a sweep's, on disk or at an address
 
 # The records of a sweep in its work directory.
 SWEEP_FILE = "sweep.json"  # the fingerprint of each run by name
