@@ -24,6 +24,7 @@ from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import predicted, windows_of
 from alibi.objectives import make_objective
 from alibi.reporting.intervals import part_sums, six_digits
+from alibi.reporting.names import grouped
 from alibi.reporting.rows import Row
 from alibi.reporting.writers import aligned
 from alibi.runs import RunDirectory
@@ -89,7 +90,7 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
     the same texts are counted once. See also `alibi.evaluation.evaluate.evaluate_each`.
     """
     counted: dict[tuple, list[NGram]] = {}
-    shown = set()
+    shown: set[tuple] = set()
 
     def evaluate(workdir: str, output: Output) -> None:
         run = RunDirectory(workdir)
@@ -98,16 +99,15 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
         perplexity.check(config, lengths)
         texts = read_texts(run, options)
         key = texts.train_key, texts.scored.manifest.sha256, texts.config.objective
-        if key not in counted:
-            counted[key] = _score(texts)
+        ngrams = counted[key] = counted.get(key) or _score(texts)
+        by_smoothing = grouped(ngrams, lambda one: one.smoothing)
+        best = [min(alike, key=lambda one: one.nll_nats) for alike in by_smoothing.values()]
         if (*key, texts.own.sha256) not in shown:
             shown.add((*key, texts.own.sha256))
-            print(_table(run, texts, counted[key]))
-        for smoothing in dict.fromkeys(found.smoothing for found in counted[key]):
-            alike = (found for found in counted[key] if found.smoothing == smoothing)
-            best = min(alike, key=lambda found: found.nll_nats)
+            print(_table(run, texts, ngrams, best))
+        for one in best:
             for cell in perplexity.cells(config, lengths):
-                output.add(_row(texts, best, perplexity, cell, options, output))
+                output.add(_row(texts, one, perplexity, cell, options, output))
 
     return evaluate_each(workdirs, options, evaluate)
 
@@ -168,31 +168,22 @@ def _score(texts: Texts) -> list[NGram]:
     return [dataclasses.replace(each, seconds=seconds) for each in found]
 
 
-def _table(run: RunDirectory, texts: Texts, found: Sequence[NGram]) -> str:
-    """Returns perplexity and bits per byte of all orders and smoothings, the best with an asterisk."""
+def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Sequence[NGram]) -> str:
+    """Returns perplexity and bits per byte for all orders and smoothings, the best with an asterisk."""
     own, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
-    tokens = texts.tokens
-    size = own.bytes * tokens / own.tokens
-    smoothings = list(dict.fromkeys(each.smoothing for each in found))
-    least = {
-        name: min(each.nll_nats for each in found if each.smoothing == name) for name in smoothings
-    }
-    heads = [head for name in smoothings for head in (f"{name}, perplexity", "bits per byte")]
+    size = own.bytes * texts.tokens / own.tokens
+    heads = [head for one in best for head in (f"{one.smoothing}, perplexity", "bits per byte")]
     lines = [["order", f"{unit} of context", "distinct n-grams", *heads]]
-    for order in dict.fromkeys(each.order for each in found):
-        of_order = [each for each in found if each.order == order]
-        cells = [str(order), str(order - 1), f"{of_order[0].grams:,}"]
-        for each in of_order:
-            star = "*" if each.nll_nats == least[each.smoothing] else " "
-            perplexity = math.exp(each.nll_nats / tokens)
-            cells += [
-                f"{perplexity:.3f}{star}",
-                f"{each.nll_nats / math.log(2) / size:.4f}{star}",
-            ]
+    for order, alike in grouped(ngrams, lambda one: one.order).items():
+        cells = [str(order), str(order - 1), f"{alike[0].grams:,}"]
+        for one in alike:
+            star = "*" if one in best else " "
+            perplexity = f"{math.exp(one.nll_nats / texts.tokens):.3f}{star}"
+            cells += [perplexity, f"{one.nll_nats / math.log(2) / size:.4f}{star}"]
         lines.append(cells)
     return (
-        f"{run.name}: n-grams of {texts.train.manifest.tokens:,} {unit} of the train text; {texts.title}, "
-        f"{own.split}: {tokens:,} tokens ({own.tokenizer}) of {size:,.0f} bytes, {found[0].seconds:.1f} s\n"
+        f"{run.name}: n-grams of {texts.train.manifest.tokens:,} {unit} of the train text; {texts.title}, {own.split}: "
+        f"{texts.tokens:,} tokens ({own.tokenizer}) of {size:,.0f} bytes, {ngrams[0].seconds:.1f} s\n"
         + aligned(lines, left=())
     )
 
