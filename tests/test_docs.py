@@ -6,7 +6,7 @@ import pytest
 
 from alibi.config.tree import check_key
 from alibi.evaluation.base import options_by_name
-from alibi.reporting.measure import EVALUATORS, evaluator_class
+from alibi.reporting.measure import EVALUATORS
 from tests.hosts import ROOT
 
 PAGES = [
@@ -48,7 +48,7 @@ def test_commands_name_scripts_flags_and_keys_that_exist(page):
     sources = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
     text = "\n".join(path.read_text() for path in sources)
     known = set(re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"", text)) | {"config"}
-    known |= options_by_name(map(evaluator_class, EVALUATORS)).keys()
+    known |= options_by_name(EVALUATORS).keys()
     for command in commands(page):
         command = command.partition(" #")[0]
         for script in re.findall(r"(?:python|bash) ([\w/]+\.(?:py|sh))", command):
