@@ -50,10 +50,6 @@ TOKEN_WAYS = {
     "dense": Way("single", None),
     "dense, slots first": Way("single", None, slots_last=False),
     "dense, copied": Way("reference", None, slots_last=False),
-    "skip none": Way("decoding", None),
-    "skip 0": Way("decoding", 0.0),
-    "skip 1e-6": Way("decoding", 1e-6),
-    "skip 0, norms unknown": Way("decoding", 0.0, knows_norms=False, slots_last=False),
 }
 
 

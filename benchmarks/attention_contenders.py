@@ -41,8 +41,8 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to compute: the backend, the share of mass to lose at most, and of a cache whether it
-    knows its largest norms and holds slots last, as this project's, or first, as Flax's.
+    """A way to compute: the backend, the share of mass to lose at most, and whether a cache holds
+    slots last, as this project's, or first, as Flax's.
 
     Peers are backends too: "flax" with a dense bias, "cudnn" without one, "sdpa" and "flex" of
     PyTorch. `position` is the method whose bias is added; its parameters get gradients.
@@ -50,7 +50,6 @@ class Way:
 
     backend: str
     skip_epsilon: float | None = None
-    knows_norms: bool = True
     slots_last: bool = True
     position: str = "alibi"
 
@@ -317,13 +316,12 @@ def token_step(shape: Shape, way: Way) -> Step:
     import jax.numpy as jnp
 
     from alibi import alibi_slopes
-    from alibi.attention.cache import norm_of_all
     from alibi.attention.call import AttentionCall, AttentionOptions
     from alibi.attention.dispatch import compute_call
     from alibi.positions import AlibiBias
 
     @jax.jit
-    def token(index: jax.Array, query: jax.Array, norm: jax.Array, *cache: jax.Array) -> jax.Array:
+    def token(index: jax.Array, query: jax.Array, *cache: jax.Array) -> jax.Array:
         slots = jnp.arange(shape.length)
         key, value = (jnp.moveaxis(x, 3, 1) if way.slots_last else x for x in cache)
         call = AttentionCall(
@@ -335,7 +333,6 @@ def token_step(shape: Shape, way: Way) -> Step:
             query_positions=index[None],
             key_positions=slots,
             mask=(slots <= index)[None, None, None, :],
-            key_norm=norm if way.knows_norms else None,
             slots_last=way.slots_last,
             options=AttentionOptions(skip_epsilon=way.skip_epsilon, backend=way.backend),
         )
@@ -343,5 +340,5 @@ def token_step(shape: Shape, way: Way) -> Step:
 
     query, key, value, _ = _jax_arrays(shape)
     cache = [jnp.moveaxis(x, 1, 3) if way.slots_last else x for x in (key, value)]
-    arguments = (jnp.asarray(shape.length - 1), query[:, -1:], norm_of_all(key, value), *cache)
+    arguments = (jnp.asarray(shape.length - 1), query[:, -1:], *cache)
     return Step({"run": repeated(lambda: token(*arguments), one_by_one=True)})

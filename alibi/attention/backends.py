@@ -11,7 +11,6 @@ from alibi.attention.accelerator.augmented import augmented_attention, cannot_au
 from alibi.attention.accelerator.fused import cannot_fuse, fused_attention
 from alibi.attention.blocked import blocked_attention
 from alibi.attention.call import AttentionCall, dense
-from alibi.attention.cpu.decoding import cannot_decode, decoding_attention
 from alibi.attention.cpu.saved import cannot_save, saved_attention
 from alibi.attention.cpu.single import cannot_single, single_attention
 
@@ -58,13 +57,6 @@ BACKENDS = {
         cannot_fuse,
         shares_heads=True,
     ),
-    "decoding": Backend(
-        decoding_attention,
-        frozenset({"masks", "sink", "logit cap"}),
-        cannot_decode,
-        shares_heads=True,
-        one_query=True,
-    ),
     "single": Backend(
         single_attention,
         frozenset(REASONS) - {"weights"},
@@ -99,8 +91,6 @@ SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 WORTH_SAVING = 1024  # keys, at most
 WORTH_A_KERNEL = 1024  # keys
-WORTH_A_LOOP = 32768  # keys, if their largest norm is known
-WORTH_A_PASS = 65536  # keys, if that norm must be found first
 WORTH_TILES = 512  # keys
 FUSED_FEATURES = 128  # of a head, up to which `fused` was measured on a GPU
 
@@ -112,19 +102,6 @@ def _widest(call: AttentionCall) -> int:
 
 
 RULES = (
-    Rule(
-        ("cpu",),
-        f"one device, or several with a sharding, one query, {WORTH_A_LOOP:,} keys or more whose largest norm is "
-        f"known, or {WORTH_A_PASS:,}, a bias that bounds itself, no dropout",
-        lambda call: (
-            call.devices == 1
-            and call.key.shape[-3] >= (WORTH_A_PASS if call.key_norm is None else WORTH_A_LOOP)
-        ),
-        "decoding",
-        "reads only keys in reach of the bias, not the whole cache (measured on one core of two); "
-        "accelerators would start several kernels for each block (not measured), several devices without a sharding "
-        "would gather the heads",
-    ),
     Rule(
         ("cpu",),
         "one device, one query",

@@ -138,14 +138,11 @@ class KeyValues(flax.struct.PyTreeNode):
       value: `[batch, kv_heads, value_dim, slots]`.
       kept: a tree of `[batch, slots, heads, ...]`, the result of `PositionMethod.keep` for each
         token; with a single slot, for the newest token alone, if no query needs that of others.
-      key_norm: `[batch, heads]`, the largest norm of all keys ever written, NaN if a key or value
-        was not finite. By it, decoding leaves out keys out of reach.
     """
 
     key: Any
     value: Any
     kept: Any
-    key_norm: Any
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
@@ -156,8 +153,7 @@ class KeyValues(flax.struct.PyTreeNode):
         key, value, kept = jax.tree.map(
             lambda x: jnp.zeros((x.shape[0], min(slots, x.shape[1]), *x.shape[2:]), x.dtype), arrays
         )
-        norm = jnp.zeros(key.shape[::2], jnp.float32)
-        return cls(jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 3), kept, norm)
+        return cls(jnp.moveaxis(key, 1, 3), jnp.moveaxis(value, 1, 3), kept)
 
     def append(
         self,
@@ -169,25 +165,8 @@ class KeyValues(flax.struct.PyTreeNode):
         """Returns the cache with new tokens, whose kept data is of all or of the newest; `slots`
         are the slots before them.
         """
-        norm = norm_of_all(key, value)
-        # Not jnp.maximum, since XLA's may pass over NaN.
-        larger = jnp.where(self.key_norm >= norm, self.key_norm, norm + 0.0 * self.key_norm)
         return self.replace(
             key=slots.put(self.key, jnp.moveaxis(key, 1, 3), axis=3),
             value=slots.put(self.value, jnp.moveaxis(value, 1, 3), axis=3),
             kept=jax.tree.map(slots.put, self.kept, kept),
-            key_norm=larger,
         )
-
-
-def norm_of_all(
-    key: Float[Array, "*batch k kv_heads head_dim"],
-    value: Float[Array, "*batch k kv_heads value_dim"],
-) -> Float[Array, "*batch kv_heads"]:
-    """Returns the largest norm of each head's keys; NaN, to skip nothing, if a key or value is not
-    finite.
-    """
-    norm = jnp.linalg.norm(lax.stop_gradient(key).astype(jnp.float32), axis=-1)
-    # Sums, since XLA's maximum may pass over NaN.
-    sums = norm.sum(axis=-2) + lax.stop_gradient(value).astype(jnp.float32).sum(axis=(-3, -1))
-    return norm.max(axis=-2) + 0.0 * sums

@@ -29,8 +29,8 @@ class AttentionOptions:
 
     Attributes:
       window, skip_epsilon, sharding, backend: see `alibi.attention.attend`.
-      block: the largest tile of `blocked` and `fused`, in queries and in keys, and the number of
-        keys `decoding` reads at a time; None: the fastest sizes measured.
+      block: the largest tile of `blocked` and `fused`, in queries and in keys; defaults to the
+        fastest sizes measured.
       platform: the platform the program is compiled for: "cpu", "gpu" or "tpu".
       logit_cap: see `alibi.attention.attend`.
     """
@@ -74,7 +74,6 @@ class AttentionCall:
     weights_einsum: Callable[..., Array] | None = None
     values_einsum: Callable[..., Array] | None = None
     sow: Callable[[Array], None] | None = None
-    key_norm: Float[Array, "*batch kv_heads"] | None = None
     sink: PerHead | None = None
     ascending: bool = False
     slots_last: bool = False
@@ -89,7 +88,7 @@ class AttentionCall:
         if heads == kv_heads:
             return self
         key, value = (jnp.repeat(x, heads // kv_heads, axis=-2) for x in (self.key, self.value))
-        return dataclasses.replace(self, key=key, value=value, key_norm=None, slots_last=False)
+        return dataclasses.replace(self, key=key, value=value, slots_last=False)
 
     @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:
@@ -196,10 +195,9 @@ def validate(call: AttentionCall) -> None:
             f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}; "
             f"{LAYOUT}"
         )
-    of_keys, of_heads = (*key.shape[:-3], key.shape[-2]), (query.shape[-2],)
-    for name, x, needed in (("key_norm", call.key_norm, of_keys), ("sink", call.sink, of_heads)):
-        if x is not None and x.shape != needed:
-            raise ValueError(f"{name} has shape {x.shape}; it must be {needed}; {LAYOUT}")
+    heads = query.shape[-2:-1]
+    if call.sink is not None and call.sink.shape != heads:
+        raise ValueError(f"sink has shape {call.sink.shape}; it must be {heads}; {LAYOUT}")
 
 
 def _check_options(options: AttentionOptions) -> None:

@@ -50,7 +50,6 @@ def attend(
     values_einsum: "Callable[..., Array] | None" = None,
     sow: "Callable[[Array], None] | None" = None,
     skip_epsilon: float | None = 0.0,
-    key_norm: "Float[Array, '*batch kv_heads'] | None" = None,
     sink: "PerHead | None" = None,
     logit_cap: float | None = None,
     sharding: "NamedSharding | None" = None,
@@ -82,13 +81,11 @@ def attend(
       dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a
         key there is none.
       precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
-      skip_epsilon: the largest share of a query's attention weights lost to keys out of reach of a
-        `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and the result
-        is the same bit by bit; with None nothing is left out. `blocked`, `fused` and `decoding` use
-        it, see `alibi.attention.skipping`. Heads that are computed together, as on several devices without
+      skip_epsilon: the largest share of a query's attention weights that may be lost to keys out of
+        reach of a `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and
+        the result is the same bit by bit; with None nothing is left out. `blocked` and `fused` use
+        it (`alibi.attention.skipping`). Heads computed together, as on several devices without
         `sharding`, leave out only keys out of reach for all of them.
-      key_norm: for each sequence and head an upper bound of the norms of its keys, not finite if a
-        key or value is not. `decoding` uses it; without it, `decoding` reads all keys to find it.
       sink: b of each head, which adds exp(b) to the denominator of the softmax, as a key of value
         zero would: a query may attend to nothing. All zeros: softmax1 (Miller 2023); learned:
         gpt-oss (arXiv 2508.10925).
@@ -150,7 +147,6 @@ def attend(
             weights_einsum=weights_einsum,
             values_einsum=values_einsum,
             sow=sow,
-            key_norm=as_array(key_norm),
             sink=as_array(sink),
             options=AttentionOptions(window, skip_epsilon, sharding, backend, logit_cap=logit_cap),
         )
@@ -236,8 +232,6 @@ def on_each_device(
         for name in ("key", "value"):
             split[name] = jnp.moveaxis(split[name], -3, -1)
             specs[name] = P(over_batch, over_heads)
-    if call.key_norm is not None:
-        split["key_norm"], specs["key_norm"] = call.key_norm, P(over_batch, over_heads)
     if call.sink is not None:
         split["sink"], specs["sink"] = call.sink, P(over_heads)
 

@@ -151,7 +151,7 @@ def method_attention_fn(
         query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
     ) -> Array:
         del is_causal
-        held = before = padding = key_norm = None
+        held = before = padding = None
         cached = cache is not None and not cache.reading.fresh
         if cache is not None:
             held, padding = cache.variable.value, cache.reading.padding
@@ -172,7 +172,7 @@ def method_attention_fn(
             cache.variable.value = held
             if cached:
                 key, value = (jnp.moveaxis(x, 3, 1) for x in (held.key, held.value))
-                kept, key_norm = held.kept, held.key_norm
+                kept = held.kept
                 places = cache.reading.after.positions
             elif padding is not None:
                 places = jnp.where(padding, EMPTY, places)
@@ -193,7 +193,6 @@ def method_attention_fn(
             places,
             query_segments=query_segments,
             key_segments=key_segments,
-            key_norm=key_norm,
             sink=sink,
             ascending=ascending,
             slots_last=cached,

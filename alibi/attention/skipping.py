@@ -15,11 +15,6 @@ a larger epsilon, blocks are left out from the farthest on, as long as the secon
 For ALiBi b is -m d, if the nearest key of the block is at distance d, and s is a geometric series.
 A sink only makes weights smaller. A cap of the logits brings any two closer together, and each
 closer to 0, so that x and U bound them with it too.
-
-In decoding, a query that has read some blocks of keys knows more than l: the largest logit g so
-far, and the sum of exponentials relative to g. Relative to the weight gathered so far, all unread
-keys have together at most exp(U - g) * (s of one + s of the next + ...), divided by that sum
-(`weight_left`).
 """
 
 import dataclasses
@@ -36,14 +31,12 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from alibi.attention.call import AttentionCall
 from alibi.attention.tiles import Sides, Tiling, make_sides, make_tiling
 from alibi.numerics.sums import dot_rows
-from alibi.positions.bias import Bias, Blocks, Part
+from alibi.positions.bias import Blocks, Part
 
 UNDERFLOW = 104.0  # exp(-104) is below half of the smallest float32 above zero
 # The share of the norms' product by which a computed logit may exceed the exact logit, since an
 # accelerator rounds the operands of products to bfloat16 or TF32 by default.
 LOGIT_ROUNDING = 2.0**-6
-# the share by which a computed bias may exceed the exact bias, by float32's rounding
-ROUNDING = 2.0**-20
 
 
 class Nearest(NamedTuple):
@@ -219,32 +212,6 @@ def _extremes(positions: Any, blocks: int) -> tuple[Any, Any]:
     """Returns the least and the greatest position of each block, `[batch or 1, blocks]`."""
     by_block = positions.reshape(-1, blocks, positions.shape[-1] // blocks)
     return by_block.min(axis=-1), by_block.max(axis=-1)
-
-
-def weight_left(
-    bias: Bias, bound: Float[Array, "batch heads"], blocks: Blocks, epsilon: float | None
-) -> Float[Array, "batch heads blocks"]:
-    """Returns, for each block of keys, a bound of the weight of all keys up to its end, as a
-    logarithm.
-
-    It bounds the sum of their exponentials, or, with epsilon 0, the largest of them. A query that
-    has read all later keys, and gathered exp(g) from them, can stop as soon as this is less than g
-    + log(epsilon), or with epsilon 0 less than g - `UNDERFLOW`. The keys may have any positions, in
-    any order. If no bound is known, it is infinite or NaN, with which no query stops.
-
-    Args:
-      bias: a `bounded` bias.
-      bound: U, an upper bound of the scaled logits before their bias, rounding included.
-      blocks: a single block, of a single query, against all blocks of keys.
-    """
-    upper = bias.upper_bound(blocks)[:, :, 0]
-    count = jnp.asarray(blocks.key_count)[:, :, 0]
-    largest = jnp.where(count > 0, ROUNDING * jnp.abs(upper) + upper, -jnp.inf)
-    if epsilon == 0:
-        gathered = lax.cummax(largest, axis=2)
-    else:
-        gathered = lax.cumlogsumexp(largest + jnp.log(count.astype(jnp.float32)), axis=2)
-    return bound[..., None] + gathered
 
 
 def nearest_keys(call: AttentionCall) -> Nearest | None:

@@ -1,5 +1,5 @@
 """ALiBi by added columns: exact in bfloat16, equal to the dense formula, lowered without a bias for
-GPUs and TPUs.
+GPUs.
 """
 
 import dataclasses
@@ -17,14 +17,13 @@ from alibi.attention.accelerator.augmented import (
     MAX_LENGTH,
     augmented_attention,
     bias_columns,
-    by_splash,
 )
 from alibi.attention.backends import compute, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions, dense
 from alibi.positions import AlibiBias
 from alibi.positions.t5 import T5Bias
 from alibi.slopes import alibi_slopes
-from tests.attention.calls import abstract_device, on
+from tests.attention.calls import on
 
 
 def _inputs(batch, length, heads, head_dim, value_dim=None, dtype=jnp.float32):
@@ -46,23 +45,6 @@ def _call(query, key, value, slopes, first=0, window=None):
         options=AttentionOptions(window=window),
         **known,
     )
-
-
-def _value_and_gradients(attention, query, key, value, out, slopes, window=None):
-    attended, vjp = jax.vjp(
-        lambda *x: attention(_call(*x, window=window)), query, key, value, slopes
-    )
-    return attended, *vjp(out)
-
-
-def _assert_close(actual, expected, tolerance=1e-5):
-    *actual, of_slopes = actual
-    *expected, expected_of_slopes = expected
-    for got, needed in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(got, needed, atol=tolerance)
-    # A sum over all pairs of tokens, of hundreds.
-    scale = np.abs(expected_of_slopes).max()
-    np.testing.assert_allclose(of_slopes, expected_of_slopes, atol=1e-5 * scale)
 
 
 def test_positions_count_from_any_number_and_batch_dimensions_are_any():
@@ -145,29 +127,6 @@ def test_weights_in_bfloat16_at_the_end_of_long_sequences(heads, length):
     assert np.abs(np.asarray(actual) - np.asarray(expected)).sum(-1).max() < 2e-6
 
 
-@pytest.mark.parametrize(
-    ("length", "head_dim", "value_dim", "window"),
-    [(200, 64, 64, None), (128, 80, 40, None), (300, 16, 16, 130), (130, 16, 16, 1)],
-)
-def test_splash_attention_interpreted(length, head_dim, value_dim, window):
-    inputs, slopes = _inputs(2, length, 3, head_dim, value_dim), alibi_slopes(3)
-    expected = jax.jit(lambda *x: _value_and_gradients(dense, *x, window))(*inputs, slopes)
-
-    def splash(call):
-        return by_splash(
-            call.query,
-            call.key,
-            call.value,
-            call.bias.slopes,
-            window=call.options.window,
-            interpret=True,
-        )
-
-    _assert_close(
-        jax.jit(lambda *x: _value_and_gradients(splash, *x, window))(*inputs, slopes), expected
-    )
-
-
 def _module(platform, target, shape, dtype, gradient, disabled_checks=(), window=None):
     """The StableHLO of the attention or its gradients for a platform that need not be here."""
 
@@ -213,26 +172,6 @@ def test_lowers_to_cudnn_without_a_bias(monkeypatch, length, window, gradient):
     assert not _square_tensors(module, 1024)
 
 
-@pytest.mark.parametrize("gradient", [False, True])
-@pytest.mark.parametrize(
-    ("length", "heads", "head_dim", "dtype", "window"),
-    [
-        (1000, 12, 64, jnp.bfloat16, None),
-        (1024, 8, 128, jnp.bfloat16, 300),
-        (640, 8, 80, jnp.float32, None),
-    ],
-)
-def test_lowers_to_splash_attention_without_a_bias(
-    length, heads, head_dim, dtype, window, gradient
-):
-    """Mosaic's lowering, not the TPU compiler's."""
-    device = abstract_device("tpu")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        module = _module("tpu", "tpu", (2, length, heads, head_dim), dtype, gradient, window=window)
-    assert module.count("tpu_custom_call") == (3 if gradient else 1)
-    assert not _square_tensors(module, length + -length % 128)
-
-
 def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     query, key, value, _ = map(jnp.asarray, _inputs(1, 8, 2, 64))
     call = _call(query, key, value, alibi_slopes(2))
@@ -240,7 +179,6 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     wide = {name: jnp.zeros((1, 8, 2, 128), jnp.bfloat16) for name in half}
     later = np.arange(8) + 1
     assert refusal("augmented", call) == ""
-    assert refusal("augmented", on(dataclasses.replace(call, devices=1), "tpu")) == ""
     assert refusal("augmented", on(dataclasses.replace(call, **half), "gpu")) == ""
     refused = [
         ({"bias": None}, "cpu", "its bias is not"),
@@ -271,7 +209,7 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
             "cpu",
             "262145",
         ),
-        ({"devices": 4}, "tpu", "on one device, and several need sharding="),
+        ({}, "tpu", "a kernel for GPUs alone"),
         ({}, "gpu", "on gpu it takes bfloat16, and got float32"),
         ({"value": half["value"]}, "cpu", "bfloat16 or float32"),
         (wide, "gpu", "heads up to 128 wide here, and with its columns this one has 136"),

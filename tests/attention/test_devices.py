@@ -189,19 +189,6 @@ def test_each_device_skips_by_its_own_heads():
     assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", text)
 
 
-def test_one_query_with_a_known_norm():
-    """Decoding without a mask: norms are split with their sequences and heads."""
-    sharding, (query, key, value, _) = (
-        NamedSharding(mesh(), SPLIT),
-        inputs(4, 300, 300, 4, 8, kv_heads=2),
-    )
-    query, norm = query[:, -1:], np.linalg.norm(key, axis=-1).max(axis=1)
-    attention = functools.partial(attend, slopes=alibi_slopes(4))
-    decoding = jax.jit(functools.partial(attention, sharding=sharding, backend="decoding"))
-    expected = jax.jit(functools.partial(attention, backend="reference"))(query, key, value)
-    np.testing.assert_allclose(decoding(query, key, value, key_norm=norm), expected, atol=1e-5)
-
-
 def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
     """The slopes of a device's own heads are picked when it runs, and count as known all the same."""
     taken = []

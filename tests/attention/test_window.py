@@ -1,7 +1,5 @@
 """A window hides far keys in each backend alike, and their tiles are not computed."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,20 +7,11 @@ import pytest
 
 from alibi import attend
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.cpu.decoding import attended_and_blocks
 from alibi.attention.skipping import computed_ranges
 from alibi.positions import AlibiBias
 from tests.attention.calls import inputs
 
 HEADS, DIM = 2, 8
-
-
-@pytest.mark.parametrize("backend", ["saved", "blocked"])
-def test_acts_without_a_bias_too(backend):
-    arrays = inputs(1, 600, 600, HEADS, DIM)[:3]
-    ways = (functools.partial(attend, window=7, backend=name) for name in (backend, "reference"))
-    attended, expected = (jax.jit(way)(*arrays) for way in ways)
-    np.testing.assert_allclose(attended, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -56,22 +45,6 @@ def test_tiles_outside_are_not_computed(bias, causal):
         computed_ranges(call)[0],
         [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)],
     )
-
-
-def test_decoding_reads_no_more_than_the_window():
-    """Two blocks of 256 keys hold any window of 200, though these slopes alone would reach much
-    farther.
-    """
-
-    @jax.jit
-    def blocks(*arrays):
-        positions, options = (np.arange(4095, 4096), np.arange(4096)), AttentionOptions(window=200)
-        bias = AlibiBias(jnp.full(HEADS, 1e-4))
-        return attended_and_blocks(AttentionCall(*arrays, bias, True, *positions, options=options))[
-            1
-        ]
-
-    assert np.max(blocks(*inputs(1, 1, 4096, HEADS, DIM)[:3])) <= 2
 
 
 @pytest.mark.usefixtures("unchecked")

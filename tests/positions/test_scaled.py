@@ -118,16 +118,6 @@ def test_backends_equal_the_reference_with_all_gradients(name: str, backend: str
         np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * scale)
 
 
-@pytest.mark.parametrize("name", ["alibi", "kerple_log", "fox"])
-def test_a_single_query_reads_a_cache_as_the_whole_sequence_does(name: str) -> None:
-    """The bound of a scaled bias decides where `decoding` stops; s below 0 favours far keys."""
-    method, params, arrays = made(name, "ssmax")
-    params = params | {"ssmax": jnp.asarray([40.0, -0.4], jnp.float32)}
-    found = attention(method, "ssmax", params, arrays, last=1, backend="decoding", block=4)
-    whole = attention(method, "ssmax", params, arrays, backend="reference")
-    np.testing.assert_allclose(found, whole[:, -1:], atol=2e-5)
-
-
 def test_bounds_hold_in_every_tile_and_a_turned_bias_has_none() -> None:
     """The bias of a tile is scaled least for its first query; with s below 0 it grows with
     distance.

@@ -1,6 +1,4 @@
-"""Causal ALiBi by any flash kernel of an accelerator: eight more columns of queries and keys give
-the bias.
-"""
+"""Causal ALiBi with cuDNN's flash kernel: eight more columns of queries and keys give the bias."""
 
 from typing import Literal
 
@@ -23,20 +21,15 @@ Slopes = Float[Array, " heads"]
 
 
 def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Computes causal ALiBi attention by the platform's own flash kernel, in memory linear in the
-    length.
+    """Computes causal ALiBi attention with cuDNN's flash kernel, in memory linear in the length.
 
-    cuDNN on GPUs and Pallas splash attention on TPUs know no ALiBi and need none: the bias
-    is part of the products of the widened queries and keys (see `bias_columns`), so
-    there is neither a `[heads, q, k]` bias nor its gradient. Differentiable once, by
-    reverse mode, in queries, keys, values and slopes. Splash attention is for a single device, or
-    for each of several (`attend(sharding=...)`).
+    cuDNN knows no ALiBi and needs none: the bias is part of the products of the widened queries and
+    keys (`bias_columns`), so there is neither a `[heads, q, k]` bias nor its gradient. It is
+    differentiable once, in reverse mode, in queries, keys, values and slopes.
 
-    For bfloat16 inputs the logits are as exact as the dense ones, except on TPUs with a head_dim
-    that is no power of four: there the scaled queries are rounded once more, with a relative
-    error of up to 2^-8. The gradient of the slopes is summed in float32 from the kernel's dq,
-    which is rounded to bfloat16 first. It is off by about 1% at 1,024 tokens, so `auto` leaves
-    learned slopes to other backends.
+    For bfloat16 inputs the logits are as exact as the dense ones. The gradient of the slopes is
+    summed in float32 from the kernel's dq, which is rounded to bfloat16 first. It is off by about 1%
+    at 1,024 tokens, so `auto` leaves learned slopes to other backends.
 
     On a CPU the dense formula of `jax.nn` stands in for a kernel, for tests.
 
@@ -50,11 +43,8 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
         if call.options.window is None or call.options.window >= key.shape[1]
         else call.options.window
     )
-    if call.options.platform == "tpu":
-        attended = by_splash(query, key, value, slopes, window=window)
-    else:
-        kernel: Literal["cudnn", "xla"] = "cudnn" if call.options.platform == "gpu" else "xla"
-        attended = by_dot_product(query, key, value, slopes, kernel, window=window)
+    kernel: Literal["cudnn", "xla"] = "cudnn" if call.options.platform == "gpu" else "xla"
+    attended = by_dot_product(query, key, value, slopes, kernel, window=window)
     return attended.reshape(*call.query.shape[:-1], value.shape[-1])
 
 
@@ -69,8 +59,8 @@ def cannot_augment(call: AttentionCall) -> str:
         return "its kernels take no precision"
     if call.known_positions is None:
         return "positions are not known when it is traced"
-    if platform == "tpu" and call.devices > 1:
-        return "splash attention runs on one device, and several need sharding= to split the call"
+    if platform == "tpu":
+        return "it has a kernel for GPUs alone"
     queries, keys = call.known_positions
     if not (np.array_equal(queries, keys) and consecutive(keys)):
         return "queries do not stand at the same consecutive positions as the keys"
@@ -146,50 +136,6 @@ def by_dot_product(
         implementation=implementation,
     )
     return attended[:, :length, :, : value.shape[-1]]
-
-
-def by_splash(
-    query: Float[Array, "batch length heads head_dim"],
-    key: Float[Array, "batch length heads head_dim"],
-    value: Float[Array, "batch length heads value_dim"],
-    slopes: Slopes,
-    *,
-    window: int | None = None,
-    interpret: bool = False,
-) -> Float[Array, "batch length heads value_dim"]:
-    """Computes attention by Pallas splash attention, which has no scale: the queries are scaled
-    first.
-    """
-    # Imported here, since only TPUs need it.
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash
-
-    _, length, heads, head_dim = query.shape
-    scaled = (query.astype(jnp.float32) * head_dim**-0.5).astype(query.dtype)
-    padded_length = length + -length % 128
-    rows = [padded(x, 1, padded_length) for x in (*_with_columns(scaled, key, slopes), value)]
-    block = next(size for size in (512, 256, 128) if padded_length % size == 0)
-    square = (padded_length, padded_length)
-    mask = (
-        splash.CausalMask(square)
-        if window is None
-        else splash.LocalMask(square, (window - 1, 0), offset=0)
-    )
-    kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([mask] * heads),
-        block_sizes=splash.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
-        head_shards=1,
-        q_seq_shards=1,
-        interpret=interpret,
-    )
-    attended = jax.vmap(kernel)(*(x.transpose(0, 2, 1, 3) for x in rows))
-    return attended.transpose(0, 2, 1, 3)[:, :length]
 
 
 def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
