@@ -2,7 +2,8 @@
 
 from alibi.attention.call import AttentionOptions
 from alibi.attention.dispatch import attend
-from alibi.attention.flax import alibi_attention_fn, method_attention_fn
+from alibi.attention.flax import alibi_attention_fn
+from alibi.attention.methods import method_attention_fn
 from alibi.attention.named import attention_fn, position_params
 from alibi.attention.reference import reference_attention
 

@@ -10,9 +10,10 @@ from jaxtyping import Array
 from alibi.attention.accelerator.augmented import augmented_attention, cannot_augment
 from alibi.attention.accelerator.fused import cannot_fuse, fused_attention
 from alibi.attention.blocked import blocked_attention
-from alibi.attention.call import AttentionCall, dense
+from alibi.attention.call import AttentionCall
 from alibi.attention.cpu.saved import cannot_save, saved_attention
 from alibi.attention.cpu.single import cannot_single, single_attention
+from alibi.attention.reference import dense
 
 # The features of a call that not every backend has, with the reason of a backend that lacks them.
 REASONS = {

@@ -1,18 +1,17 @@
 """Attention by tiles: exact, with memory linear in the length, on any device.
 
-The algorithm is FlashAttention's (Dao et al. 2022). A tile is a block of queries against a
-block of keys. The forward pass goes through the tiles of a block of queries by the online softmax
-and keeps, besides the result `out`, a number for each query: `lse`, the logarithm of the
-sum of the exponentials of its logits. The backward pass computes the weights of each tile again as
-exp(logits - lse). With `dout`, the gradient of `out`, and `delta`, the sum of dout * out over
-features,
+The algorithm is FlashAttention (Dao et al. 2022). A tile is a block of queries against a block of
+keys. The forward pass goes through the tiles of a block of queries with the online softmax. It
+keeps the result `out` and, for each query, `lse`: the logarithm of the sum of the exponentials of
+its logits. The backward pass computes the weights of each tile again as exp(logits - lse). With
+`dout`, the gradient of `out`, and `delta`, the sum of dout * out over features,
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
 The gradient of the bias, `dbias`, is the gradient of the logits, tile by tile. If the bias adds to
-the values, v stands above for the values each query sees; `Bias.of_values` and its derivative
-compute these products. A sink is one more key, whose value is zero: the online softmax starts with
-it, and its logit has the gradient -exp(sink - lse) * delta.
+the values, v means the values that each query sees; `Bias.of_values` and its derivative compute
+these products. A sink is one more key with value zero: the online softmax starts with it, and its
+logit has the gradient -exp(sink - lse) * delta.
 """
 
 import functools
@@ -25,6 +24,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
+from alibi.attention.online import Online
 from alibi.attention.reference import MASKED, capped
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
@@ -44,11 +44,11 @@ Leaves = tuple[Any, ...]
 
 
 def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Computes attention by the online softmax (Rabe and Staats 2021; Dao et al. 2022).
+    """Computes attention tile by tile.
 
-    Nothing of the size `[q, k]` is ever held: neither the logits nor their bias nor, for
-    the backward pass, the weights. Tiles hidden by the causal mask or a window are not computed,
-    nor are tiles without influence by the proof of a bounded bias, see `alibi.attention.skipping`.
+    No array of size `[q, k]` exists: neither logits nor bias nor weights. Tiles hidden by the causal
+    mask or a window are not computed, nor are tiles that a bounded bias makes too light
+    (`alibi.attention.skipping`).
     """
     *batch, q_length, heads, _ = call.query.shape
     tiling = make_tiling(call)
@@ -91,9 +91,9 @@ def _forward(
     dtype: Any,
 ) -> tuple[
     Float[Array, "batch q heads value_dim"],
-    Float[Array, "groups group_batch group_heads whole_blocks"],
+    Float[Array, "groups group_batch group_heads whole_blocks 1"],
 ]:
-    """Returns `out`, in `dtype`, and `lse`, group by group as the backward pass reads it."""
+    """Returns `out` in `dtype`, and `lse` for each group."""
 
     def add_group(out: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
         index, ranges = group
@@ -102,21 +102,20 @@ def _forward(
         rows, lse = lax.map(
             lambda block: _forward_rows(own, *block), (jnp.arange(tiling.q_blocks), ranges)
         )
-        return put_group(out, tiling, index, _joined(rows)), _joined(lse[..., None])[..., 0]
+        return put_group(out, tiling, index, _joined(rows)), _joined(lse)
 
     out = jnp.zeros((*q.shape[:3], v.shape[-1]), dtype)
     return lax.scan(add_group, out, (jnp.arange(tiling.groups), ranges))
 
 
 class _Group(NamedTuple):
-    """Some batch entries and heads, which are computed together, with their queries, keys, values
-    and bias.
+    """Batch entries and heads that are computed together.
 
     Attributes:
       number: the number of the group.
-      q, k, v: filled up with zeros to whole blocks.
-      sink: of the group's heads, float32; None: there is none.
-      bias, sides: of the whole call; each tile cuts its own part out of them.
+      q, k, v: queries, keys and values of the group, filled up with zeros to whole blocks.
+      sink: float32, or None.
+      bias, sides: from the whole call; each tile cuts its part.
     """
 
     number: Int[Array, ""]
@@ -124,7 +123,7 @@ class _Group(NamedTuple):
     k: Float[Array, "batch heads k features"]
     v: Float[Array, "batch heads k value_dim"]
     bias: Any
-    sink: Float[Array, " heads"] | None
+    sink: Float[Array, "1 heads 1 1"] | None
     sides: Sides
     tiling: Tiling
 
@@ -140,17 +139,17 @@ class _Group(NamedTuple):
         sides: Sides,
         tiling: Tiling,
     ) -> "_Group":
-        """Returns the group `index` of the queries, keys, values and sinks of the whole call."""
+        """Returns the group `index` from the arrays of the whole call."""
         q = take_group(q, tiling, index, tiling.q_blocks * tiling.q_block)
         k, v = (take_group(x, tiling, index, tiling.k_blocks * tiling.k_block) for x in (k, v))
         q, k, v = (written_out(x) for x in (q, k, v))
         if sink is not None:
-            first, heads = tiling.first_of_group(index)[1], tiling.head_group
-            sink = lax.dynamic_slice_in_dim(sink.astype(jnp.float32), first, heads)
+            first, sink = tiling.first_of_group(index)[1], sink.astype(jnp.float32)
+            sink = lax.dynamic_slice_in_dim(sink, first, tiling.head_group)[None, :, None, None]
         return cls(index, q, k, v, bias, sink, sides, tiling)
 
     def tile(self, q_block: Any, k_block: Any) -> tuple[Tile, Array, Array, Any]:
-        """Returns a tile, with its keys, values and bias."""
+        """Returns a tile with its keys, values and bias."""
         tiling, start = self.tiling, k_block * self.tiling.k_block
         starts = (*tiling.first_of_group(self.number), q_block * tiling.q_block, start)
         sizes = tiling.batch_group, tiling.head_group, tiling.q_block, tiling.k_block
@@ -167,7 +166,7 @@ def _scaled(
     k: Float[Array, "batch heads k features"],
     tiling: Tiling,
 ) -> Float[Array, "batch heads q k"]:
-    """Returns the scaled logits of a tile, float32."""
+    """Returns the scaled products of a tile, float32."""
     return _product(q, k, 3, 3, tiling) * q.shape[-1] ** -0.5
 
 
@@ -176,7 +175,7 @@ def _logits(
     logits: Float[Array, "batch heads q k"],
     bias: Float[Array, "#batch heads q k"] | None,
 ) -> Float[Array, "batch heads q k"]:
-    """Returns the logits of a tile with the values of its bias, masked."""
+    """Returns the logits of a tile with bias and mask."""
     if bias is not None:
         logits = logits + bias
     visible = tile.visible()
@@ -186,42 +185,28 @@ def _logits(
 def _forward_rows(
     group: _Group, q_block: Array, key_range: Int[Array, " two"]
 ) -> tuple[Array, Array]:
-    """Returns `out` and `lse` of a block of queries, from the blocks of keys in `key_range` (first,
-    after the last).
+    """Returns `out` and `lse` of a block of queries.
+
+    Args:
+      key_range: the first block of keys to visit, and the block after the last.
     """
     q = _queries(group.q, q_block, group.tiling)
 
-    def add(k_block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        largest, total, out = state
+    def add(k_block: Array, softmax: Online) -> Online:
         tile, k, v, bias = group.tile(q_block, k_block)
-        logits = capped(_scaled(q, k, group.tiling), group.tiling.logit_cap)
-        logits = _logits(tile, logits, tile.bias_values(bias))
-        larger = jnp.maximum(largest, logits.max(axis=-1))
-        exponentials = jnp.exp(logits - larger[..., None])
-        rescale = jnp.exp(largest - larger)
-        dropped = tile.dropout(exponentials)
-        attended = _product(dropped.astype(v.dtype), v, 3, 2, group.tiling)
-        if bias is not None and bias.adds_values:
-            attended = attended + tile.added_values(bias, dropped)
-        return (
-            larger,
-            total * rescale + exponentials.sum(axis=-1),
-            out * rescale[..., None] + attended,
-        )
 
-    rows = q.shape[:3]
-    largest, total = jnp.full(rows, MASKED, jnp.float32), jnp.zeros(rows, jnp.float32)
-    if group.sink is not None:
-        largest, total = jnp.broadcast_to(group.sink[:, None], rows), jnp.ones(rows, jnp.float32)
-    start = (largest, total, jnp.zeros((*rows, group.v.shape[-1]), jnp.float32))
-    largest, total, out = lax.fori_loop(key_range[0], key_range[1], add, start)
-    # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
-    # zeros instead. (NaN is looked for in the sum, since XLA's maximum may pass over it.)
-    unseen = (largest <= MASKED / 2) & ~jnp.isnan(total)
-    total = jnp.where(unseen, 1.0, total)
-    out = jnp.where(unseen[..., None], 0.0, out / total[..., None])
-    # With an lse of -MASKED all its weights come out as zero in the backward pass.
-    return out, jnp.where(unseen, -MASKED, largest + jnp.log(total))
+        def attend(exponentials: Array) -> Array:
+            dropped = tile.dropout(exponentials)
+            attended = _product(dropped.astype(v.dtype), v, 3, 2, group.tiling)
+            if bias is not None and bias.adds_values:
+                attended = attended + tile.added_values(bias, dropped)
+            return attended
+
+        logits = capped(_scaled(q, k, group.tiling), group.tiling.logit_cap)
+        return softmax.add(_logits(tile, logits, tile.bias_values(bias)), attend)
+
+    start = Online.start(q.shape[:3], group.v.shape[-1], group.sink)
+    return lax.fori_loop(key_range[0], key_range[1], add, start).result()
 
 
 def _forward_saving(
@@ -235,8 +220,9 @@ def _forward_saving(
     tiling: Tiling,
     bias_tree: Any,
 ) -> tuple[Array, tuple[Any, ...]]:
-    """Returns `out` and the values saved for the backward pass; inputs tell if gradients are wanted
-    (`perturbed`).
+    """Returns `out` and the arrays saved for the backward pass.
+
+    The inputs say whether their gradients are wanted (`perturbed`).
     """
     # An array if the gradient of the bias is wanted, else None.
     learned = jnp.zeros((), jnp.float32) if any(x.perturbed for x in bias) else None
@@ -263,21 +249,18 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
         index, lse, ranges = group
         own = _Group.take(index, q, k, v, bias, sink, sides, tiling)
         group_dout, group_out = (take_group(x, tiling, index, own.q.shape[2]) for x in (dout, out))
-        delta = dot_rows(group_dout, group_out)
+        delta = dot_rows(group_dout, group_out)[..., None]
         rows = functools.partial(_backward_rows, own, group_dout, delta, lse)
-        start = (
-            dbias,
-            *(
-                jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), jnp.float32)
-                for x in (own.k, own.v)
-            ),
+        transposed_zeros = (
+            jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), jnp.float32) for x in (own.k, own.v)
         )
+        start = (dbias, *transposed_zeros)
         (dbias, group_dk, group_dv), group_dq = lax.scan(
             rows, start, (jnp.arange(tiling.q_blocks), ranges)
         )
         scale, dsink = q.shape[-1] ** -0.5, None
         if own.sink is not None:
-            dsink = -(jnp.exp(own.sink[None, :, None] - lse) * delta).sum(axis=(0, 2))
+            dsink = -(jnp.exp(own.sink - lse) * delta).sum(axis=(0, 2, 3))
         return (
             dbias,
             put_group(dq, tiling, index, _joined(group_dq) * scale),
@@ -300,25 +283,24 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
 def _backward_rows(
     group: _Group,
     dout: Float[Array, "batch heads q value_dim"],
-    delta: Float[Array, "batch heads q"],
-    lse: Float[Array, "batch heads q"],
+    delta: Float[Array, "batch heads q 1"],
+    lse: Float[Array, "batch heads q 1"],
     state: tuple[Any, Array, Array],
     block: tuple[Array, Array],
 ) -> tuple[tuple[Any, Array, Array], Float[Array, "batch heads block features"]]:
-    """Returns the gradients of a block of queries: dbias, dk and dv with its share added, and its
-    dq.
+    """Returns dbias, dk and dv after a block of queries, and the block's dq.
 
     Args:
-      dout, delta, lse: of the whole group.
-      state: dbias, dk and dv so far; the last two transposed, `[batch, heads, features, k]`.
-      block: the number of the block of queries, and its range of blocks of keys.
+      dout, delta, lse: arrays for all queries in the group.
+      state: dbias, dk and dv so far; dk and dv are transposed, `[batch, heads, features, k]`.
+      block: the index of the block of queries, and its range of blocks of keys.
     """
     q_block, key_range = block
     tiling = group.tiling
-    rows = (group.q, dout, delta[..., None], lse[..., None])
+    rows = (group.q, dout, delta, lse)
     q, block_dout, delta, lse = (_queries(x, q_block, tiling) for x in rows)
-    # With the small operand first and transposed, products that contract the queries of
-    # [q, k] take a third of the time on a CPU.
+    # Products that contract queries take a third of the time on a CPU if the small operand comes
+    # first and transposed.
     transposed_q, transposed_dout = transposed(q), transposed(block_dout)
 
     def add(
@@ -339,7 +321,7 @@ def _backward_rows(
                 dbias = dbias.with_added(dbias_of_values, tile.part)
         dlogits = weights * (tile.dropout(dweights) - delta)
         if dbias is not None:
-            # Hidden keys have zeros here, like their weights.
+            # Hidden keys have zeros here, as in the weights.
             shared = (
                 dlogits if added is not None and added.shape[0] > 1 else sum_first(dlogits)[None]
             )
@@ -360,12 +342,12 @@ _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
 
 
 def _queries(x: Float[Array, "batch heads length features"], q_block: Any, tiling: Tiling) -> Array:
-    """Returns the rows of a block of queries."""
+    """Returns the rows of x for a block of queries."""
     return lax.dynamic_slice_in_dim(x, q_block * tiling.q_block, tiling.q_block, axis=2)
 
 
 def _added(x: Float[Array, "batch heads features k"], tile: Array, start: Array) -> Array:
-    """Returns `x` with `tile` added to the columns that begin at `start`."""
+    """Returns `x` with `tile` added to its columns from `start`."""
     old = lax.dynamic_slice_in_dim(x, start, tile.shape[-1], axis=3)
     return lax.dynamic_update_slice_in_dim(x, old + tile, start, axis=3)
 

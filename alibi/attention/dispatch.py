@@ -12,7 +12,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.attention.backends import choose, compute
-from alibi.attention.call import AttentionCall, AttentionOptions, validate, visible_by
+from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.attention.checks import validate
+from alibi.attention.visible import visible_by
 from alibi.positions.alibi import bias_of_slopes
 from alibi.positions.bias import Bias
 from alibi.positions.distance import as_array

@@ -4,7 +4,7 @@ layer.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,30 +13,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray, Shaped
 
-from alibi.attention.cache import EMPTY, KeyValues, Reading
-from alibi.attention.call import AttentionCall, AttentionOptions, visible_by
+from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.dispatch import compute_call
+from alibi.attention.visible import visible_by
 from alibi.positions.alibi import bias_of_slopes
-from alibi.positions.base import Params, PositionMethod
 from alibi.positions.bias import KnownPositions
-from alibi.positions.scaled import ScaledBias
-from alibi.positions.shapes import PerHead
 from alibi.slopes import alibi_slopes
 
 AttentionFn = Callable[..., Array]
-
-
-class Cached(NamedTuple):
-    """The cache of a layer while new tokens go through it.
-
-    Attributes:
-      variable: the layer's Flax variable, which holds its `KeyValues`, or None while the cache is
-        being made.
-      reading: the new tokens, and the slots that all layers share.
-    """
-
-    variable: Any
-    reading: Reading
 
 
 def alibi_attention_fn(
@@ -108,100 +92,6 @@ def alibi_attention_fn(
         return compute_call(call)
 
     return flax_attention_fn(num_heads, compute)
-
-
-def method_attention_fn(
-    position: PositionMethod,
-    params: Params,
-    x: Float[Array, "batch length width"],
-    *,
-    query_positions: KnownPositions,
-    key_positions: KnownPositions,
-    segment_ids: Int[Array, "batch length"] | tuple[Array, Array] | None = None,
-    ascending: bool = False,
-    scale: Callable[[Array, KnownPositions], Array] | None = None,
-    bias_scale: PerHead | None = None,
-    max_position: int = 0,
-    sink: Float[Array, " heads"] | None = None,
-    options: AttentionOptions,
-    cache: Cached | None = None,
-) -> AttentionFn:
-    """Returns any position method as an `attention_fn`, for a layer whose input is `x`, with or
-    without a cache.
-
-    Args:
-      params: the method's parameters, shared between layers and of this layer.
-      query_positions: positions of the queries, which belong to the last tokens of `x`.
-      key_positions: positions of all tokens of `x`.
-      segment_ids, sink, options: see `alibi.attention.attend`.
-      ascending: see `alibi.attention.call.AttentionCall`.
-      scale: applied to the queries, with their positions, after the position method.
-      bias_scale: s of each head, if `scale` multiplies queries by s ln n for n visible keys and the
-        bias is to be multiplied too; None: the bias is added to the scaled products as it is.
-      max_position: positions known only at run time are below it, and few of them may be used; 0:
-        unknown.
-      cache: gets the keys and values of `x` and whatever the method keeps of each token; the
-        queries attend to all tokens in it, or to those of `x` alone if it was empty.
-    """
-    query_segments, key_segments = (
-        segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-    )
-
-    def compute(
-        query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
-    ) -> Array:
-        del is_causal
-        held = before = padding = None
-        cached = cache is not None and not cache.reading.fresh
-        if cache is not None:
-            held, padding = cache.variable.value, cache.reading.padding
-            before = None if held is None else jax.tree.map(cache.reading.before.newest, held.kept)
-        kept = position.keep(params, x, key, padding, before, key_segments)
-        kept_of_queries = jax.tree.map(lambda tokens: tokens[:, -query.shape[1] :], kept)
-        query = position.queries(params, query, query_positions, kept_of_queries)
-        scaled = query if scale is None else scale(query, query_positions)
-        key, places = position.keys(params, key, key_positions, kept), key_positions
-        if cache is not None:
-            slots, newest = cache.reading.before, kept
-            if not position.reads_kept_of_keys:
-                newest = jax.tree.map(lambda tokens: tokens[:, -1:], kept)
-            if held is None:
-                held = KeyValues.empty(slots.positions.shape[1], key, value, newest)
-            else:
-                held = held.append(slots, key, value, newest)
-            cache.variable.value = held
-            if cached:
-                key, value = (jnp.moveaxis(x, 3, 1) for x in (held.key, held.value))
-                kept = held.kept
-                places = cache.reading.after.positions
-            elif padding is not None:
-                places = jnp.where(padding, EMPTY, places)
-        # A bias that is scaled itself gets the queries without their scale.
-        of_bias = scaled if bias_scale is None else query
-        bias = position.content_bias(params, of_bias, kept_of_queries, kept)
-        if bias is not None and 0 < max_position < query.shape[0] * query.shape[1] * key.shape[1]:
-            bias = bias.up_to(max_position - 1)  # fewer distances than pairs
-        if bias is not None and bias_scale is not None:
-            bias = ScaledBias(bias, bias_scale)
-        call = AttentionCall(
-            scaled,
-            key,
-            value,
-            bias,
-            position.causal,
-            query_positions,
-            places,
-            query_segments=query_segments,
-            key_segments=key_segments,
-            sink=sink,
-            ascending=ascending,
-            slots_last=cached,
-            options=options,
-            **arguments,
-        )
-        return compute_call(call)
-
-    return flax_attention_fn(position.num_heads, compute)
 
 
 def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:

@@ -12,13 +12,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from alibi.attention.call import AttentionOptions, visible_by
+from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import (
     AttentionFn,
     layer_positions,
-    method_attention_fn,
     with_flax_signature,
 )
+from alibi.attention.methods import method_attention_fn
+from alibi.attention.visible import visible_by
 from alibi.positions import Params, PositionMethod, make_position, method_class
 
 TRAIN_LENGTH = 512  # of T5, whose largest distance of 128 follows from it

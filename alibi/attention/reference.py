@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
+from alibi.attention.call import AttentionCall
 from alibi.positions.bias import Bias
 from alibi.positions.shapes import PerHead
 
@@ -108,3 +109,28 @@ def dropout_factors(
     if broadcast:
         shape = (1,) * (len(shape) - 2) + shape[-2:]
     return jax.random.bernoulli(rng, 1.0 - rate, shape).astype(jnp.float32) / (1.0 - rate)
+
+
+def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
+    """Computes the call by `reference_attention`."""
+    keep = None
+    if call.dropout_rng is not None and call.dropout_rate > 0.0:
+        keep = dropout_factors(
+            call.dropout_rng, call.dropout_rate, call.weights_shape, call.broadcast_dropout
+        )
+    return reference_attention(
+        call.query,
+        call.key,
+        call.value,
+        bias=call.bias,
+        visible=call.visible(),
+        query_positions=jnp.asarray(call.query_positions),
+        key_positions=jnp.asarray(call.key_positions),
+        keep=keep,
+        precision=call.precision,
+        weights_einsum=call.weights_einsum,
+        values_einsum=call.values_einsum,
+        sow=call.sow,
+        sink=call.sink,
+        logit_cap=call.options.logit_cap,
+    )

@@ -1,20 +1,20 @@
-"""The proof by which a bounded bias lets attention leave out tiles.
+"""The proof by which attention leaves out tiles of a bounded bias.
 
-Before its bias no logit of a query exceeds U, the query's norm times the largest norm of a key,
-over sqrt(head_dim). Let l be the biased logit of the nearest visible key: the largest logit of its
+Without its bias no logit of a query exceeds U: the query's norm times the largest norm of a key,
+over sqrt(head_dim). Let l be the biased logit of the nearest visible key; the largest logit in the
 row is at least l. A `bounded` bias gives two numbers for each block of keys: b, the most it adds to
-a logit there (`upper_bound`), and s, the most that the sum of exp(bias) over the block can be
+a logit there (`upper_bound`), and s, the largest possible sum of exp(bias) over the block
 (`log_sum_bound`). So with the excess x = U - l, relative to the row's largest exponential
 
     one key of the block           <= exp(x + b)
     all keys of several blocks     <= exp(x) * (s of one + s of the next + ...)
 
-With `skip_epsilon` = 0 a block is left out if float32 rounds the first bound to zero; with
-a larger epsilon, blocks are left out from the farthest on, as long as the second is less than
-`skip_epsilon`. U and l are computed from the actual queries and keys when the program runs.
-For ALiBi b is -m d, if the nearest key of the block is at distance d, and s is a geometric series.
-A sink only makes weights smaller. A cap of the logits brings any two closer together, and each
-closer to 0, so that x and U bound them with it too.
+With `skip_epsilon` = 0 a block is left out if float32 rounds the first bound to zero. With a larger
+epsilon, blocks are left out from the farthest on, as long as the second bound is less than
+`skip_epsilon`. U and l are computed from the actual queries and keys when the program runs. For
+ALiBi b is -m d, with d the distance of the nearest key in the block, and s is a geometric series. A
+sink only makes weights smaller. A cap brings any two logits closer together, and each closer to 0,
+so that x and U are bounds with it too.
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ LOGIT_ROUNDING = 2.0**-6
 
 
 class Nearest(NamedTuple):
-    """The nearest key that each query surely sees: the key's index and its distance, int64 `[q]`.
+    """The nearest key that each query surely sees: its index and its distance, int64 `[q]`.
 
-    A query without visible keys (a window may hide the nearest, too) gets any key and distance 0:
+    A query without visible keys (a window may hide the nearest one too) gets any key and distance 0:
     its result is zero whatever is skipped.
     """
 
@@ -53,11 +53,10 @@ class Nearest(NamedTuple):
 def key_excess(
     call: AttentionCall, nearest: Nearest, tiling: Tiling
 ) -> Float[Array, "batch heads q_blocks"]:
-    """Returns the excess x = U - l of the proof above, the largest in each block of queries,
-    rounding included.
+    """Returns the largest excess x = U - l in each block of queries, rounding included.
 
-    It is infinite, to skip nothing, if an input is not finite: for the whole head of a key or
-    value, for the own block of a query.
+    It is infinite, to skip nothing, if an input is not finite: a key or value counts for its whole
+    head, a query for its block.
     """
     q, k, v = (
         lax.stop_gradient(x.reshape(-1, *x.shape[-3:])) for x in (call.query, call.key, call.value)
@@ -65,8 +64,8 @@ def key_excess(
     query_norms, key_norms, value_norms = (
         jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for x in (q, k, v)
     )
-    # A key or value that is no number must not be skipped. Sums, since XLA's maximum may pass over
-    # NaN.
+    # Keys and values that are not finite must not be skipped. Sums, since XLA's maximum may pass
+    # over NaN.
     largest_norm = key_norms.max(axis=1) + 0.0 * (key_norms.sum(axis=1) + value_norms.sum(axis=1))
     # If each query's nearest key is its own, the usual case, the keys need not be copied.
     in_order = np.array_equal(nearest.indices, np.arange(k.shape[1]))
@@ -84,7 +83,7 @@ def key_excess(
 
 
 def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_or_1 q heads"]:
-    """Returns the bias of each query and its nearest key, at the distance of `nearest`."""
+    """Returns the bias of each query and its nearest key."""
     assert call.bias is not None
     assert call.known_positions is not None
     bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3))
@@ -106,24 +105,24 @@ def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_o
 def key_ranges(
     call: AttentionCall, tiling: Tiling, sides: Sides
 ) -> Int[Array, "groups q_blocks two"]:
-    """Returns the first block of keys needed by each group and block of queries, and the block
+    """Returns, for each group and block of queries, the first block of keys to compute and the block
     after the last.
     """
     needed = tiles_needed(call, tiling, sides)
     grouped = (tiling.batch_groups, tiling.batch_group, tiling.head_groups, tiling.head_group)
-    needed = (
-        needed.reshape(*grouped, *needed.shape[-2:])
-        .any(axis=(1, 3))
-        .reshape(-1, *needed.shape[-2:])
-    )
-    first = jnp.argmax(needed, axis=-1)
-    after_last = tiling.k_blocks - jnp.argmax(needed[..., ::-1], axis=-1)
+    by_group = needed.reshape(*grouped, *needed.shape[-2:]).any(axis=(1, 3))
+    return ranges_of(by_group.reshape(-1, *needed.shape[-2:]))
+
+
+def ranges_of(needed: Bool[Array, "*rows columns"]) -> Int[Array, "*rows two"]:
+    """Returns the first needed column in each row and the column after the last."""
+    first, after = needed.argmax(axis=-1), needed.shape[-1] - needed[..., ::-1].argmax(axis=-1)
     some = needed.any(axis=-1, keepdims=True)
-    return jnp.where(some, jnp.stack([first, after_last], axis=-1), 0).astype(jnp.int32)
+    return jnp.where(some, jnp.stack([first, after], axis=-1), 0).astype(jnp.int32)
 
 
 def computed_ranges(call: AttentionCall) -> Int[np.ndarray, "groups q_blocks two"]:
-    """Returns the `key_ranges` of a call with concrete arrays, for counting the tiles of `blocked`."""
+    """Returns the `key_ranges` of a call with concrete arrays, to count the tiles of `blocked`."""
     tiling = make_tiling(call)
 
     @jax.jit
@@ -135,8 +134,8 @@ def computed_ranges(call: AttentionCall) -> Int[np.ndarray, "groups q_blocks two
 
 
 def skipped_share(call: AttentionCall) -> float:
-    """Returns the share of tiles skipped by the bias, among the tiles shown by causal mask and
-    window.
+    """Returns the share of tiles left out for the bias, among the tiles that causal mask and window
+    show.
     """
     everything = dataclasses.replace(
         call, options=dataclasses.replace(call.options, skip_epsilon=None)
@@ -148,14 +147,14 @@ def skipped_share(call: AttentionCall) -> float:
 def tiles_needed(
     call: AttentionCall, tiling: Tiling, sides: Sides
 ) -> Bool[Array, "batch heads q_blocks k_blocks"]:
-    """Returns the tiles to compute: neither causal mask nor window hides them, and the proof can't
-    leave them out.
+    """Returns True for tiles to compute: causal mask and window show them, and the proof can't leave
+    them out.
     """
     epsilon, nearest = call.options.skip_epsilon, nearest_keys(call)
     positions = sides["query_positions"], sides["key_positions"]
     behind, ahead = tile_distances(*positions, tiling)
     batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
-    seen = seen_tiles(call, behind, ahead)[:, None]
+    seen = tiling.sight.of_tiles(behind, ahead)[:, None]
     seen = jnp.broadcast_to(seen, (batch, heads, *seen.shape[-2:]))
     if epsilon is None or call.bias is None or not call.bias.bounded or nearest is None:
         return seen
@@ -191,9 +190,10 @@ def tile_distances(
     key_positions: Integer[Array | np.ndarray, "*batch k"],
     tiling: Tiling,
 ) -> tuple[Any, Any]:
-    """Returns the least distance of each tile, `[batch or 1, q_blocks, k_blocks]`: of a query behind
-    a key, and of a key ahead of a query; negative if the other stands first. NumPy positions, known
-    when the call is traced, give NumPy distances.
+    """Returns, for each tile, the least query position minus key position, and the least key position
+    minus query position; `[batch or 1, q_blocks, k_blocks]`.
+
+    NumPy positions, which are known when the call is traced, give NumPy distances.
     """
     lowest_query, highest_query = _extremes(query_positions, tiling.q_blocks)
     lowest_key, highest_key = _extremes(key_positions, tiling.k_blocks)
@@ -201,28 +201,21 @@ def tile_distances(
     return behind, lowest_key[:, None, :] - highest_query[:, :, None]
 
 
-def seen_tiles(call: AttentionCall, behind: Any, ahead: Any) -> Any:
-    """Returns whether causal mask and window leave anything of each tile, by its least distances."""
-    window = call.options.window
-    seen = ahead <= 0 if call.causal else ahead == ahead
-    return seen if window is None else seen & (behind < window) & (ahead < window)
-
-
 def _extremes(positions: Any, blocks: int) -> tuple[Any, Any]:
-    """Returns the least and the greatest position of each block, `[batch or 1, blocks]`."""
+    """Returns the least and the greatest position in each block, `[batch or 1, blocks]`."""
     by_block = positions.reshape(-1, blocks, positions.shape[-1] // blocks)
     return by_block.min(axis=-1), by_block.max(axis=-1)
 
 
 def nearest_keys(call: AttentionCall) -> Nearest | None:
-    """Returns the nearest key of each query, if it is known when the call is traced, else None.
+    """Returns the nearest key of each query, or None if only the running program knows it.
 
     It is known if positions are NumPy arrays, the keys' positions ascend, and there is no mask.
     """
     if call.mask is not None or call.known_positions is None:
         return None
     queries, keys = call.known_positions
-    if 0 in (queries.size, keys.size) or np.any(np.diff(keys) <= 0):
+    if np.any(np.diff(keys) <= 0):
         return None
     if call.query_segments is not None:
         # A query is sure to share its segment with its own key alone.

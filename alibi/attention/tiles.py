@@ -1,6 +1,4 @@
-"""How a call of attention is cut into tiles: queries and keys in blocks, batch entries and heads in
-groups.
-"""
+"""Tiles of a call: queries and keys in blocks, batch entries and heads in groups."""
 
 import dataclasses
 import functools
@@ -11,9 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from alibi.attention.call import AttentionCall, visible_pairs
+from alibi.attention.call import AttentionCall
 from alibi.attention.reference import dropout_factors
+from alibi.attention.visible import Sight
 from alibi.positions.bias import Bias
+from alibi.positions.distance import rows_and_columns
 
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
 # products, larger ones leave the cache and compute more keys above the diagonal.
@@ -22,65 +22,72 @@ TILE_WEIGHTS = 2**20  # of all batch entries and heads in a group
 # An accelerator does a whole batch at once.
 ACCELERATOR_TILE_WEIGHTS = 2**26
 
-# Positions and segments `[length]`, or `[batch, length]` if batch entries differ, by the names of
-# the call's fields, and its mask, all filled up to whole blocks; and the dropout key.
+# Positions and segments `[length]`, or `[batch, length]` if batch entries differ, under the names of
+# the call's fields, and the mask, all filled up to whole blocks; and the dropout key.
 Sides = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """How a call is cut into tiles, with its other static values.
+    """The tiles of a call and its other static values.
 
     Attributes:
-      q_length, k_length: lengths of the call.
-      batch_groups, head_groups: the numbers of groups of batch entries (all batch dimensions
-        together) and of heads.
-      batch_group, head_group: the numbers of batch entries and heads of a group, which are computed
-        together.
-      q_blocks, k_blocks: the numbers of blocks of queries and keys.
-      q_block, k_block: the numbers of queries and keys of a tile.
-      causal, window, logit_cap, dropout_rate, broadcast_dropout, precision, platform: those of the
-        call.
+      batch, heads, q_length, k_length: sizes of the call; all batch dimensions count as one.
+      batch_group, head_group: the numbers of batch entries and heads that are computed together.
+      q_block, k_block: the numbers of queries and keys in a tile.
+      sight, logit_cap, dropout_rate, broadcast_dropout, precision: as in the call.
     """
 
+    batch: int
+    heads: int
     q_length: int
     k_length: int
-    batch_groups: int
-    head_groups: int
     batch_group: int
     head_group: int
-    q_blocks: int
-    k_blocks: int
     q_block: int
     k_block: int
-    causal: bool
-    window: int | None
+    sight: Sight
     logit_cap: float | None
     dropout_rate: float
     broadcast_dropout: bool
     precision: jax.lax.PrecisionLike
-    platform: str
+
+    @property
+    def batch_groups(self) -> int:
+        return self.batch // self.batch_group
+
+    @property
+    def head_groups(self) -> int:
+        return self.heads // self.head_group
 
     @property
     def groups(self) -> int:
         return self.batch_groups * self.head_groups
 
     @property
+    def q_blocks(self) -> int:
+        return -(-self.q_length // self.q_block)
+
+    @property
+    def k_blocks(self) -> int:
+        return -(-self.k_length // self.k_block)
+
+    @property
     def padding(self) -> tuple[int, int]:
-        """The numbers of queries and keys of padding in the last blocks."""
+        """The queries and the keys that fill up the last blocks."""
         return (
             self.q_blocks * self.q_block - self.q_length,
             self.k_blocks * self.k_block - self.k_length,
         )
 
     def first_of_group(self, index: Any) -> tuple[Any, Any]:
-        """Returns the first batch entry and the first head of a group, whose number may be traced."""
+        """Returns the first batch entry and the first head in a group; `index` may be traced."""
         batch, head = jnp.divmod(index, self.head_groups)
         return batch * self.batch_group, head * self.head_group
 
 
 def make_tiling(call: AttentionCall) -> Tiling:
-    """Returns the tiling of `call` on the platform of its options."""
+    """Returns the tiling that `blocked` uses on the platform in the call's options."""
     on_cpu = call.options.platform == "cpu"
     heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
     batch, blocks = math.prod(call.query.shape[:-3]), list[int]()
@@ -93,38 +100,34 @@ def make_tiling(call: AttentionCall) -> Tiling:
     room = TILE_WEIGHTS if on_cpu else ACCELERATOR_TILE_WEIGHTS
     batch_group = _at_once(batch, room // weights, call.devices)
     if on_cpu and call.bias is not None:
-        # Each head has a bias of its own, which fills the cache too; batch entries mostly share a
-        # bias. A tile of two heads with a bounded bias must be computed if either needs it, so such
-        # heads go one by one. (This doesn't depend on skip_epsilon, so that skipping doesn't change
-        # how products are rounded.)
+        # Each head has its own bias, which fills the cache too; batch entries mostly share a bias. A
+        # tile of two heads with a bounded bias must be computed if either needs it, so such heads go
+        # one by one. (This doesn't depend on skip_epsilon, so that skipping doesn't change how
+        # products are rounded.)
         room //= 4 if call.bias.bounded else 2
     head_group = _at_once(heads, room // (batch_group * weights), call.devices)
     return Tiling(
+        batch,
+        heads,
         q_length,
         k_length,
-        batch // batch_group,
-        heads // head_group,
         batch_group,
         head_group,
-        q_blocks=-(-q_length // blocks[0]),
-        k_blocks=-(-k_length // blocks[1]),
         q_block=blocks[0],
         k_block=blocks[1],
-        causal=call.causal,
-        window=call.options.window,
+        sight=call.sight,
         logit_cap=call.options.logit_cap,
         dropout_rate=call.dropout_rate,
         broadcast_dropout=call.broadcast_dropout,
         precision=call.precision,
-        platform=call.options.platform,
     )
 
 
 def _at_once(count: int, fitting: int, devices: int) -> int:
-    """Returns how many of `count` batch entries or heads to compute together: a divisor of it, at
-    most `fitting`.
+    """Returns how many of `count` batch entries or heads to compute together: its largest divisor up
+    to `fitting`.
 
-    If several devices share them it is all, since a loop over a split array would gather it.
+    On several devices it is `count`, since a loop over a split array would gather it.
     """
     if devices > 1:
         return count
@@ -132,7 +135,7 @@ def _at_once(count: int, fitting: int, devices: int) -> int:
 
 
 def make_sides(call: AttentionCall, tiling: Tiling) -> Sides:
-    """Returns the call's positions, segments and mask in whole blocks, and its dropout key."""
+    """Returns positions, segments and mask in whole blocks, and the dropout key."""
     batch_dims, (more_queries, more_keys) = call.query.shape[:-3], tiling.padding
     sides: Sides = {"dropout_rng": call.dropout_rng if "dropout" in call.features else None}
     for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
@@ -161,9 +164,9 @@ def make_sides(call: AttentionCall, tiling: Tiling) -> Sides:
 def take_group(
     x: Float[Array, "batch length heads features"], tiling: Tiling, index: Any, length: int
 ) -> Float[Array, "group_batch group_heads whole_blocks features"]:
-    """Returns the batch entries and heads of the group `index`, filled up with zeros to `length`.
+    """Returns the batch entries and heads in the group `index`, filled up with zeros to `length`.
 
-    They stay two dimensions, since joined they could not both be split over devices.
+    They stay two dimensions, so that both can be split over devices.
     """
     if tiling.groups > 1:
         batch, head = tiling.first_of_group(index)
@@ -178,9 +181,9 @@ def put_group(
     index: Any,
     group: Float[Array, "group_batch group_heads whole_blocks features"],
 ) -> Float[Array, "batch length heads features"]:
-    """Returns `whole` with a group in its place, without the padding: the inverse of `take_group`.
+    """Returns `whole` with a group put in, without its padding: the inverse of `take_group`.
 
-    A loop carrying `whole` changes it in place. A single group is the whole.
+    A loop that carries `whole` changes it in place.
     """
     group = group[:, :, : whole.shape[1]].transpose(0, 2, 1, 3).astype(whole.dtype)
     if tiling.groups == 1:
@@ -190,11 +193,11 @@ def put_group(
 
 
 class Tile(NamedTuple):
-    """A block of queries against a block of keys, of a group's batch entries and heads.
+    """A block of queries against a block of keys, for the batch entries and heads in a group.
 
     Attributes:
-      q_block, k_block: the numbers of the blocks; they may be traced.
-      part: a `Part` with all four ranges, of batch entries, heads, queries and keys.
+      q_block, k_block: the indices of the blocks; they may be traced.
+      part: a `Part` with all four ranges.
     """
 
     q_block: Any
@@ -204,20 +207,16 @@ class Tile(NamedTuple):
     sides: Sides
 
     def side(self, name: str) -> Any:
-        """Returns the tile's positions or segments, `[batch, block]` or `[block]`; None if the call
-        has none.
-        """
-        x, (start, size) = (
-            self.sides[name],
-            self.part.queries if name.startswith("query") else self.part.keys,
-        )
-        if x is not None and x.ndim > 1:
+        """Returns the tile's positions or segments, `[batch, block]` or `[block]`."""
+        x = self.sides[name]
+        start, size = self.part.queries if name.startswith("query") else self.part.keys
+        if x.ndim > 1:
             x = jax.lax.dynamic_slice_in_dim(x, *self.part.batch)
-        return x if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
 
     def bias_values(self, bias: Bias | None) -> Float[Array, "batch heads q k"] | None:
-        """Returns the values of a bias cut to the tile; the batch dimension is 1 if all entries
-        share them.
+        """Returns the values of a bias cut to the tile; the batch dimension is 1 if entries share
+        them.
         """
         if bias is None:
             return None
@@ -227,26 +226,22 @@ class Tile(NamedTuple):
     def added_values(
         self, bias: Bias, weights: Float[Array, "batch heads q k"]
     ) -> Float[Array, "batch heads q value_dim"]:
-        """Returns the sums over keys by which a bias cut to the tile, which `adds_values`, changes
-        the results.
-        """
+        """Returns what a bias that `adds_values`, cut to the tile, adds to the results."""
         return bias.of_values(weights, self.side("query_positions"), self.side("key_positions"))
 
     def visible(self) -> Bool[Array, "#batch #heads q k"] | None:
-        """Returns a mask, True if a query sees a key; None if each query of the tile sees all its
-        keys.
-        """
-        tiling, sides = (
-            self.tiling,
-            ("query_positions", "key_positions", "query_segments", "key_segments"),
-        )
-        pairs = visible_pairs(*map(self.side, sides), causal=tiling.causal, window=tiling.window)
+        """Returns a mask, True where a query sees a key; None if all queries see all keys."""
+        tiling, segments = self.tiling, None
+        positions = rows_and_columns(self.side("query_positions"), self.side("key_positions"))
+        if self.sides["query_segments"] is not None:
+            segments = rows_and_columns(self.side("query_segments"), self.side("key_segments"))
+        pairs = tiling.sight.of_pairs(*positions, segments)
         masks = [mask[:, None] if mask.ndim == 3 else mask[None, None] for mask in pairs]
         if tiling.padding[1]:
             column = self.part.keys[0] + jnp.arange(tiling.k_block)
             masks.append((column < tiling.k_length)[None, None, None, :])
         if (mask := self.sides["mask"]) is not None:
-            # Along dimensions of size 1, which broadcast, the mask is not cut.
+            # Dimensions of size 1 broadcast.
             spans = [
                 (0, 1) if size == 1 else span
                 for size, span in zip(mask.shape, self.part, strict=True)
@@ -257,7 +252,7 @@ class Tile(NamedTuple):
         return functools.reduce(jnp.logical_and, masks) if masks else None
 
     def dropout(self, weights: Float[Array, "batch heads q k"]) -> Float[Array, "batch heads q k"]:
-        """Returns the weights times dropout's factors, the same in forward and backward pass."""
+        """Returns the weights times dropout's factors, equal in forward and backward pass."""
         key, tiling = self.sides["dropout_rng"], self.tiling
         if key is None:
             return weights

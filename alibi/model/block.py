@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.attention.cache import Reading
 from alibi.attention.call import AttentionOptions
-from alibi.attention.flax import AttentionFn, Cached, method_attention_fn
+from alibi.attention.flax import AttentionFn
+from alibi.attention.methods import Cached, method_attention_fn
 from alibi.config import ModelConfig
 from alibi.model.attention import DTYPES, make_attention, sink_logits
 from alibi.model.initialization import INITIALIZATIONS

@@ -19,7 +19,8 @@ from alibi.attention.accelerator.augmented import (
     bias_columns,
 )
 from alibi.attention.backends import compute, refusal
-from alibi.attention.call import AttentionCall, AttentionOptions, dense
+from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.attention.reference import dense
 from alibi.positions import AlibiBias
 from alibi.positions.t5 import T5Bias
 from alibi.slopes import alibi_slopes

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from alibi import alibi_slopes, attend
 from alibi.attention import tiles
-from alibi.attention.accelerator import fused
+from alibi.attention.accelerator import plan
 from alibi.attention.backends import BACKENDS, Backend, refusal
 
 RESULTS = ("attended", "query", "key", "value", "slopes", "sink")
@@ -99,8 +99,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     monkeypatch.setattr(tiles, "BLOCK", 64)
     monkeypatch.setattr(tiles, "TILE_WEIGHTS", 2 * 64**2)
-    monkeypatch.setattr(fused, "BLOCK", 64)
-    monkeypatch.setattr(fused, "LANES", 64)
+    monkeypatch.setattr(plan, "BLOCK", 64)
+    monkeypatch.setattr(plan, "LANES", 64)
 
 
 def inputs(case):

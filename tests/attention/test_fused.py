@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes, attend
-from alibi.attention.accelerator import fused, triton_grid
+from alibi.attention.accelerator import plan, triton_grid
 from alibi.attention.accelerator.mosaic_grid import Pass
 from alibi.attention.backends import choose, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions
@@ -34,9 +34,9 @@ METHODS = ["none", "alibi_learned", "t5", "kerple_log", "sandwich", "fox"]
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    monkeypatch.setattr(fused, "BLOCK", 16)
-    monkeypatch.setattr(fused, "GPU_BLOCK", 16)
-    monkeypatch.setattr(fused, "LANES", 16)
+    monkeypatch.setattr(plan, "BLOCK", 16)
+    monkeypatch.setattr(plan, "GPU_BLOCK", 16)
+    monkeypatch.setattr(plan, "LANES", 16)
 
 
 def bias_of(name, heads, head_dim, batch=2, length=40, **options):
@@ -79,7 +79,7 @@ def assert_equals_reference(arrays, params, bias, **arguments):
 @pytest.mark.parametrize("name", ["none", "alibi_learned", "t5", "fox"])
 def test_methods(kernels, name, monkeypatch, small_blocks):
     """With more keys than queries, so that tiles differ in what they see, and the last is filled up."""
-    monkeypatch.setattr(fused, "INTERPRET_GPU", kernels == "triton")
+    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
     length = 40 if name == "fox" else 27
     arrays = inputs(2, length, 40, 2, 8)
     assert_equals_reference(arrays, *bias_of(name, 2, 8))
@@ -90,7 +90,7 @@ def test_methods(kernels, name, monkeypatch, small_blocks):
 def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(
     kernels, name, monkeypatch, small_blocks
 ):
-    monkeypatch.setattr(fused, "INTERPRET_GPU", kernels == "triton")
+    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
     arrays = inputs(2, 40, 40, 4, 8, kv_heads=2, value_dim=12)
     tokens = np.arange(40)
     segments = jnp.asarray(np.stack([tokens // 15, 0 * tokens]))
@@ -118,8 +118,8 @@ def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(
 def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
     """Several in a block, so that there are tiles with and without a mask, far and near."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    monkeypatch.setattr(fused, "INTERPRET_GPU", True)
-    monkeypatch.setattr(fused, "GPU_BLOCK", 32)
+    monkeypatch.setattr(plan, "INTERPRET_GPU", True)
+    monkeypatch.setattr(plan, "GPU_BLOCK", 32)
     sizes = {
         triton_grid.FORWARD: (32, 16),
         triton_grid.QUERIES: (16, 32),
@@ -141,7 +141,7 @@ def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_the_sums_of_gates_may_be_large(kernels, monkeypatch, small_blocks):
     """As after 10,000 tokens: only their differences count."""
-    monkeypatch.setattr(fused, "INTERPRET_GPU", kernels == "triton")
+    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
     sums, bias = bias_of("fox", 2, 8)
     shifted = jnp.round(64 * sums) / 64 - 8192.0  # exactly
     assert_equals_reference(inputs(2, 40, 40, 2, 8), shifted, bias)
@@ -173,13 +173,12 @@ def test_tiles_out_of_reach_are_no_steps(small_blocks):
         query_positions=np.arange(160),
         key_positions=np.arange(160),
     )
-    tiling = fused._tiling(call)
-    needed = tiles_needed(call, tiling, make_sides(call, tiling))
-    plan = fused._plan(call, tiling)
+    of_call = plan.make_plan(call)
+    needed = tiles_needed(call, of_call, make_sides(call, of_call))
     assert np.asarray(needed).sum(axis=(0, 2, 3)).tolist() == [10 + 9, 55]
     for by_keys in (False, True):
-        assert Pass(plan, needed, by_keys=by_keys).counts.tolist() == [10 + 9, 55]
-    assert plan.most_tiles == 2 * 55, "known when it is traced: those that causality leaves"
+        assert Pass(of_call, needed, by_keys=by_keys).counts.tolist() == [10 + 9, 55]
+    assert of_call.most_tiles == 2 * 55, "known when it is traced: those that causality leaves"
 
 
 def call_of(platform, bias, length=1024, head_dim=64, dtype=jnp.bfloat16, **changes):
@@ -234,7 +233,7 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     assert "hold 131,072 tiles, and this call can need 131,584" in refusal("fused", long)
     shorter = call_of("tpu", None, length=2**17, head_dim=1)
     assert refusal("fused", shorter) == ""
-    assert fused._tiling(shorter).q_block == 1024
+    assert plan.make_plan(shorter).block == 1024
     with jax.default_matmul_precision("high"):
         assert "default precision or the highest, and got high" in refusal("fused", plain)
     assert refusal("fused", on(long, "gpu")) == "", "its kernels hold no list"

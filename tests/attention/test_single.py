@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from alibi import alibi_slopes, attend, generation
 from alibi.attention.backends import choose, compute
-from alibi.attention.call import AttentionCall, dense
+from alibi.attention.call import AttentionCall
+from alibi.attention.reference import dense
 from alibi.model.decoder import build_model
 from alibi.positions import AlibiBias
 from tests.attention.calls import inputs, on

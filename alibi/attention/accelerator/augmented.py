@@ -1,7 +1,5 @@
 """Causal ALiBi with cuDNN's flash kernel: eight more columns of queries and keys give the bias."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,22 +34,34 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
     Source: paper, section 3; FlashBias (arXiv 2505.12044).
     """
     assert call.bias is not None
-    slopes = jnp.asarray(call.bias.slopes, jnp.float32)
-    query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-    window = (
-        None
-        if call.options.window is None or call.options.window >= key.shape[1]
-        else call.options.window
+    rows = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
+    length, head_dim, value_dim = call.query.shape[-3], call.query.shape[-1], call.value.shape[-1]
+    # The kernel multiplies by the scale in float32. Scaled before, the bfloat16 queries would
+    # be rounded wherever the scale is no power of two.
+    scale, window = head_dim**-0.5, call.options.window
+    slopes = jnp.asarray(call.bias.slopes, jnp.float32) / scale
+    # Columns stand in front, so that large products cancel before small ones are added. They are
+    # cast after broadcasting, so that the gradient of the slopes is summed over the batch in
+    # float32.
+    for index, columns in enumerate(bias_columns(slopes, length)):
+        columns = jnp.broadcast_to(columns, (*rows[index].shape[:-1], COLUMNS))
+        rows[index] = jnp.concatenate([columns.astype(rows[index].dtype), rows[index]], axis=-1)
+    # cuDNN's backward pass needs an even length, and CPUs add the columns in their order only at
+    # multiples of 16. Queries, keys and values must have one width. The causal mask hides the added
+    # keys from the real queries, and the results of added queries are cut off.
+    width, padded_length = _kernel_width(head_dim, value_dim), length + -length % 16
+    attended = jax.nn.dot_product_attention(
+        *(padded(padded(x, -1, width), 1, padded_length) for x in rows),
+        scale=scale,
+        is_causal=True,
+        local_window_size=None if window is None or window >= length else (window - 1, 0),
+        implementation="cudnn" if call.options.platform == "gpu" else "xla",
     )
-    kernel: Literal["cudnn", "xla"] = "cudnn" if call.options.platform == "gpu" else "xla"
-    attended = by_dot_product(query, key, value, slopes, kernel, window=window)
-    return attended.reshape(*call.query.shape[:-1], value.shape[-1])
+    return attended[:, :length, :, :value_dim].reshape(*call.query.shape[:-1], value_dim)
 
 
 def cannot_augment(call: AttentionCall) -> str:
-    """Returns why `augmented_attention` can't do the call on its platform; the empty string if it
-    can.
-    """
+    """Returns why `augmented_attention` can't do the call; the empty string if it can."""
     platform = call.options.platform
     if call.bias is None or call.bias.slopes is None or call.bias.symmetric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
@@ -70,10 +80,8 @@ def cannot_augment(call: AttentionCall) -> str:
     if call.query.dtype not in dtypes or not call.query.dtype == call.key.dtype == call.value.dtype:
         return f"on {platform} it takes {' or '.join(dtypes)}, and got {call.query.dtype}"
     if platform == "gpu":
-        capability, width = (
-            compute_capability(),
-            _kernel_width(call.query.shape[-1], call.value.shape[-1]),
-        )
+        capability = compute_capability()
+        width = _kernel_width(call.query.shape[-1], call.value.shape[-1])
         if jax.default_backend() == "gpu" and capability < 8.0:
             return "cuDNN's flash kernel needs an NVIDIA GPU of compute capability 8.0 or more"
         widest = 256 if capability >= 9.0 else 128
@@ -85,14 +93,14 @@ def cannot_augment(call: AttentionCall) -> str:
 def bias_columns(
     slopes: Slopes, length: int
 ) -> tuple[Float[Array, "length heads columns"], Float[Array, "length heads columns"]]:
-    """Returns columns of queries and of keys whose products are -m (i - j) plus a constant of each
-    row, float32.
+    """Returns columns for queries and keys, float32; their products are -m (i - j) plus a constant
+    for each row.
 
-    Softmax ignores the constant. All entries are exact in bfloat16, and their products are
-    exact in float32: a position, counted from the middle, is 512 a + b, and a float32 slope is
-    the sum of three terms. Six columns add m j. Two more add -m i, without which the sums would
-    grow as m j, and float32 would lose m (i - j) in them at long lengths. They hold
-    -m i but for at most 2^-16 of it, which is the constant.
+    Softmax ignores the constant. All entries are exact in bfloat16, and their products are exact in
+    float32: a position, counted from the middle, is 512 a + b, and a float32 slope is the sum of
+    three terms. Six columns add m j. Two more add -m i up to a relative error of 2^-16, which is the
+    constant. Without them the sums would grow as m j, and float32 would lose m (i - j) in them at
+    long lengths.
     """
     positions = jnp.arange(length, dtype=jnp.int32) - length // 2
     high = (positions + DIGIT // 2) // DIGIT
@@ -106,54 +114,8 @@ def bias_columns(
     return of_query, jnp.broadcast_to(of_key[:, None, :], of_query.shape)
 
 
-def by_dot_product(
-    query: Float[Array, "batch length heads head_dim"],
-    key: Float[Array, "batch length heads head_dim"],
-    value: Float[Array, "batch length heads value_dim"],
-    slopes: Slopes,
-    implementation: Literal["cudnn", "xla"],
-    *,
-    window: int | None = None,
-) -> Float[Array, "batch length heads value_dim"]:
-    """Computes attention by `jax.nn.dot_product_attention`, "cudnn" or "xla"."""
-    # The kernel multiplies by the scale in float32. Scaled before, the bfloat16 queries would
-    # be rounded wherever the scale is no power of two.
-    _, length, _, head_dim = query.shape
-    scale = head_dim**-0.5
-    # cuDNN's backward pass needs an even length, and CPUs add the columns in their order only at
-    # multiples of 16. Queries, keys and values must have one width. The causal mask hides the added
-    # keys from the real queries, and the results of added queries are cut off.
-    width, padded_length = _kernel_width(head_dim, value.shape[-1]), length + -length % 16
-    rows = [padded(x, -1, width) for x in (*_with_columns(query, key, slopes / scale), value)]
-    query, key, padded_value = (padded(x, 1, padded_length) for x in rows)
-    attended = jax.nn.dot_product_attention(
-        query,
-        key,
-        padded_value,
-        scale=scale,
-        is_causal=True,
-        local_window_size=None if window is None else (window - 1, 0),
-        implementation=implementation,
-    )
-    return attended[:, :length, :, : value.shape[-1]]
-
-
-def _with_columns(query: Array, key: Array, slopes: Slopes) -> list[Array]:
-    """Returns queries and keys with their columns in front, to cancel large products before small
-    ones are added.
-    """
-    # Cast after broadcasting, so that the gradient of the slopes is summed over the batch in
-    # float32.
-    return [
-        jnp.concatenate(
-            [jnp.broadcast_to(columns, (*x.shape[:-1], COLUMNS)).astype(x.dtype), x], axis=-1
-        )
-        for x, columns in zip((query, key), bias_columns(slopes, query.shape[1]), strict=True)
-    ]
-
-
 def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
-    """Returns `count` numbers, bfloat16, whose sum is x but for 2^-(8 count) of it; the first has
+    """Returns `count` numbers, bfloat16, that sum to x (1 - 2^-(8 count)) or closer; the first has
     x's gradient.
     """
     rest, terms = lax.stop_gradient(x), []
@@ -178,7 +140,7 @@ def compute_capability() -> float:
 
 
 def padded(x: Array, axis: int, size: int) -> Array:
-    """Returns `x` with zeros after it along `axis`, `size` in all."""
+    """Returns `x` filled up with zeros to `size` along `axis`."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
     return jnp.pad(x, widths)

@@ -15,34 +15,30 @@ the bias makes too light by the proof of `alibi.attention.skipping`, are not in 
 the range, of tiles that a kernel goes through, and cost nothing.
 """
 
-import dataclasses
 import functools
-import math
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float
 
 from alibi.attention.accelerator.augmented import compute_capability, padded
-from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.accelerator.plan import (
+    LANES,
+    MOST_TILES,
+    Backward,
+    Operands,
+    Plan,
+    make_plan,
+)
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
-from alibi.attention.skipping import seen_tiles, tile_distances, tiles_needed
-from alibi.attention.tiles import Tiling, make_sides, make_tiling
+from alibi.attention.skipping import tiles_needed
+from alibi.attention.tiles import make_sides
 from alibi.numerics.sums import dot_rows
-from alibi.positions.bias import consecutive
 
-# queries, and keys, of a tile; powers of two, since the sum along diagonals halves a tile again and
-# again
-BLOCK, GPU_BLOCK = 512, 128
-INTERPRET_GPU = False  # whether a CPU interprets the kernels for GPUs, not those for TPUs
-LANES = 128  # a TPU's registers hold rows of so many numbers
 WIDEST = 256  # features of a head that fit into a kernel's memory
-MOST_TILES = 2**17  # that a TPU's kernel lists in scalar memory, of 1 MiB
 
 
 def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
@@ -51,16 +47,15 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
 
     On a CPU the kernels are interpreted, for tests.
     """
-    batch_dims, tiling = call.query.ndim - 3, _tiling(call)
-    sides = make_sides(call, tiling)
-    needed = tiles_needed(call.with_own_heads(), tiling, sides)
+    plan = make_plan(call)
+    sides = make_sides(call, plan)
+    needed = tiles_needed(call.with_own_heads(), plan, sides)
     rows = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
-    of_side = tiling.q_blocks, tiling.k_blocks, tiling.k_blocks
+    of_side = plan.q_blocks, plan.k_blocks, plan.k_blocks
     query, key, value = (
-        padded(x.transpose(0, 2, 1, 3), 2, blocks * tiling.q_block)
+        padded(x.transpose(0, 2, 1, 3), 2, blocks * plan.block)
         for x, blocks in zip(rows, of_side, strict=True)
     )
-    plan = _plan(call, tiling)
     names = ["query_segments", "key_segments"]
     if plan.first is None:
         names += ["query_positions", "key_positions"]
@@ -68,7 +63,7 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
         query,
         key,
         value,
-        _bias_arrays(call, tiling, batch_dims),
+        _bias_arrays(call, plan),
         None if call.sink is None else call.sink.astype(jnp.float32),
         {name: x.reshape(-1, 1, x.shape[-1]) for name in names if (x := sides[name]) is not None},
     )
@@ -97,10 +92,6 @@ def cannot_fuse(call: AttentionCall) -> str:
     dtypes = {x.dtype for x in (call.query, call.key, call.value)}
     if len(dtypes) > 1 or call.query.dtype not in (jnp.bfloat16, jnp.float32):
         return f"it takes bfloat16 or float32, one for all, and got {', '.join(map(str, sorted(dtypes, key=str)))}"
-    try:
-        _precision(call)
-    except ValueError as error:
-        return str(error)
     if platform == "gpu" and jax.default_backend() == "gpu" and compute_capability() < 8.0:
         return "Triton needs an NVIDIA GPU of compute capability 8.0 or more"
     if max(call.query.shape[-1], call.value.shape[-1]) > WIDEST:
@@ -108,106 +99,27 @@ def cannot_fuse(call: AttentionCall) -> str:
     block, least = call.options.block, LANES if platform == "tpu" else 16
     if block and (block < least or block & (block - 1)):
         return f"its blocks are powers of two from {least} on, and got {block}"
-    if (tiles := _most_tiles(call, _tiling(call))) > MOST_TILES and platform == "tpu":
-        return f"its lists hold {MOST_TILES:,} tiles, and this call can need {tiles:,}"
+    try:
+        plan = make_plan(call)
+    except ValueError as error:
+        return str(error)
+    if plan.most_tiles > MOST_TILES and platform == "tpu":
+        return f"its lists hold {MOST_TILES:,} tiles, and this call can need {plan.most_tiles:,}"
     return ""
 
 
-def _on_gpu(call: AttentionCall) -> bool:
-    platform = call.options.platform
-    return platform == "gpu" or (platform == "cpu" and INTERPRET_GPU)
-
-
-def _precision(call: AttentionCall) -> lax.Precision | None:
-    """Returns the precision of the products: the highest, or None, the default. Those of bfloat16 are
-    exact by default.
-
-    Raises:
-      ValueError: another one, of the call or of JAX's configuration.
-    """
-    given, config = call.precision, cast(Any, jax.config)
-    given = config.jax_default_matmul_precision if given is None else given
-    names = given if isinstance(given, tuple) else (given, given)
-    found = {lax.Precision(name) if isinstance(name, str) else name for name in names}
-    if not found <= {None, lax.Precision.DEFAULT, lax.Precision.HIGHEST} or len(found) > 1:
-        raise ValueError(f"it takes the default precision or the highest, and got {given}")
-    highest = lax.Precision.HIGHEST in found and call.query.dtype != jnp.bfloat16
-    return lax.Precision.HIGHEST if highest else None
-
-
-def _tiling(call: AttentionCall) -> Tiling:
-    """Returns equal blocks of queries and of keys, a sequence and a head at a time."""
-    longest = max(call.query.shape[-3], call.key.shape[-3])
-    batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
-    of_call = dataclasses.replace(
-        make_tiling(call), batch_groups=batch, head_groups=heads, batch_group=1, head_group=1
-    )
-
-    def in_blocks(block: int) -> Tiling:
-        q_blocks, k_blocks = (-(-x.shape[-3] // block) for x in (call.query, call.key))
-        return dataclasses.replace(
-            of_call, q_blocks=q_blocks, k_blocks=k_blocks, q_block=block, k_block=block
-        )
-
-    whole = max(LANES, 1 << (longest - 1).bit_length())
-    tiling = in_blocks(min(call.options.block or (GPU_BLOCK if _on_gpu(call) else BLOCK), whole))
-    if call.options.block or _on_gpu(call) or _most_tiles(call, tiling) <= MOST_TILES:
-        return tiling
-    return in_blocks(2 * tiling.q_block)
-
-
-def _plan(call: AttentionCall, tiling: Tiling) -> Plan:
-    sides, first = call.known_positions, None
-    if sides is not None and consecutive(*sides):
-        first = int(sides[0][0]), int(sides[1][0])
-    return Plan(
-        batch=tiling.batch_groups,
-        heads=tiling.head_groups,
-        group=call.query.shape[-2] // call.key.shape[-2],
-        q_blocks=tiling.q_blocks,
-        k_blocks=tiling.k_blocks,
-        block=tiling.q_block,
-        q_length=tiling.q_length,
-        k_length=tiling.k_length,
-        causal=call.causal,
-        window=call.options.window,
-        logit_cap=call.options.logit_cap,
-        precision=_precision(call),
-        scale=call.query.shape[-1] ** -0.5,
-        first=first,
-        symmetric=call.bias is not None and call.bias.symmetric,
-        most_tiles=_most_tiles(call, tiling),
-        on_gpu=_on_gpu(call),
-        interpret=call.options.platform == "cpu",
-    )
-
-
-def _most_tiles(call: AttentionCall, tiling: Tiling) -> int:
-    """Returns the number of tiles that a call needs if its bias skips none, or one for each block of
-    queries or of keys if those are more.
-    """
-    if call.known_positions is None:
-        return tiling.groups * tiling.q_blocks * tiling.k_blocks
-    sides = zip(call.known_positions, tiling.padding, strict=True)
-    queries, keys = (np.pad(side, (0, more), mode="edge") for side, more in sides)
-    (seen,) = seen_tiles(call, *tile_distances(queries, keys, tiling))
-    of_rows, of_columns = (np.maximum(seen.sum(axis=axis), 1).sum() for axis in (1, 0))
-    return tiling.groups * int(max(of_rows, of_columns))
-
-
-def _bias_arrays(call: AttentionCall, tiling: Tiling, batch_dims: int) -> dict[str, Array]:
+def _bias_arrays(call: AttentionCall, plan: Plan) -> dict[str, Array]:
     """Returns the arrays of `Operands.bias`."""
     if call.bias is None:
         return {}
     if call.bias.slopes is not None:
         return {"slopes": jnp.asarray(call.bias.slopes, jnp.float32)}
-    bias = call.bias.folded(batch_dims)
-    more_queries, more_keys = tiling.padding
+    bias = call.bias.folded(call.query.ndim - 3)
+    more_queries, more_keys = plan.padding
     if bias.diagonals is not None:
         around = (0, 0), (more_keys + 1, more_queries)
         values = jnp.pad(bias.diagonals.astype(jnp.float32), around, mode="edge")
-        blocks = tiling.q_blocks + tiling.k_blocks
-        return {"diagonals": values[:, ::-1].reshape(len(values), blocks, 1, tiling.q_block)}
+        return {"diagonals": values[:, ::-1].reshape(len(values), -1, 1, plan.block)}
     terms = {"query_term": (bias.query_term, more_queries), "key_term": (bias.key_term, more_keys)}
     found = {}
     for name, (term, more) in terms.items():
@@ -265,9 +177,10 @@ def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
     dquery = _kernels(plan).backward_queries(plan, operands, needed, backward)
     names = tuple(name for name in learned if name != "query_term")
     dkey, dvalue, found = _kernels(plan).backward_keys(plan, operands, needed, backward, names)
-    if plan.group > 1:
+    if plan.shared_by > 1:
         dkey, dvalue = (
-            x.reshape(plan.batch, -1, plan.group, *x.shape[2:]).sum(axis=2) for x in (dkey, dvalue)
+            x.reshape(plan.batch, -1, plan.shared_by, *x.shape[2:]).sum(axis=2)
+            for x in (dkey, dvalue)
         )
     dbias = {name: jnp.zeros_like(x) for name, x in operands.bias.items()} | found
     dsink = None

@@ -18,10 +18,10 @@ from alibi.attention.accelerator.plan import Backward, Operands, Plan
 from alibi.attention.accelerator.tile_math import (
     COLUMNS_BY_COLUMNS,
     ROWS_BY_COLUMNS,
-    Online,
-    Tile,
+    LoadedTile,
     product,
 )
+from alibi.attention.online import Online
 
 
 def _to_diagonals(tile: Float[Array, "block block"]) -> Float[Array, "1 two_blocks"]:
@@ -66,16 +66,16 @@ def _forward(
     def begin() -> None:
         sink = None if refs.sink is None else refs.sink[at.head]
         block, value_dim = softmax[-1].shape
-        put(Online.start(block, value_dim, sink))
+        put(Online.start((block,), value_dim, sink))
 
-    def add(tile: Tile, *, masked: bool) -> None:
-        put(Online(*(ref[...] for ref in softmax)).add(tiles.plan, tile, masked=masked))
+    def add(tile: LoadedTile, *, masked: bool) -> None:
+        put(tile.add_to(Online(*(ref[...] for ref in softmax)), tiles.plan, masked=masked))
 
     tiles.add(refs, at, add)
 
     @pl.when(step.ends_row)
     def end() -> None:
-        attended, of_rows = Online(*(ref[...] for ref in softmax)).result(tiles.plan)
+        attended, of_rows = Online(*(ref[...] for ref in softmax)).result(tiles.plan.unit)
         out[0, 0], lse[0, 0] = attended.astype(out.dtype), of_rows.reshape(1, -1)
 
 
@@ -105,7 +105,7 @@ def _backward_queries(
     def begin() -> None:
         of_query[...] = jnp.zeros_like(of_query)
 
-    def add(tile: Tile, *, masked: bool) -> None:
+    def add(tile: LoadedTile, *, masked: bool) -> None:
         *_, dproducts = tiles.gradients(tile, more, masked=masked)
         of_query[...] += product(
             tiles.plan, dproducts.astype(tile.key.dtype), tile.key, ROWS_BY_COLUMNS
@@ -126,7 +126,7 @@ def backward_keys(
     batch, heads, *_ = operands.query.shape
     block, length = plan.block, operands.key.shape[2]
     widths = operands.key.shape[-1], operands.value.shape[-1]
-    dtype = operands.key.dtype if plan.group == 1 else jnp.float32  # a group's are summed later
+    dtype = operands.key.dtype if plan.shared_by == 1 else jnp.float32  # a group's are summed later
     shapes = {
         "slopes": (heads, 1, 1, block),  # by columns of tiles, which are summed later
         "diagonals": (heads, plan.q_blocks + plan.k_blocks, 1, block),
@@ -179,7 +179,7 @@ def _backward_keys(
         def begin_bias(ref: Any = ref) -> None:
             ref[...] = jnp.zeros_like(ref)
 
-    def add(tile: Tile, *, masked: bool) -> None:
+    def add(tile: LoadedTile, *, masked: bool) -> None:
         plan, dout = tiles.plan, more.dout[0, 0]
         weights, dlogits, dproducts = tiles.gradients(tile, more, masked=masked)
         of_value[...] += product(plan, weights.astype(dout.dtype), dout, COLUMNS_BY_COLUMNS)

@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float
 
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
-from alibi.attention.accelerator.tile_math import Tile, terms_of
+from alibi.attention.accelerator.tile_math import LoadedTile, terms_of
 
 VMEM_LIMIT = 48 * 2**20  # bytes that a kernel may use, of 64 MiB or more since TPU v5
 
@@ -127,7 +127,7 @@ class Pass:
         )
 
     def operands(self, operands: Operands) -> Any:
-        block, group = self.plan.block, self.plan.group
+        block, group = self.plan.block, self.plan.shared_by
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
 
         def half(more: int) -> Any:
@@ -197,7 +197,7 @@ class Pass:
             name=name,
         )(self.tiles, self.counts, operands, backward)
 
-    def read(self, refs: Operands, at: Place) -> Tile:
+    def read(self, refs: Operands, at: Place) -> LoadedTile:
         """Returns the tile at a place."""
         plan, bias, sides = self.plan, refs.bias, refs.sides
         block = plan.block
@@ -218,7 +218,7 @@ class Pass:
             of_keys = bias["key_term"][0, 0]
             of_queries = bias["query_term"][0, 0].reshape(block, 1)
             terms = terms_of(plan, of_queries, of_keys, of_keys[:, :1])
-        return Tile(
+        return LoadedTile(
             refs.query[0, 0],
             refs.key[0, 0],
             refs.value[0, 0],
@@ -239,16 +239,12 @@ class Pass:
             return
         least = plan.first[0] - plan.first[1] + (at.q - at.k - 1) * plan.block + 1
         whole = (at.k + 1) * plan.block <= plan.k_length
-        if plan.causal:
-            whole &= least >= 0
-        if plan.window is not None:
-            most = least + 2 * (plan.block - 1)
-            whole &= (most < plan.window) & (-least < plan.window)
+        whole = plan.sight.of_whole_tile(whole, least, 2 * (plan.block - 1))
         pl.when(whole)(lambda: add(self.read(refs, at), masked=False))
         pl.when(jnp.logical_not(whole))(lambda: add(self.read(refs, at), masked=True))
 
     def gradients(
-        self, tile: Tile, more: Backward, *, masked: bool
+        self, tile: LoadedTile, more: Backward, *, masked: bool
     ) -> tuple[Float[Array, "block block"], ...]:
         lse, delta = (x[0, 0].reshape(self.plan.block, 1) for x in (more.lse, more.delta))
         return tile.gradients(self.plan, more.dout[0, 0], lse, delta, masked=masked)

@@ -13,49 +13,54 @@ k_blocks]`:
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
+
+from alibi.attention.call import AttentionCall
+from alibi.attention.skipping import tile_distances
+from alibi.attention.tiles import Tiling, make_tiling
+from alibi.positions.bias import consecutive
+
+# Queries, and keys, of a tile; powers of two, since the sum along diagonals halves a tile again and
+# again.
+BLOCK, GPU_BLOCK = 512, 128
+INTERPRET_GPU = False  # whether a CPU interprets the kernels for GPUs instead of those for TPUs
+LANES = 128  # numbers in a row of a TPU's registers
+MOST_TILES = 2**17  # that a TPU's kernel lists in scalar memory, of 1 MiB
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """The static values of a call.
+class Plan(Tiling):
+    """The tiles of a call, a sequence and a head at a time, and the kernels' other static values.
 
     Attributes:
-      batch, heads: numbers of sequences and of query heads.
-      group: query heads for each head of keys and values.
-      q_blocks, k_blocks: numbers of blocks.
-      block: queries, and keys, of a tile.
-      q_length, k_length: queries and keys of the call, without those that fill the last block.
-      causal, window, logit_cap, precision: those of the call.
+      shared_by: query heads for each head of keys and values.
       scale: the factor of the products of queries and keys.
-      first: positions of the first query and the first key if both stand at consecutive positions
-        known when the call is traced; else None.
+      first: positions of the first query and the first key if both stand at consecutive known
+        positions; else None.
       symmetric: slopes count |p_i - p_j|.
-      most_tiles: the most tiles that the call can need, known when it is traced.
       on_gpu: the kernels are those for GPUs.
       interpret: the kernels run as JAX operations, for tests on a CPU.
+      most_tiles: the most tiles that the call can need, known when it is traced.
     """
 
-    batch: int
-    heads: int
-    group: int
-    q_blocks: int
-    k_blocks: int
-    block: int
-    q_length: int
-    k_length: int
-    causal: bool
-    window: int | None
-    logit_cap: float | None
-    precision: Any
+    shared_by: int
     scale: float
     first: tuple[int, int] | None
     symmetric: bool
-    most_tiles: int
     on_gpu: bool
     interpret: bool
+    most_tiles: int
+
+    @property
+    def block(self) -> int:
+        """The number of queries, and of keys, in a tile."""
+        return self.q_block
 
     @property
     def unit(self) -> float:
@@ -72,7 +77,7 @@ class Operands(NamedTuple):
         `Plan.unit`; or "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`;
         float32.
       sink: float32, times `Plan.unit`, or None.
-      sides: "query_positions", "key_positions", "query_segments" and "key_segments", those that are
+      sides: "query_positions", "key_positions", "query_segments" and "key_segments" if they are
         needed, `[batch or 1, 1, length]`, int32.
     """
 
@@ -89,10 +94,78 @@ class Backward(NamedTuple):
 
     Attributes:
       dout: the gradient of the result.
-      lse: for each query the logarithm of the sum of the exponentials of its logits, times `Plan.unit`.
+      lse: the logarithm of the sum of the exponentials of each query's logits, times `Plan.unit`.
       delta: the product of the result and its gradient.
     """
 
     dout: Float[Array, "batch heads q value_dim"]
     lse: Float[Array, "batch heads 1 q"]
     delta: Float[Array, "batch heads 1 q"]
+
+
+def make_plan(call: AttentionCall) -> Plan:
+    """Returns the plan of a call, in blocks of the platform's size.
+
+    Raises:
+      ValueError: a precision that the kernels don't have.
+    """
+    longest = max(call.query.shape[-3], call.key.shape[-3])
+    whole = max(LANES, 1 << (longest - 1).bit_length())
+    plan = _in_blocks(
+        call, min(call.options.block or (GPU_BLOCK if _on_gpu(call) else BLOCK), whole)
+    )
+    if call.options.block or plan.on_gpu or plan.most_tiles <= MOST_TILES:
+        return plan
+    return _in_blocks(call, 2 * plan.block)
+
+
+def _in_blocks(call: AttentionCall, block: int) -> Plan:
+    tiling, first = make_tiling(call), None
+    tiling = dataclasses.replace(tiling, batch_group=1, head_group=1, q_block=block, k_block=block)
+    if call.known_positions is not None and consecutive(*call.known_positions):
+        queries, keys = call.known_positions
+        first = int(queries[0]), int(keys[0])
+    return Plan(
+        **vars(tiling) | {"precision": _precision(call)},
+        shared_by=call.query.shape[-2] // call.key.shape[-2],
+        scale=call.query.shape[-1] ** -0.5,
+        first=first,
+        symmetric=call.bias is not None and call.bias.symmetric,
+        on_gpu=_on_gpu(call),
+        interpret=call.options.platform == "cpu",
+        most_tiles=_most_tiles(call, tiling),
+    )
+
+
+def _on_gpu(call: AttentionCall) -> bool:
+    return call.options.platform == "gpu" or (call.options.platform == "cpu" and INTERPRET_GPU)
+
+
+def _precision(call: AttentionCall) -> lax.Precision | None:
+    """Returns the precision of the products: the highest, or None for the default. Products of
+    bfloat16 are exact by default.
+    """
+    given = call.precision
+    given = cast(Any, jax.config).jax_default_matmul_precision if given is None else given
+    names = given if isinstance(given, tuple) else (given, given)
+    precisions = {lax.Precision(name) if isinstance(name, str) else name for name in names}
+    if (
+        not precisions <= {None, lax.Precision.DEFAULT, lax.Precision.HIGHEST}
+        or len(precisions) > 1
+    ):
+        raise ValueError(f"it takes the default precision or the highest, and got {given}")
+    highest = lax.Precision.HIGHEST in precisions and call.query.dtype != jnp.bfloat16
+    return lax.Precision.HIGHEST if highest else None
+
+
+def _most_tiles(call: AttentionCall, tiling: Tiling) -> int:
+    """Returns the number of tiles that a call needs if its bias skips none, or one for each block of
+    queries or of keys if those are more.
+    """
+    if call.known_positions is None:
+        return tiling.groups * tiling.q_blocks * tiling.k_blocks
+    sides = zip(call.known_positions, tiling.padding, strict=True)
+    queries, keys = (np.pad(side, (0, more), mode="edge") for side, more in sides)
+    (seen,) = tiling.sight.of_tiles(*tile_distances(queries, keys, tiling))
+    of_rows, of_columns = (np.maximum(seen.sum(axis=axis), 1).sum() for axis in (1, 0))
+    return tiling.groups * int(max(of_rows, of_columns))

@@ -1,5 +1,6 @@
 """The arithmetic of a tile, a block of queries against a block of keys, in all fused kernels."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -8,13 +9,14 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.accelerator.plan import Plan
+from alibi.attention.online import Online
 from alibi.attention.reference import MASKED, capped
 
 # the dimensions over which products sum: of the left and of the right factor
 ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = (1, 1), (1, 0), (0, 0)
 
 
-class Tile(NamedTuple):
+class LoadedTile(NamedTuple):
     """The arrays of a tile. Its rows are queries and its columns keys, or the other way round.
 
     Attributes:
@@ -63,15 +65,9 @@ class Tile(NamedTuple):
 
     def visible(self, plan: Plan) -> Bool[Array, "#rows #columns"]:
         """Returns whether each query sees each key."""
-        queries, keys = self.query_positions, self.key_positions
+        pairs = self.query_positions, self.key_positions, self.segments
         seen = self.key_numbers < plan.k_length
-        if plan.causal:
-            seen &= keys <= queries
-        if plan.window is not None:
-            seen &= jnp.abs(queries - keys) < plan.window
-        if self.segments is not None:
-            seen &= self.segments[0] == self.segments[1]
-        return seen
+        return functools.reduce(jnp.logical_and, plan.sight.of_pairs(*pairs), seen)
 
     def product(
         self, plan: Plan, of_queries: Array, of_keys: Array
@@ -91,6 +87,15 @@ class Tile(NamedTuple):
             products, factor = capped(products * plan.scale, plan.logit_cap), plan.unit
         logits = multiply_add(plan, products, factor, self.added(plan, lse))
         return products, jnp.where(self.visible(plan), logits, MASKED) if masked else logits
+
+    def add_to(self, softmax: Online, plan: Plan, *, masked: bool) -> Online:
+        """Returns the online softmax of the tile's queries after its keys."""
+
+        def attend(exponentials: Array) -> Array:
+            return product(plan, exponentials.astype(self.value.dtype), self.value, ROWS_BY_COLUMNS)
+
+        _, logits = self.logits(plan, masked=masked)
+        return softmax.add(logits, attend, functools.partial(exponential, plan))
 
     def gradients(
         self,
@@ -118,48 +123,6 @@ def terms_of(plan: Plan, of_queries: Array, of_keys: Array, of_first: Any) -> tu
     to the queries: running sums are large, and only their differences count.
     """
     return plan.unit * (of_queries + of_first), plan.unit * (of_keys - of_first)
-
-
-class Online(NamedTuple):
-    """The online softmax of a block of queries: the largest logit of each, the sum of its
-    exponentials and of the values with them as weights, relative to that logit.
-
-    Logits are times `plan.unit`.
-    """
-
-    largest: Float[Array, "block 1"]
-    total: Float[Array, "block 1"]
-    attended: Float[Array, "block value_dim"]
-
-    @classmethod
-    def start(cls, block: int, value_dim: int, sink: Any) -> "Online":
-        """Returns the softmax before the first tile; `sink` is a logit, or None."""
-        return cls(
-            jnp.full((block, 1), MASKED if sink is None else sink, jnp.float32),
-            jnp.full((block, 1), 0.0 if sink is None else 1.0, jnp.float32),
-            jnp.zeros((block, value_dim), jnp.float32),
-        )
-
-    def add(self, plan: Plan, tile: Tile, *, masked: bool) -> "Online":
-        _, logits = tile.logits(plan, masked=masked)
-        largest = jnp.maximum(self.largest, logits.max(axis=1, keepdims=True))
-        exponentials = exponential(plan, logits - largest)
-        rescale = exponential(plan, self.largest - largest)
-        more = product(plan, exponentials.astype(tile.value.dtype), tile.value, ROWS_BY_COLUMNS)
-        return Online(
-            largest,
-            self.total * rescale + exponentials.sum(axis=1, keepdims=True),
-            self.attended * rescale + more,
-        )
-
-    def result(self, plan: Plan) -> tuple[Float[Array, "block value_dim"], Float[Array, "block 1"]]:
-        """Returns the result and the logarithm of the sum of the exponentials of the logits."""
-        # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
-        # zeros; with an lse of -MASKED all its weights come out as zero in the backward pass.
-        unseen = (self.largest <= MASKED / 2) & (self.total == self.total)  # not if NaN
-        total = jnp.where(unseen, 1.0, self.total)
-        out = jnp.where(unseen, 0.0, self.attended / total)
-        return out, jnp.where(unseen, -MASKED, self.largest + plan.unit * jnp.log(total))
 
 
 def exponential(plan: Plan, logits: Array) -> Array:

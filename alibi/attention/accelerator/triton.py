@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
-from alibi.attention.accelerator.tile_math import ROWS_BY_COLUMNS, Online, product
+from alibi.attention.accelerator.tile_math import ROWS_BY_COLUMNS, product
 from alibi.attention.accelerator.triton_grid import (
     DIAGONALS,
     FORWARD,
@@ -27,11 +27,12 @@ from alibi.attention.accelerator.triton_grid import (
     numbers_of,
     prepared,
     prepared_backward,
-    ranges_of,
     rows_of,
     run,
     size_of,
 )
+from alibi.attention.online import Online
+from alibi.attention.skipping import ranges_of
 
 
 def forward(
@@ -60,15 +61,22 @@ def forward(
 
 def _forward(plan: Plan, size: Size, refs: Operands, ranges: Any, out: Any, lse: Any) -> None:
     program = Program(plan, size, refs, by_keys=False)
-    query = program.query(program.row)
+    query = program.load_queries(refs.query, program.row)
 
     def add(k: Any, state: Online, values: Any, *, masked: bool) -> Online:
-        tile = program.tile(program.row, k, query, program.key(k), program.value(k), values)
-        return state.add(plan, tile, masked=masked)
+        tile = program.tile(
+            program.row,
+            k,
+            query,
+            program.load_keys(refs.key, k),
+            program.load_keys(refs.value, k),
+            values,
+        )
+        return tile.add_to(state, plan, masked=masked)
 
     sink = None if refs.sink is None else refs.sink[program.head]
-    state = Online.start(size.rows, refs.value.shape[-1], sink)
-    attended, of_rows = program.loop(ranges, add, state).result(plan)
+    state = Online.start((size.rows,), refs.value.shape[-1], sink)
+    attended, of_rows = program.loop(ranges, add, state).result(plan.unit)
     out[0, :, 0, :], lse[0, 0, 0] = attended.astype(out.dtype), of_rows.reshape(-1)
 
 
@@ -97,11 +105,11 @@ def _backward_queries(
 ) -> None:
     program = Program(plan, size, refs, by_keys=False)
     q = program.row
-    query, dout = program.query(q), program.dout(q, more)
+    query, dout = program.load_queries(refs.query, q), program.load_queries(more.dout, q)
 
     def add(k: Any, of_query: Array, values: Any, *, masked: bool) -> Array:
-        key = program.key(k)
-        tile = program.tile(q, k, query, key, program.value(k), values)
+        key = program.load_keys(refs.key, k)
+        tile = program.tile(q, k, query, key, program.load_keys(refs.value, k), values)
         *_, dproducts = program.gradients(q, tile, dout, more, masked=masked)
         return of_query + product(plan, dproducts.astype(key.dtype), key, ROWS_BY_COLUMNS)
 
@@ -118,7 +126,7 @@ def backward_keys(
     backward = prepared_backward(operands, backward)
     widths = operands.key.shape[-1], operands.value.shape[-1]
     shape = plan.batch, operands.key.shape[1], plan.heads
-    dtype = operands.key.dtype if plan.group == 1 else jnp.float32  # a group's are summed later
+    dtype = operands.key.dtype if plan.shared_by == 1 else jnp.float32  # a group's are summed later
     size = size_of(plan, KEYS, operands)
     count = shape[1] // size.rows
     by_rows = tuple(name for name in learned if name != "diagonals")
@@ -155,11 +163,11 @@ def _backward_keys(
 ) -> None:
     program = Program(plan, size, refs, by_keys=True)
     k = program.row
-    key, value = program.key(k), program.value(k)
+    key, value = program.load_keys(refs.key, k), program.load_keys(refs.value, k)
 
     def add(q: Any, state: tuple[Array, ...], values: Any, *, masked: bool) -> tuple[Array, ...]:
         of_key, of_value, *of_bias = state
-        query, dout = program.query(q), program.dout(q, more)
+        query, dout = program.load_queries(refs.query, q), program.load_queries(more.dout, q)
         tile = program.tile(q, k, query, key, value, values)
         weights, dlogits, dproducts = program.gradients(q, tile, dout, more, masked=masked)
         if "slopes" in learned:
@@ -187,7 +195,7 @@ def _diagonals(
     rows = size.rows
     q_rows, k_rows = (blocks * plan.block // rows for blocks in (plan.q_blocks, plan.k_blocks))
     most = k_rows - 1  # block of keys minus block of queries
-    if plan.causal and plan.first is not None:
+    if plan.sight.causal and plan.first is not None:
         ahead = plan.first[0] - plan.first[1]
         most = min(most, max((rows - 1 + ahead) // rows, 1 - q_rows))
     count = q_rows + most
@@ -197,7 +205,7 @@ def _diagonals(
         size,
         _sum_diagonal,
         (plan.heads, count),
-        (operands, backward, _diagonalranges_of(needed, plan.block // rows)),
+        (operands, backward, _diagonal_ranges(needed, plan.block // rows)),
         jax.ShapeDtypeStruct((plan.heads, count, rows, rows), jnp.float32),
         pl.BlockSpec((1, 1, rows, rows), lambda head, number: (head, count - 1 - number, 0, 0)),
     )
@@ -212,7 +220,7 @@ def _diagonals(
     return (first + second).reshape(plan.heads, -1, 1, plan.block)
 
 
-def _diagonalranges_of(
+def _diagonal_ranges(
     needed: Bool[Array, "batch heads q k"], times: int
 ) -> Int[Array, "batch heads diagonals two"]:
     """Returns the first block of queries that each diagonal needs and the one after the last, if each
@@ -239,8 +247,15 @@ def _sum_diagonal(
     def of_sequence(batch: Any, total: Array) -> Array:
         def add(q: Any, total: Array, masked: bool) -> Array:
             program = Program(plan, size, refs, by_keys=False, place=(batch, head, q))
-            k, dout = q + ahead, program.dout(q, more)
-            tile = program.tile(q, k, program.query(q), program.key(k), program.value(k), values)
+            k, dout = q + ahead, program.load_queries(more.dout, q)
+            tile = program.tile(
+                q,
+                k,
+                program.load_queries(refs.query, q),
+                program.load_keys(refs.key, k),
+                program.load_keys(refs.value, k),
+                values,
+            )
             return total + program.gradients(q, tile, dout, more, masked=masked)[1]
 
         start, after = (ranges[batch, head, number, end] for end in range(2))

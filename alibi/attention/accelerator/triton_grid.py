@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pallas_triton
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
-from alibi.attention.accelerator.tile_math import Tile, terms_of
+from alibi.attention.accelerator.tile_math import LoadedTile, terms_of
 
 
 class Size(NamedTuple):
@@ -61,13 +61,6 @@ def size_of(plan: Plan, kernel: str, operands: Operands) -> Size:
     if "diagonals" in operands.bias and kernel != DIAGONALS and width not in WIDE:
         found = BY_DISTANCE
     return found._replace(rows=min(found.rows, plan.block), columns=min(found.columns, plan.block))
-
-
-def ranges_of(needed: Bool[Array, "*rows columns"]) -> Int[Array, "*rows two"]:
-    """Returns the first needed column of each row and the column after the last."""
-    first, after = needed.argmax(axis=-1), needed.shape[-1] - needed[..., ::-1].argmax(axis=-1)
-    some = needed.any(axis=-1, keepdims=True)
-    return jnp.where(some, jnp.stack([first, after], axis=-1), 0).astype(jnp.int32)
 
 
 def run(
@@ -124,23 +117,19 @@ class Program:
             *place, row = (pl.program_id(axis) for axis in range(3))
             place.append(row if by_keys else pl.num_programs(2) - 1 - row)
         self.batch, self.head, self.row = place
-        self.kv_head = lax.div(self.head, jnp.int32(plan.group))
+        self.kv_head = lax.div(self.head, jnp.int32(plan.shared_by))
         self.queries, self.keys = size[:2][:: -1 if by_keys else 1]
 
-    def query(self, number: Any) -> Float[Array, "queries head_dim"]:
-        return self.refs.query[self.batch, pl.ds(number * self.queries, self.queries), self.head, :]
+    def load_queries(self, array: Any, q: Any) -> Float[Array, "queries features"]:
+        """Returns a block of queries, or of their gradients, from an array of all."""
+        return array[self.batch, pl.ds(q * self.queries, self.queries), self.head, :]
 
-    def dout(self, number: Any, more: Backward) -> Float[Array, "queries value_dim"]:
-        return more.dout[self.batch, pl.ds(number * self.queries, self.queries), self.head, :]
-
-    def key(self, number: Any) -> Float[Array, "keys head_dim"]:
-        return self.refs.key[self.batch, pl.ds(number * self.keys, self.keys), self.kv_head, :]
-
-    def value(self, number: Any) -> Float[Array, "keys value_dim"]:
-        return self.refs.value[self.batch, pl.ds(number * self.keys, self.keys), self.kv_head, :]
+    def load_keys(self, array: Any, k: Any) -> Float[Array, "keys features"]:
+        """Returns a block of keys, or of values, from an array of all."""
+        return array[self.batch, pl.ds(k * self.keys, self.keys), self.kv_head, :]
 
     def of_queries(self, x: Array) -> Array:
-        """Returns numbers of queries as a column, or as a row where the rows are keys."""
+        """Returns numbers of queries as a column, or as a row if the rows are keys."""
         return x[None, :] if self.by_keys else x[:, None]
 
     def of_keys(self, x: Array) -> Array:
@@ -158,8 +147,8 @@ class Program:
 
     def numbers(self, array: Any, q: Any) -> Array:
         """Returns a number of each query."""
-        found = array[self.batch, self.head, 0, pl.ds(q * self.queries, self.queries)]
-        return self.of_queries(found)
+        span = pl.ds(q * self.queries, self.queries)
+        return self.of_queries(array[self.batch, self.head, 0, span])
 
     def start(self) -> Any:
         """Returns the place in a bias by distance of the first row and the first column."""
@@ -191,7 +180,9 @@ class Program:
         copy = jnp.broadcast_to(lax.rem(first, jnp.int32(COPIES)), place.shape)
         return pallas_triton.load(diagonals.at[self.head, copy, place])
 
-    def tile(self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any) -> Tile:
+    def tile(
+        self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any
+    ) -> LoadedTile:
         """Returns a tile, of the queries, keys, values and biases that were read."""
         plan, bias = self.plan, self.refs.bias
         queries = self.of_queries(lax.broadcasted_iota(jnp.int32, (self.queries,), 0))
@@ -214,9 +205,13 @@ class Program:
             terms = terms_of(plan, self.numbers(bias["query_term"], q), of_keys, of_first)
         numbers = keys + k * self.keys
         vectors = query, key, value
-        return Tile(*vectors, rows, columns, numbers, segments, slope, terms, values, self.by_keys)
+        return LoadedTile(
+            *vectors, rows, columns, numbers, segments, slope, terms, values, self.by_keys
+        )
 
-    def gradients(self, q: Any, tile: Tile, dout: Array, more: Backward, *, masked: bool) -> Any:
+    def gradients(
+        self, q: Any, tile: LoadedTile, dout: Array, more: Backward, *, masked: bool
+    ) -> Any:
         lse, delta = (self.numbers(x, q) for x in (more.lse, more.delta))
         return tile.gradients(self.plan, dout, lse, delta, masked=masked)
 
@@ -234,11 +229,12 @@ class Program:
         first, after = jnp.int32(0), jnp.int32(2**30)
         # The rows begin at `start`, counted as the columns are.
         before, behind = _floor(columns, start + 1), _floor(columns, start + rows - 2) + 1
-        if plan.causal:
+        causal, window = plan.sight
+        if causal:
             first, after = (behind, after) if self.by_keys else (first, before)
-        if plan.window is not None:
-            first = jnp.maximum(first, _floor(columns, start + rows - 1 - plan.window) + 1)
-            after = jnp.minimum(after, _floor(columns, start + plan.window))
+        if window is not None:
+            first = jnp.maximum(first, _floor(columns, start + rows - 1 - window) + 1)
+            after = jnp.minimum(after, _floor(columns, start + window))
         if not self.by_keys:
             return first, jnp.minimum(after, plan.k_length // columns)
         return first, jnp.where((self.row + 1) * rows <= plan.k_length, after, 0)

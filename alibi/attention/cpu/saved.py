@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import MASKED
+from alibi.attention.visible import Sight
 from alibi.numerics.kernels import in_own_kernel
 from alibi.numerics.products import transposed, written_out
 from alibi.numerics.sums import dot_rows, sum_first
@@ -60,8 +61,7 @@ class _Settings(NamedTuple):
       shifts: a constant may be subtracted from the logits of a query: there is no sink.
     """
 
-    causal: bool
-    window: int | None
+    sight: Sight
     precision: lax.PrecisionLike
     shifts: bool
 
@@ -97,12 +97,7 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
     blocks = query_blocks(call.query.shape[1], call.key.shape[1], causal=call.causal)
     # By a barrier XLA writes each bias once; it would else compute it again for each sequence.
     biases = () if call.bias is None else lax.optimization_barrier(_biases(call, blocks))
-    settings = _Settings(
-        call.causal,
-        call.options.window,
-        call.precision,
-        shifts=sink is None,
-    )
+    settings = _Settings(call.sight, call.precision, shifts=sink is None)
     out = _attention(call.query, call.key, call.value, biases, sink, settings)
     return out.astype(call.value.dtype)
 
@@ -177,7 +172,7 @@ def _forward(
     q, k, v = (written_out(_fold(x)) for x in (query, key, value))
     outputs, exponentials, totals, drained = [], [], [], []
     of_rows = None if sink is None else jnp.tile(sink, batch)[:, None, None]
-    blocks = query_blocks(q.shape[1], k.shape[1], causal=settings.causal)
+    blocks = query_blocks(q.shape[1], k.shape[1], causal=settings.sight.causal)
     for block, bias in zip(blocks, biases or (None,) * len(blocks), strict=True):
         logits = _product(q[:, block.start : block.stop], k[:, : block.seen], 2, 2, settings)
         logits = _biased(logits * query.shape[-1] ** -0.5, bias, batch, block, settings)
@@ -225,7 +220,7 @@ def _backward(
     folded_dout = written_out(_fold(dout.astype(v.dtype)))
     dq, dbias, dsink = [], [], []
     dk = dv = jnp.zeros((), jnp.float32)
-    blocks = query_blocks(q_length, k_length, causal=settings.causal)
+    blocks = query_blocks(q_length, k_length, causal=settings.sight.causal)
     for number, (block, exponential, total) in enumerate(
         zip(blocks, exponentials, totals, strict=True)
     ):
@@ -275,11 +270,11 @@ def _biased(
 ) -> Float[Array, "batch_heads rows seen"]:
     """Returns the logits of a block of queries with their bias and masks."""
     _, rows, seen = logits.shape
-    of_queries, of_keys = np.arange(block.own, block.own + rows)[:, None], np.arange(seen)[None, :]
+    pairs = np.arange(block.own, block.own + rows)[:, None], np.arange(seen)[None, :]
     # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
-    visible = of_keys <= of_queries if settings.causal else np.ones((rows, seen), bool)
-    if settings.window is not None:
-        visible = visible & (np.abs(of_queries - of_keys) < settings.window)
+    visible = np.ones((rows, seen), bool)
+    for mask in settings.sight.of_pairs(*pairs):
+        visible = visible & mask
     added = jnp.zeros((1, rows, seen), jnp.float32)
     if bias is not None and bias.shape[-2] == 1 and settings.shifts:
         # Softmax ignores a constant, without which the numbers of near keys are small enough to be

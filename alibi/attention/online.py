@@ -1,0 +1,75 @@
+"""The online softmax, by which attention goes through the keys tile by tile (Rabe and Staats 2021;
+Dao et al. 2022).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from alibi.attention.reference import MASKED
+
+
+class Online(NamedTuple):
+    """The softmax of some queries over the keys so far.
+
+    Attributes:
+      largest: the largest logit of each query.
+      total: the sum of its exponentials, relative to the largest.
+      attended: the sum of the values, weighted with these exponentials.
+    """
+
+    largest: Float[Array, "*rows 1"]
+    total: Float[Array, "*rows 1"]
+    attended: Float[Array, "*rows value_dim"]
+
+    @classmethod
+    def start(cls, rows: tuple[int, ...], value_dim: int, sink: Any) -> "Online":
+        """Returns the softmax before the first tile.
+
+        Args:
+          sink: the logit of one more key, whose value is zero; None for no such key.
+        """
+        return cls(
+            jnp.full((*rows, 1), MASKED if sink is None else sink, jnp.float32),
+            jnp.full((*rows, 1), 0.0 if sink is None else 1.0, jnp.float32),
+            jnp.zeros((*rows, value_dim), jnp.float32),
+        )
+
+    def add(
+        self,
+        logits: Float[Array, "*rows keys"],
+        attend: Callable[[Array], Array],
+        exponential: Callable[[Array], Array] = jnp.exp,
+    ) -> "Online":
+        """Returns the softmax after one more tile.
+
+        Args:
+          attend: the sum of the tile's values, weighted with its argument `[*rows, keys]`.
+        """
+        largest = jnp.maximum(self.largest, logits.max(axis=-1, keepdims=True))
+        exponentials = exponential(logits - largest)
+        rescale = exponential(self.largest - largest)
+        more = attend(exponentials)
+        return Online(
+            largest,
+            self.total * rescale + exponentials.sum(axis=-1, keepdims=True),
+            self.attended * rescale + more,
+        )
+
+    def result(
+        self, unit: float = 1.0
+    ) -> tuple[Float[Array, "*rows value_dim"], Float[Array, "*rows 1"]]:
+        """Returns the attended values, and the logarithm of the sum of the exponentials (lse).
+
+        Args:
+          unit: a factor of the logits and of the logarithm.
+        """
+        # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
+        # zeros; with an lse of -MASKED all its weights are zero in the backward pass. NaN shows in
+        # the total, since XLA's maximum may pass over it.
+        unseen = (self.largest <= MASKED / 2) & (self.total == self.total)
+        total = jnp.where(unseen, 1.0, self.total)
+        out = jnp.where(unseen, 0.0, self.attended / total)
+        return out, jnp.where(unseen, -MASKED, self.largest + unit * jnp.log(total))

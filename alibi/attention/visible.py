@@ -1,0 +1,90 @@
+"""Which keys a query sees, by the causal mask, a window, segments and a user's mask.
+
+All backends decide it here, for pairs of a query and a key and for whole tiles of pairs.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Bool, Shaped
+
+ADDED = -1e3  # an additive mask hides a key by a value of at most this
+
+
+class Sight(NamedTuple):
+    """How far queries see.
+
+    Attributes:
+      causal: keys at greater positions than the query's are hidden.
+      window: keys at this distance or farther are hidden; None for no window.
+    """
+
+    causal: bool
+    window: int | None
+
+    def of_pairs(self, queries: Any, keys: Any, segments: Any = None) -> Iterator[Any]:
+        """Yields a mask for each condition in use, True where a query sees a key.
+
+        Args:
+          queries, keys: positions that broadcast against each other.
+          segments: those of the queries and of the keys, which broadcast too; None for no segments.
+        """
+        if self.causal:
+            yield keys <= queries
+        if self.window is not None:
+            yield abs(queries - keys) < self.window
+        if segments is not None:
+            yield segments[0] == segments[1]
+
+    def of_tiles(self, behind: Any, ahead: Any) -> Any:
+        """Returns True for tiles in which a query may see a key.
+
+        Args:
+          behind: the least query position minus key position in a tile.
+          ahead: the least key position minus query position.
+        """
+        seen = ahead <= 0 if self.causal else ahead == ahead
+        return (
+            seen if self.window is None else seen & (behind < self.window) & (ahead < self.window)
+        )
+
+    def of_whole_tile(self, seen: Any, least: Any, spread: int) -> Any:
+        """Returns `seen`, made False unless each query of a tile sees each key by position.
+
+        Args:
+          least: the least query position minus key position.
+          spread: the greatest one minus the least.
+        """
+        if self.causal:
+            seen &= least >= 0
+        if self.window is not None:
+            seen &= (least + spread < self.window) & (-least < self.window)
+        return seen
+
+
+def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
+    """Returns True where a mask shows a key; takes booleans, zeros and ones, and additive masks.
+
+    A mask of floats without a value above zero is additive: zeros show, and values below zero, such
+    as -1e9 and -inf, hide. A mask of integers is additive if a value is below zero; zeros alone hide
+    all keys.
+
+    Raises:
+      ValueError: known values that are neither, such as a bias of the logits.
+    """
+    if jnp.asarray(mask).dtype == bool:
+        return jnp.asarray(mask)
+    if not isinstance(mask, jax.core.Tracer):
+        values = np.asarray(mask)
+        below = values[values < 0]
+        if (wrong := below if (values > 0).any() else below[below > ADDED]).size:
+            raise ValueError(
+                f"mask holds {wrong[0]}; it must be of booleans, of zeros and ones, or of zeros where a key is seen "
+                f"and {ADDED:g} or less where it is hidden; give a bias of the logits as bias="
+            )
+    mask = jnp.asarray(mask)
+    whole = jnp.issubdtype(mask.dtype, jnp.integer)
+    return jnp.where((mask < 0).any() if whole else ~(mask > 0).any(), mask == 0, mask > 0)
