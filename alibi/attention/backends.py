@@ -15,7 +15,7 @@ from alibi.attention.cpu.saved import cannot_save, saved_attention
 from alibi.attention.cpu.single import cannot_single, single_attention
 from alibi.attention.reference import dense
 
-# The features of a call that not every backend has, with the reason of a backend that lacks them.
+# The features that not every backend has, with the reason why a backend refuses a call.
 REASONS = {
     "weights": "it gives no weights and takes no einsum",
     "added values": "its bias adds to the values",
@@ -31,13 +31,12 @@ class Backend:
     """A way to compute a call.
 
     Attributes:
-      run: computes it.
-      features: the features of `REASONS` it has.
-      cannot: returns, in one sentence, another reason why it can't do a call, or the empty string.
-      shares_heads: whether it takes fewer key than query heads; for other backends keys and values
-        are repeated.
-      one_query: whether it computes only calls with a single query for each sequence, so no model
-        can choose it.
+      run: computes a call.
+      features: the features in `REASONS` that it has.
+      cannot: returns another reason to refuse a call, in one sentence, or the empty string.
+      shares_heads: True if it takes fewer key heads than query heads; else keys and values are
+        repeated.
+      one_query: True if it needs a single query in each sequence, so that no model can choose it.
     """
 
     run: Callable[[AttentionCall], Array]
@@ -71,13 +70,13 @@ OF_SEQUENCES = tuple(name for name, backend in BACKENDS.items() if not backend.o
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A row of the table by which `auto` chooses a backend: it takes the first fitting row.
+    """A row in the table from which `auto` chooses a backend: it takes the first row that fits.
 
     Attributes:
-      platforms: the platforms of the row.
+      platforms: "cpu", "gpu" or "tpu".
       when: the condition in words.
       applies: the condition.
-      backend: the backend, taken if it can do the call.
+      backend: taken if it can do the call.
       reason: why, and whether it was measured.
     """
 
@@ -93,7 +92,7 @@ DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 WORTH_SAVING = 1024  # keys, at most
 WORTH_A_KERNEL = 1024  # keys
 WORTH_TILES = 512  # keys
-FUSED_FEATURES = 128  # of a head, up to which `fused` was measured on a GPU
+FUSED_FEATURES = 128  # the widest heads with which `fused` was measured on a GPU
 
 EVERYWHERE = ("cpu", "gpu", "tpu")
 
@@ -173,9 +172,7 @@ RULES = (
 
 
 def refusal(name: str, call: AttentionCall) -> str:
-    """Returns why the backend `name` can't do the call, in one sentence; the empty string if it
-    can.
-    """
+    """Returns why the backend `name` can't do the call, in one sentence, or the empty string."""
     backend = BACKENDS[name]
     lacking = [
         reason for feature, reason in REASONS.items() if feature in call.features - backend.features
@@ -184,7 +181,7 @@ def refusal(name: str, call: AttentionCall) -> str:
 
 
 def choose(call: AttentionCall) -> str:
-    """Returns the backend of `auto` for `call` on the platform of its options."""
+    """Returns the backend that `auto` takes for a call on its platform."""
     fitting = (
         rule for rule in RULES if call.options.platform in rule.platforms and rule.applies(call)
     )
@@ -192,7 +189,7 @@ def choose(call: AttentionCall) -> str:
 
 
 def compute(call: AttentionCall, name: str) -> Array:
-    """Computes the call by the backend `name`.
+    """Computes the call with the backend `name`.
 
     Raises:
       ValueError: an unknown or unable backend.

@@ -1,8 +1,7 @@
-"""The key-value cache: keys and values of new tokens are appended, and queries attend to all its
-tokens.
+"""The key-value cache: new tokens append keys and values, and queries attend to all tokens in it.
 
-A cache has a slot for each token; slot i gets the i-th token read. `Slots` holds the positions of
-the slots' tokens, once for all layers; `KeyValues` holds the keys and values of a layer.
+Slot i takes the i-th token read. `Slots` holds the positions of the tokens, once for all layers;
+`KeyValues` holds the keys and values in a layer.
 """
 
 from typing import Any
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-# The position of a slot without a token. It is after all others, so the causal mask hides the slot.
+# The position of a slot without a token: after all others, so that the causal mask hides it.
 EMPTY = 2**30
 
 
@@ -21,12 +20,11 @@ class Slots(flax.struct.PyTreeNode):
     """The positions of the tokens in a cache's slots, which all layers share.
 
     Attributes:
-      positions: the position of each slot's token, int32 `[batch, slots]`; `EMPTY` for free slots
-        and padding.
-      following: the position of each sequence's next token, int32 `[batch]`.
-      read: the number of tokens of each sequence read so far, padding included.
-      total: the largest number of tokens to be read. If it exceeds the slots, the cache is a ring:
-        when all slots are full, new tokens overwrite the oldest, as a sliding window allows.
+      positions: int32 `[batch, slots]`; `EMPTY` for free slots and padding.
+      following: the position of the next token in each sequence, int32 `[batch]`.
+      read: tokens appended to each sequence so far, padding included.
+      total: the most tokens that will be appended. If it exceeds the slots, the cache is a ring: when
+        all slots are full, new tokens overwrite the oldest, as a sliding window allows.
     """
 
     # not annotated as arrays, since JAX also puts descriptions of arrays into pytrees
@@ -47,8 +45,8 @@ class Slots(flax.struct.PyTreeNode):
         return self.total > self.positions.shape[1]
 
     def check_room(self, tokens: int, window: int) -> None:
-        """Raises ValueError if the cache can't take this many tokens at a time; `window` is
-        attention's, 0 for none.
+        """Raises ValueError if the cache can't take this many tokens at a time; a `window` of 0 is
+        none.
         """
         slots = self.positions.shape[1]
         if not self.ring and tokens > slots:
@@ -81,8 +79,8 @@ class Slots(flax.struct.PyTreeNode):
         """Returns the slots with new tokens.
 
         Args:
-          positions: positions of the tokens in their sequences; a position below 0 is padding.
-          stand: the positions the method gives them (`PositionMethod.place`); the slots hold these.
+          positions: positions of the tokens in their sequences, below 0 for padding.
+          stand: the positions that the method gives them (`PositionMethod.place`), for the slots.
         """
         held = jnp.where(positions < 0, EMPTY, stand)
         last = jnp.max(positions, axis=1) + 1
@@ -93,10 +91,9 @@ class Slots(flax.struct.PyTreeNode):
         )
 
     def put(self, slots: Array, new: Array, axis: int = 1) -> Array:
-        """Returns the array `slots`, whose `axis` is that of its slots, with the tokens `new` in the
-        next slots.
+        """Returns an array with slots along `axis`, after the tokens `new` went into the next ones.
 
-        An array of one slot takes one token, the newest.
+        With one slot it takes one token, the newest.
         """
         new, size, tokens = new.astype(slots.dtype), slots.shape[axis], new.shape[axis]
         first = self.read % size if self.ring else self.read
@@ -106,8 +103,8 @@ class Slots(flax.struct.PyTreeNode):
         return slots.at[(slice(None),) * axis + (indices,)].set(new)
 
     def newest(self, slots: Array) -> Array:
-        """Returns the newest token's row of the array `slots` `[batch, slots, ...]`, which may have
-        one slot; zeros before the first token.
+        """Returns the newest token's row of an array `[batch, slots, ...]`; zeros before the first
+        token.
         """
         index = (self.read - 1) % slots.shape[1]
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
@@ -118,8 +115,8 @@ class Reading(flax.struct.PyTreeNode):
 
     Attributes:
       before, after: the slots without these tokens, and with them.
-      padding: True for padding among them, bool `[batch, tokens]`; None: there is none.
-      fresh: no token came before them.
+      padding: True for padding, bool `[batch, tokens]`; None for no padding.
+      fresh: True if no token came before them.
     """
 
     before: Slots
@@ -133,11 +130,11 @@ class KeyValues(flax.struct.PyTreeNode):
 
     Attributes:
       key: `[batch, kv_heads, head_dim, slots]`, after `PositionMethod.keys`: rotary's keys are
-        rotated already. Slots come last because a query is then multiplied with the keys as they
-        lie: with slots first, XLA copies all keys and values at each token.
+        already rotated. Slots come last, since with slots first XLA copies all keys and values at
+        each token.
       value: `[batch, kv_heads, value_dim, slots]`.
-      kept: a tree of `[batch, slots, heads, ...]`, the result of `PositionMethod.keep` for each
-        token; with a single slot, for the newest token alone, if no query needs that of others.
+      kept: a tree of `[batch, slots, heads, ...]`, what `PositionMethod.keep` returned for each
+        token; one slot, for the newest token, if no query needs others.
     """
 
     key: Any
@@ -146,9 +143,7 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """Returns an empty cache for keys, values and kept arrays shaped like these, but for their
-        length; kept data of the newest token alone gets one slot.
-        """
+        """Allocates a cache of `slots` entries; data kept for the newest token only gets one slot."""
         arrays = key, value, kept
         key, value, kept = jax.tree.map(
             lambda x: jnp.zeros((x.shape[0], min(slots, x.shape[1]), *x.shape[2:]), x.dtype), arrays
@@ -162,8 +157,8 @@ class KeyValues(flax.struct.PyTreeNode):
         value: Float[Array, "batch tokens kv_heads value_dim"],
         kept: PyTree[Float[Array, "batch _ heads ..."]],
     ) -> "KeyValues":
-        """Returns the cache with new tokens, whose kept data is of all or of the newest; `slots`
-        are the slots before them.
+        """Returns the cache with new tokens; `slots` are the slots before them, and `kept` has data
+        for each token or for the newest.
         """
         return self.replace(
             key=slots.put(self.key, jnp.moveaxis(key, 1, 3), axis=3),

@@ -22,11 +22,10 @@ class AttentionOptions:
     """How attention is computed and how far it reaches; `attend` checks the values.
 
     Attributes:
-      window, skip_epsilon, sharding, backend: see `alibi.attention.attend`.
+      window, skip_epsilon, sharding, backend, logit_cap: as in `alibi.attention.attend`.
       block: the largest tile of `blocked` and `fused`, in queries and in keys; defaults to the
         fastest sizes measured.
-      platform: the platform the program is compiled for: "cpu", "gpu" or "tpu".
-      logit_cap: see `alibi.attention.attend`.
+      platform: the platform for which the program is compiled: "cpu", "gpu" or "tpu".
     """
 
     window: int | None = None
@@ -43,12 +42,10 @@ class AttentionCall:
     """The arguments of `alibi.attention.attend`, which explains them.
 
     Attributes:
-      ascending: positions known only at run time rise from token to token in each sequence, and the
-        queries stand at the last keys.
-      slots_last: keys and values are views of arrays `[batch, kv_heads, features, k]`, as
-        `alibi.attention.cache.KeyValues` holds them.
-      devices: the number of devices the compiler may split the arrays over; 1 inside
-        `jax.shard_map`.
+      ascending: True if traced positions increase and the queries are the last tokens of the keys.
+      slots_last: True if keys and values are views of arrays `[batch, kv_heads, features, k]`, as in
+        `alibi.attention.cache.KeyValues`.
+      devices: how many devices the compiler may use; 1 inside `jax.shard_map`.
     """
 
     query: Float[Array, "*batch q heads head_dim"]
@@ -75,9 +72,7 @@ class AttentionCall:
     devices: int = dataclasses.field(default_factory=lambda: current_target()[1])
 
     def with_own_heads(self) -> "AttentionCall":
-        """Returns the call with keys and values repeated until each query head has its own (grouped
-        queries).
-        """
+        """Returns the call with keys and values repeated for each query head (grouped queries)."""
         heads, kv_heads = self.query.shape[-2], self.key.shape[-2]
         if heads == kv_heads:
             return self
@@ -86,14 +81,14 @@ class AttentionCall:
 
     @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:
-        """The slopes of a bias linear in distance, if they are known at tracing, else None."""
+        """The slopes of a linear bias if they are known when the call is traced, else None."""
         slopes = None if self.bias is None else self.bias.slopes
         return None if slopes is None or isinstance(slopes, jax.core.Tracer) else np.asarray(slopes)
 
     @property
     def known_positions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Positions of queries and keys, int64 `[q]` and `[k]`, if all sequences share NumPy
-        arrays, else None.
+        """Positions of queries and keys, int64 `[q]` and `[k]`, if all sequences share NumPy arrays,
+        else None.
         """
         sides = self.query_positions, self.key_positions
         if not all(isinstance(side, np.ndarray) and side.ndim == 1 for side in sides):
@@ -120,7 +115,7 @@ class AttentionCall:
 
     @property
     def features(self) -> set[str]:
-        """The features in use among those some backends lack: "weights", "dropout", "masks", "added
+        """The features in use that not every backend has: "weights", "dropout", "masks", "added
         values", "sink", "logit cap".
         """
         used = {
@@ -140,9 +135,5 @@ class AttentionCall:
     @property
     def weights_shape(self) -> tuple[int, ...]:
         """`[*batch, heads, q, k]`."""
-        return (
-            *self.query.shape[:-3],
-            self.query.shape[-2],
-            self.query.shape[-3],
-            self.key.shape[-3],
-        )
+        *batch, q_length, heads, _ = self.query.shape
+        return (*batch, heads, q_length, self.key.shape[-3])

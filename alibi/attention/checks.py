@@ -15,9 +15,7 @@ from alibi.positions.shapes import LAYOUT
 
 
 def validate(call: AttentionCall) -> None:
-    """Raises ValueError, which names the argument, if arguments of a call are out of range or don't
-    fit together.
-    """
+    """Raises ValueError with the argument's name if arguments are out of range or don't fit."""
     query, key, value = call.query, call.key, call.value
     shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
@@ -93,7 +91,7 @@ def _check_bias(call: AttentionCall) -> None:
             f"bias is {got}; it must be an alibi.positions.Bias, such as alibi.make_position(...).bias(params), or "
             "give slopes=alibi.alibi_slopes(num_heads) for ALiBi"
         )
-    # Without this check a tile at a head that the bias lacks would silently get the last head.
+    # Without this check a tile for a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
     block = jax.eval_shape(
         lambda bias, *sides: bias.cut(first)(*sides), call.bias, position, position

@@ -1,4 +1,4 @@
-"""The entry to attention with a position bias, for every backend and any number of devices."""
+"""`attend`, the entry to attention with a position bias, on any number of devices."""
 
 import dataclasses
 from collections.abc import Callable
@@ -63,52 +63,52 @@ def attend(
     mode; with backend="reference" any number of times and in forward mode too.
 
     Args:
-      query, key, value: `[*batch, length, heads, head_dim]`, of the same dtype, as the result; lists are float32.
-        With fewer key heads than query heads, groups of query heads share a key head.
-      slopes: ALiBi's slope m of each head, or of each batch entry and head `[*batch, heads]`,
-        which skip no keys; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
-      bias: the bias added to the scaled logits, or None.
-      causal: a query sees no key of a greater position.
-      query_positions, key_positions: integers; by default keys are 0, 1, ... and the
-        last query stands at the last key (bottom-right aligned).
-      segment_ids: integers, for all tokens or as (queries', keys'); a query sees only keys of its
+      query, key, value: `[*batch, length, heads, head_dim]`, in one dtype, which the result has too;
+        lists are float32. With fewer key heads than query heads, groups of query heads share a key
+        head.
+      slopes: ALiBi's slope m for each head, or `[*batch, heads]` for each batch entry, which skips no
+        keys; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
+      bias: added to the scaled logits; defaults to no bias.
+      causal: hides keys at greater positions than the query's.
+      query_positions, key_positions: integers; keys default to 0, 1, ... and the last query stands
+        at the last key (bottom-right aligned).
+      segment_ids: integers, for all tokens or as (queries', keys'); a query sees only keys in its
         own segment.
-      window: a query sees only keys at distances below it: under the causal mask, itself and the
-        window - 1 keys before. None: no limit. `blocked` and `fused` don't compute the
-        tiles outside.
-      mask: `[*batch, heads, q, k]`, True if a query may see a key, besides `causal`, `segment_ids`
-        and `window`. Zeros and ones are taken too, and an additive mask: zeros show a key and
-        values below zero (at most -1000) hide it. Floats that are zeros alone show all keys,
+      window: hides keys at this distance or farther: under the causal mask a query sees itself and
+        the window - 1 keys before. `blocked` and `fused` don't compute the tiles outside. Defaults
+        to no limit.
+      mask: `[*batch, heads, q, k]`, True where a query may see a key, besides `causal`,
+        `segment_ids` and `window`. Zeros and ones are taken too, and an additive mask: zeros show a
+        key and values below zero (at most -1000) hide it. Floats that are all zero show all keys,
         integers none; under `jax.vmap` each entry's mask is read alone, so give booleans there.
-      dropout_rate, dropout_rng, broadcast_dropout: dropout of the weights, as in Flax; without a
-        key there is none.
-      precision, weights_einsum, values_einsum, sow: see `alibi.attention.reference_attention`.
+      dropout_rate, dropout_rng, broadcast_dropout: dropout for the weights, as in Flax; there is none
+        without a key.
+      precision, weights_einsum, values_einsum, sow: as in `alibi.attention.reference_attention`.
       skip_epsilon: the largest share of a query's attention weights that may be lost to keys out of
         reach of a `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and
         the result is the same bit by bit; with None nothing is left out. `blocked` and `fused` use
         it (`alibi.attention.skipping`). Heads computed together, as on several devices without
         `sharding`, leave out only keys out of reach for all of them.
-      sink: b of each head, which adds exp(b) to the denominator of the softmax, as a key of value
-        zero would: a query may attend to nothing. All zeros: softmax1 (Miller 2023); learned:
-        gpt-oss (arXiv 2508.10925).
-      logit_cap: c, by which a scaled logit z becomes c tanh(z / c), before the bias is added
-        (Gemma 2, arXiv 2408.00118). So the bias can still hide far keys; FlashAttention adds ALiBi
-        after its cap too.
+      sink: b for each head; exp(b) is added to the denominator of the softmax, as a key with value
+        zero would, so that a query may attend to nothing. Zeros are softmax1 (Miller 2023); gpt-oss
+        learns them (arXiv 2508.10925).
+      logit_cap: c; a scaled logit z becomes c tanh(z / c) before the bias is added (Gemma 2, arXiv
+        2408.00118). So the bias can still hide far keys; FlashAttention adds ALiBi after its cap
+        too.
       sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several devices,
-        such as P("data", None, "tensor"). Each device then computes its own sequences and heads by
-        itself (`jax.shard_map`), as kernels and skipping by heads need. It should name every axis
-        of the mesh: devices along other axes, or along an axis that doesn't divide batch or heads,
-        repeat the work. Without it, and for calls with dropout, a mask, an einsum or `sow`, the
-        compiler splits the work. Call it under `jax.jit`: outside, each call compiles.
+        such as P("data", None, "tensor"). Each device then computes its own sequences and heads
+        (`jax.shard_map`), as kernels and skipping need. It should name every axis in the mesh:
+        devices along other axes, or along an axis that doesn't divide batch or heads, repeat the
+        work. Without it, and for calls with dropout, a mask, an einsum or `sow`, the compiler splits
+        the work. Call it under `jax.jit`: outside, each call compiles.
       backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest backend
         (`python -m alibi.attention` prints the choice).
 
     Raises:
-      ValueError: shapes that don't fit; dtypes that are no floats; a mask of other values, if they
-        are known here; slopes or a bias with another number of heads; both slopes
-        and bias; an unknown or unable backend; a window below 1; a skip_epsilon or logit_cap out of
-        range; a known negative slope with a skip_epsilon above 0; a sharding of lengths or
-        features, or of another kind.
+      ValueError: shapes that don't fit; dtypes that are no floats; a known mask with other values;
+        slopes or a bias with another number of heads; both slopes and bias; an unknown or unable
+        backend; a window below 1; a skip_epsilon or logit_cap out of range; a known negative slope
+        with a skip_epsilon above 0; a sharding that splits lengths or features.
 
     Example:
       >>> import jax
@@ -156,9 +156,7 @@ def attend(
 
 
 def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Validates the call, chooses its backend and computes it, on each device of its sharding;
-    raises as `attend`.
-    """
+    """Validates the call, chooses its backend and computes it; raises as `attend`."""
     validate(call)
     value, options = call.value, call.options
     if 0 in (*call.query.shape, *call.key.shape, *value.shape):
@@ -169,8 +167,8 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
         )
 
     def by_backend(own: AttentionCall) -> Array:
-        # The bias of the whole call decides: a device picks its own slopes at run time, so they are
-        # never known.
+        # The whole call's bias decides, since a device picks its slopes at run time and so never
+        # knows them.
         like = dataclasses.replace(own, bias=call.bias)
         backend = choose(like) if options.backend == "auto" else options.backend
         leaves = jax.tree.leaves((own.query, own.key, own.value, own.bias))
@@ -190,15 +188,15 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
 
 
 def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:
-    """Returns the part of `sharding` that divides the batch and the heads of the call evenly.
+    """Returns the part of `sharding` that divides batch and heads evenly.
 
-    None if it divides neither, or if the call has a mask, dropout, an einsum or `sow`; then
-    the compiler splits the work.
+    None if it divides neither, or if the call has a mask, dropout, an einsum or `sow`; then the
+    compiler splits the work.
     """
     if call.query.ndim != 4 or call.mask is not None or call.features & {"dropout", "weights"}:
         return None
     over_batch, _, over_heads, _ = (*sharding.spec, None, None, None, None)[:4]
-    size = sharding.mesh.size  # of which `shard_shape` gives the share of one part
+    size = sharding.mesh.size
     batch_parts, head_parts = (
         size // NamedSharding(sharding.mesh, P(axes)).shard_shape((size,))[0]
         for axes in (over_batch, over_heads)
@@ -215,18 +213,17 @@ def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedShard
 def on_each_device(
     call: AttentionCall, sharding: NamedSharding, compute: Callable[[AttentionCall], Array]
 ) -> Float[Array, "batch q heads value_dim"]:
-    """Computes each device's own part of the call by `compute` (`jax.shard_map`).
+    """Computes each device's part of the call with `compute` (`jax.shard_map`).
 
-    Each device gets the part of the bias for its sequences and heads; gradients of shared
-    parts are summed. `sharding` comes from `fitting_sharding`.
+    Each device gets the bias for its sequences and heads; gradients of shared fields are summed.
+    `sharding` comes from `fitting_sharding`.
     """
     over_batch, _, over_heads, _ = sharding.spec
     split: dict[str, Any] = {name: getattr(call, name) for name in ("query", "key", "value")}
     specs = dict.fromkeys(split, sharding.spec)
     for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
         x = getattr(call, name)
-        # Positions as a NumPy array for all sequences need no split, and so stay known when the
-        # call is traced.
+        # NumPy positions for all sequences need no split, and so stay known when the call is traced.
         if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):
             split[name] = jnp.asarray(x)
             specs[name] = P(over_batch if x.ndim > 1 and x.shape[0] > 1 else None)
@@ -244,7 +241,7 @@ def on_each_device(
 
     def on_device(split: dict[str, Any], bias: list[Any]) -> Array:
         if call.key_segments is call.query_segments and call.query_segments is not None:
-            # skipping must see that they are the same
+            # so that skipping sees that they are the same
             split = split | {"key_segments": split["query_segments"]}
         if call.slots_last:
             split = split | {name: jnp.moveaxis(split[name], -1, -3) for name in ("key", "value")}

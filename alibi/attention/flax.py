@@ -1,6 +1,4 @@
-"""`attention_fn` closures: how a position method, and a cache, enter an unchanged Flax attention
-layer.
-"""
+"""ALiBi in an unchanged Flax attention layer: the closure given as its `attention_fn`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -38,29 +36,27 @@ def alibi_attention_fn(
     """Returns ALiBi as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention` or
     `nnx.MultiHeadAttention`.
 
-    The layer is used as it is, with or without batch dimensions, masks, attention dropout,
-    mixed precision and `decode=True`. On several hosts, call it after
-    `jax.distributed.initialize`, since it makes arrays.
+    The layer stays as it is, with or without batch dimensions, masks, attention dropout, mixed
+    precision and `decode=True`. On several hosts, call it after `jax.distributed.initialize`, since
+    it makes arrays.
 
     Keys stand at 0, 1, ... Without `query_offset` the last query stands at the last key
-    (bottom-right aligned), and a single query with a mask, as Flax gives it in decoding, at its
-    last visible key. Both are right for self-attention alone. In cross-attention give
+    (bottom-right aligned), and a single query with a mask, as Flax passes it in decoding, at its
+    last visible key. Both are right for self-attention only. In cross-attention give
     `query_offset=0` in training, and the number of tokens decoded before in decoding.
 
     Args:
-      num_heads: heads of the layer.
-      causal: hide later keys, and bias by -m (i - j); False: the symmetric -m |i - j|, for encoders.
-      convention: the slopes' convention, see `alibi.alibi_slopes`; "random" is the first draw.
-      slopes: `[num_heads]`, or `[*batch, num_heads]` for each batch entry, in place of the
-        convention's (learned slopes, for example).
-      query_offset: the position of the first query, for all batch entries or each; JAX may know it
-        only at run time.
-      window, skip_epsilon, sharding, backend: see `alibi.attention.attend`. In decoding a window
-        ends at the last key the mask shows, so a mask must not hide the newest key.
+      num_heads: heads in the layer.
+      causal: hides later keys and adds -m (i - j); False adds the symmetric -m |i - j|, for encoders.
+      convention: as in `alibi.alibi_slopes`; "random" is the first draw.
+      slopes: `[num_heads]`, or `[*batch, num_heads]` for each batch entry, for example learned
+        slopes; defaults to the convention.
+      query_offset: the position of the first query, for all batch entries or each; may be traced.
+      window, skip_epsilon, sharding, backend: as in `alibi.attention.attend`. In decoding a window
+        ends at the last key that the mask shows, so a mask must not hide the newest key.
 
     Returns:
-      A function of (query, key, value) `[*batch, length, heads, head_dim]` and of Flax's
-      keywords.
+      A function of (query, key, value) `[*batch, length, heads, head_dim]` and Flax's keywords.
 
     Raises:
       ValueError: from `alibi.alibi_slopes`; from the function, a layer with another number of
@@ -74,17 +70,18 @@ def alibi_attention_fn(
       >>> layer.init_with_output(jax.random.key(1), x)[0].shape
       (2, 16, 64)
     """
-    given = (
-        alibi_slopes(num_heads, convention) if slopes is None else jnp.asarray(slopes, jnp.float32)
-    )
-    if given.shape[-1:] != (num_heads,):
-        raise ValueError(f"slopes have shape {given.shape}; {num_heads} heads need ({num_heads},)")
+    slopes = alibi_slopes(num_heads, convention) if slopes is None else slopes
+    per_head = jnp.asarray(slopes, jnp.float32)
+    if per_head.shape[-1:] != (num_heads,):
+        raise ValueError(
+            f"slopes have shape {per_head.shape}; {num_heads} heads need ({num_heads},)"
+        )
     options = AttentionOptions(window, skip_epsilon, sharding, backend)
 
     def compute(
         query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
     ) -> Array:
-        bias = bias_of_slopes(given, query.shape, symmetric=not causal)
+        bias = bias_of_slopes(per_head, query.shape, symmetric=not causal)
         positions = layer_positions(query, key, arguments["mask"], query_offset)
         call = AttentionCall(
             query, key, value, bias, causal or is_causal, *positions, options=options, **arguments
@@ -95,8 +92,8 @@ def alibi_attention_fn(
 
 
 def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:
-    """Returns `compute(query, key, value, is_causal, fields of an AttentionCall)` as an
-    `attention_fn`.
+    """Returns `compute(query, key, value, is_causal, arguments)` as an `attention_fn`; `arguments` are
+    fields of an `AttentionCall`.
     """
 
     # Flax passes only the keywords that this signature names, so it names each of them:
@@ -141,8 +138,8 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
 
 
 def with_flax_signature(attention: AttentionFn) -> AttentionFn:
-    """Returns a function of (query, key, value, **keywords) with the signature by which Flax chooses
-    the keywords that it passes.
+    """Returns a function of (query, key, value, **keywords) with the signature from which Flax takes
+    the keywords to pass.
     """
     return functools.wraps(flax_attention_fn(0, attention))(attention)
 
@@ -153,30 +150,30 @@ def layer_positions(
     mask: Bool[Array, "*shape"] | None,
     query_offset: int | Int[Array, "*#batch"] | None,
 ) -> tuple[KnownPositions, KnownPositions]:
-    """Returns positions of queries and keys for a layer without positions: keys stand at 0, 1, ...,
-    and the first query at `query_offset`; None: the last query at the last key.
+    """Returns positions for the queries and keys in a layer that has none: keys stand at 0, 1, ...,
+    and the first query at `query_offset`, which defaults to the last query at the last key.
     """
     q_length, key_positions = query.shape[-3], np.arange(key.shape[-3])
     if query_offset is not None:
         # NumPy's stay known when the call is traced
-        of = jnp if isinstance(query_offset, jax.Array) else np
+        numpy = jnp if isinstance(query_offset, jax.Array) else np
         steps = np.arange(q_length).reshape((1,) * np.ndim(query_offset) + (q_length,))
-        return of.expand_dims(query_offset, -1) + steps, key_positions
+        return numpy.expand_dims(query_offset, -1) + steps, key_positions
     if q_length == 1 and mask is not None:
-        # In decoding Flax's cache index is out of sight, but the mask ends there. (Without a window
-        # any position would be right for ALiBi, since softmax ignores a constant; this position
-        # also keeps the biases small.)
+        # In decoding Flax hides its cache index, but the mask ends there. (Without a window any
+        # position would be right for ALiBi, since softmax ignores a constant; this position also
+        # keeps the biases small.)
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
     return np.arange(q_length) + (key_positions.size - q_length), key_positions
 
 
 def _sow(module: Any, weights: Array) -> None:
-    """Stores the weights in the variable of Flax's own attention function."""
+    """Stores the weights where Flax's own attention function does."""
     if isinstance(module, nn.Module):
         module.sow("intermediates", "attention_weights", weights)
     else:
-        # takes as long as the rest of Flax, and is loaded already if its module calls
+        # loading it takes as long as the rest of Flax; if one of its modules calls, it is loaded
         import flax.nnx as nnx
 
         module.sow(nnx.Intermediate, "attention_weights", weights)

@@ -1,4 +1,4 @@
-"""Any position method as an `attention_fn`, by its name."""
+"""A position method as an `attention_fn`, from its name."""
 
 import dataclasses
 import functools
@@ -42,31 +42,30 @@ def attention_fn(
     """Returns a position method as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention`
     or `nnx.MultiHeadAttention`; it is also a plain function of arrays.
 
-    Positions are those of `alibi.alibi_attention_fn`. `alibi.linen.SelfAttention` and
-    `alibi.nnx.SelfAttention` own the parameters, and also serve methods that read the layer's input.
+    Positions are as in `alibi.alibi_attention_fn`. `alibi.linen.SelfAttention` and
+    `alibi.nnx.SelfAttention` own the parameters, and also take methods that read the layer's input.
 
     Args:
-      position: a name in `alibi.METHODS` or of an installed package, `package.module:Class`, a
+      position: a name in `alibi.METHODS` or from an installed package, `package.module:Class`, a
         class, or the result of `alibi.make_position`, which must have the same `num_heads` and
         `causal`.
-      num_heads: heads of the layer.
-      params: the method's parameters by name, as `position_params` makes them; None for a method
-        that has none.
-      causal: hide later keys.
-      train_length: tokens of a training sequence, which defaults of some options follow, such as
-        `max_distance` of t5. Methods that stretch compare the number of keys with it. None: 512, or
-        that of a method that is made already.
-      options: of the method, by name.
-      query_offset, window, skip_epsilon, sharding, backend: see `alibi.alibi_attention_fn`.
+      num_heads: heads in the layer.
+      params: the method's parameters, as `position_params` makes them; None for a method without
+        parameters.
+      causal: hides later keys.
+      train_length: tokens in a training sequence. Defaults of some options follow it, such as
+        `max_distance` in t5, and methods that stretch compare the number of keys with it. Defaults to
+        512, or to the length with which a given method was made.
+      options: the method's options, as a mapping of names to values.
+      query_offset, window, skip_epsilon, sharding, backend: as in `alibi.alibi_attention_fn`.
 
     Returns:
-      A function of (query, key, value) `[*batch, length, heads, head_dim]` and of Flax's
-      keywords.
+      A function of (query, key, value) `[*batch, length, heads, head_dim]` and Flax's keywords.
 
     Raises:
       ValueError: as `alibi.make_position`; a method that adds to the token embeddings, or reads the
-        layer's input; parameters that are missing, or of other names and shapes; from the
-        function, as `alibi.attend`.
+        layer's input; missing parameters, or other names and shapes; from the function, as
+        `alibi.attend`.
 
     Example:
       >>> import jax
@@ -111,7 +110,7 @@ def attention_fn(
             )
         return dataclasses.replace(position, causal=causal)
 
-    # Any size has the same parameters' names; 64 is one that all methods take.
+    # Parameters have the same names at any size; all methods take 64.
     example = position if isinstance(position, PositionMethod) else made(64, causal)
     if params is None and (own := _shapes(example)):
         raise ValueError(
@@ -137,12 +136,12 @@ def _check_agrees(
     train_length: int | None,
     options: Mapping[str, Any] | None,
 ) -> None:
-    """Raises ValueError for arguments that contradict a method that is made already."""
+    """Raises ValueError for arguments that contradict a method made before."""
     name = type(method).__name__
     if options:
         raise ValueError(f"options={options} are for a method by name; {name} is made already")
-    given = {"num_heads": num_heads, "causal": causal, "train_length": train_length}
-    for key, got in given.items():
+    arguments = {"num_heads": num_heads, "causal": causal, "train_length": train_length}
+    for key, got in arguments.items():
         if got not in (None, made := getattr(method, key)):
             raise ValueError(
                 f"{name} was made with {key}={made}, and attention_fn got {key}={got}; give both the same"
@@ -156,8 +155,8 @@ def layer_attention_fn(
     options: AttentionOptions,
     query_offset: int | Int[Array, "*#batch"] | None = None,
 ) -> AttentionFn:
-    """Returns a position method as the `attention_fn` of a layer with the input `x`, which only a
-    method with `keep` reads, and with positions as `alibi_attention_fn` has them.
+    """Returns a position method as the `attention_fn` of a layer with input `x`, which only a method
+    with `keep` reads; positions are as in `alibi_attention_fn`.
     """
 
     @with_flax_signature
@@ -196,7 +195,7 @@ def layer_attention_fn(
 
 
 def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
-    """Returns initial parameters of a method for one layer, those that layers may share included.
+    """Returns initial parameters of a method for one layer, with those that layers may share.
 
     Example:
       >>> import jax
@@ -213,7 +212,7 @@ def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
 
 
 def check_in_attention(name: str, kind: type[PositionMethod]) -> None:
-    """Raises ValueError for a method that adds to the token embeddings, outside of attention."""
+    """Raises ValueError for a method that adds to the token embeddings instead."""
     if kind.embed is not PositionMethod.embed:
         raise ValueError(
             f"position method {name!r} adds to the token embeddings, before the first layer: x = "
@@ -222,7 +221,7 @@ def check_in_attention(name: str, kind: type[PositionMethod]) -> None:
 
 
 def check_own_attention(attention_fn: Any) -> None:
-    """Raises ValueError for an `attention_fn` given to a layer that makes its own."""
+    """Raises ValueError for an `attention_fn` in a layer that makes its own."""
     if attention_fn is not None:
         raise ValueError(
             "SelfAttention makes its attention_fn by position=; leave attention_fn out, or use Flax's own layer"
@@ -240,7 +239,7 @@ def check_no_cache(name: str, kind: type[PositionMethod]) -> None:
 
 @functools.cache
 def _shapes(method: PositionMethod) -> dict[str, Any]:
-    """Returns the shapes of a method's parameters by name."""
+    """Returns the shapes of a method's parameters."""
     return _tree_shapes(jax.eval_shape(lambda: position_params(method, jax.random.key(0))))
 
 
@@ -250,9 +249,7 @@ def _tree_shapes(params: Params) -> dict[str, Any]:
 
 
 def _checked(name: str, method: PositionMethod, params: Params) -> Params:
-    """Returns the parameters of a method, with lists as arrays; ValueError for other names or
-    shapes.
-    """
+    """Returns a method's parameters with lists as arrays; ValueError for other names or shapes."""
     if not isinstance(params, Mapping):
         raise ValueError(
             f"params={params!r:.60} of position method {name!r} must be a mapping of names to arrays, as "

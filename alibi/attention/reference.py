@@ -36,17 +36,16 @@ def reference_attention(
     """Returns softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper,
     section 3).
 
-    A bias with added values changes the result too. Logits, bias and softmax are float32 whatever
-    the dtype of the inputs; the result has the dtype of `value`. A query without visible keys gives
-    zeros.
+    A bias that adds values changes the result too. Logits, bias and softmax are float32 for inputs in
+    any dtype; the result has the dtype of `value`. A query without visible keys gives zeros.
 
     Args:
-      visible: True if a query sees a key; None: each query sees all keys.
-      keep: the factors by which dropout multiplies the weights, each 0 or 1 / (1 - rate).
+      visible: True where a query sees a key; None if each query sees all keys.
+      keep: dropout's factors for the weights, each 0 or 1 / (1 - rate).
       weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized
         ones. Without them each query head needs its own key head.
       sow: a function called with the weights, before dropout.
-      sink, logit_cap: see `alibi.attention.attend`.
+      sink, logit_cap: as in `alibi.attention.attend`.
     """
     einsum = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     logits = (weights_einsum or einsum)("...qhd,...khd->...hqk", query, key).astype(
@@ -72,7 +71,7 @@ def reference_attention(
 
 
 def capped(logits: Float[Array, "*shape"], most: float | None) -> Float[Array, "*shape"]:
-    """Returns scaled logits, smoothly bent to at most `most` on both sides of 0; None: as they are."""
+    """Returns scaled logits z as c tanh(z / c), where `most` is c; unchanged for None."""
     return logits if most is None else most * jnp.tanh(logits / most)
 
 
@@ -81,7 +80,7 @@ def _softmax(
     visible: Bool[Array, "*#batch #heads #q k"] | None,
     sink: PerHead | None = None,
 ) -> Float[Array, "*batch heads q k"]:
-    """Returns the weights of each query's visible keys; zeros for a query without any."""
+    """Returns the weights of visible keys; zeros for a query without any."""
     if sink is not None:  # the logit of one more key
         column = sink.astype(jnp.float32)[:, None, None]
         column = jnp.broadcast_to(column, (*logits.shape[:-1], 1))
@@ -103,8 +102,8 @@ def _softmax(
 def dropout_factors(
     rng: PRNGKeyArray, rate: float, shape: tuple[int, ...], broadcast: bool
 ) -> Float[Array, "*batch heads q k"]:
-    """Returns factors 0 or 1 / (1 - rate) of `shape`; `broadcast`: the same for all batch entries
-    and heads.
+    """Returns an array of factors 0 or 1 / (1 - rate); with `broadcast`, the same for all batch
+    entries and heads.
     """
     if broadcast:
         shape = (1,) * (len(shape) - 2) + shape[-2:]
@@ -112,7 +111,7 @@ def dropout_factors(
 
 
 def dense(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Computes the call by `reference_attention`."""
+    """Computes the call with `reference_attention`."""
     keep = None
     if call.dropout_rng is not None and call.dropout_rate > 0.0:
         keep = dropout_factors(

@@ -1,8 +1,8 @@
-"""Attention for CPUs at short lengths, which keeps the exponentials of the logits for the backward
+"""Attention for CPUs at short lengths: it keeps the exponentials of the logits for the backward
 pass.
 
 With `dout`, the gradient of the result `out`, and `delta`, the sum of dout * out over features,
-the weights are exponentials / totals, and as in FlashAttention
+weights are exponentials / totals, and as in FlashAttention
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
@@ -32,19 +32,19 @@ from alibi.positions.shapes import PerHead
 # dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
-# of each block of queries; empty without a bias
+# one for each block of queries; empty without a bias
 Biases = tuple[Float[Array, "*batch heads _ _"], ...]
 
 LEAST_ROWS, MOST_ROWS = 64, 192  # queries of a block, but for the last, which may have fewer
 
 
 class QueryBlock(NamedTuple):
-    """Queries computed together.
+    """Queries that are computed together.
 
     Attributes:
       start, stop: the first query, and the query after the last.
-      own: the key at the position of the first query.
-      seen: the number of visible keys of the last query, from the first key on.
+      own: the index of the key at the first query's position.
+      seen: how many keys the last query sees, from the first key on.
     """
 
     start: int
@@ -57,8 +57,7 @@ class _Settings(NamedTuple):
     """The static values of a call.
 
     Attributes:
-      precision: of products.
-      shifts: a constant may be subtracted from the logits of a query: there is no sink.
+      shifts: True without a sink: a constant may be subtracted from the logits of a query.
     """
 
     sight: Sight
@@ -86,16 +85,15 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
 
     Each block of queries is multiplied with the keys up to the block's end, so that half or more of
     the logits above the diagonal are never computed, nor is their bias. The exponentials of the
-    logits are kept for the backward pass, in memory of the square of the length. Their product with
-    the values is divided by their sums, not they themselves, since it is smaller. Products take
-    operands of the inputs' dtype, which is that of the kept exponentials; all else is computed in
-    float32. No dimension may have the size zero.
+    logits are kept for the backward pass; their memory grows with the square of the length. Their
+    product with the values is divided by their sums, since it is smaller than they are. Operands of
+    products and kept exponentials have the dtype of the inputs; all else is float32.
 
     Query i stands at key i + k - q.
     """
     sink = None if call.sink is None else call.sink.astype(jnp.float32)
     blocks = query_blocks(call.query.shape[1], call.key.shape[1], causal=call.causal)
-    # By a barrier XLA writes each bias once; it would else compute it again for each sequence.
+    # The barrier makes XLA write each bias once; else it computes it again for each sequence.
     biases = () if call.bias is None else lax.optimization_barrier(_biases(call, blocks))
     settings = _Settings(call.sight, call.precision, shifts=sink is None)
     out = _attention(call.query, call.key, call.value, biases, sink, settings)
@@ -105,11 +103,11 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
 def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
     """Returns the blocks of all queries.
 
-    Each has a quarter of the queries, but `LEAST_ROWS` to `MOST_ROWS`, and the last the rest: more
-    and smaller blocks save as much as they cost (measured).
+    Each has a quarter of the queries, but at least `LEAST_ROWS` and at most `MOST_ROWS`; the last has
+    the rest. More and smaller blocks save as much as they cost (measured).
     """
     rows = min(MOST_ROWS, max(LEAST_ROWS, -(-q_length // 4)))
-    first = k_length - q_length  # the key at the position of the first query
+    first = k_length - q_length  # the key at the first query's position
     stops = [(start, min(start + rows, q_length)) for start in range(0, q_length, rows)]
     return [
         QueryBlock(start, stop, start + first, stop + first if causal else k_length)
@@ -118,27 +116,22 @@ def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlo
 
 
 def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
-    """Returns the bias of each block of queries and its keys, `[*batch, heads, q, k]`, or a row for
-    all queries.
+    """Returns the bias of each block of queries, `[*batch, heads, q, k]`, or one row for all its
+    queries.
     """
-    # The barrier is for the backward pass: XLA would else add up the gradients of all blocks again
-    # in each kernel that uses the sum.
+    # The barrier is for the backward pass: else XLA adds up the gradients of all blocks again in
+    # each kernel that uses the sum.
     bias = lax.optimization_barrier(call.bias)
-    queries, keys, term = (
-        jnp.asarray(call.query_positions),
-        jnp.asarray(call.key_positions),
-        bias.key_term,
-    )
-    if term is not None and call.sink is None:
-        return tuple(jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen] for block in blocks)
-    parts = [
-        Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
-        for block in blocks
-    ]
-    return tuple(
-        bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen])
-        for part, block in zip(parts, blocks, strict=True)
-    )
+    queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
+    if bias.key_term is not None and call.sink is None:
+        rows = [jnp.swapaxes(bias.key_term, 1, 2)[:, :, None, : block.seen] for block in blocks]
+        return tuple(rows)
+
+    def of_block(block: QueryBlock) -> Array:
+        part = Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
+        return bias.cut(part)(queries[..., block.start : block.stop], keys[..., : block.seen])
+
+    return tuple(map(of_block, blocks))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -163,12 +156,12 @@ def _forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     """Returns `out`, float32, and the values saved for the backward pass.
 
-    These include the exponentials of each block of queries, their sums (`totals`), and the
-    exponentials of the sink (`drained`; empty without one).
+    These include the exponentials for each block of queries, their sums (`totals`), and the
+    exponentials of the sink (`drained`; empty without a sink).
     """
     batch = query.shape[0]
-    # Here and below barriers keep XLA from folding these transposes into the products, which it
-    # would then compute, on strided operands, at a fraction of the speed.
+    # Here and below barriers keep XLA from folding transposes into products, which are many times
+    # slower with strided operands.
     q, k, v = (written_out(_fold(x)) for x in (query, key, value))
     outputs, exponentials, totals, drained = [], [], [], []
     of_rows = None if sink is None else jnp.tile(sink, batch)[:, None, None]
@@ -182,8 +175,8 @@ def _forward(
             drained.append(jnp.exp(of_rows - largest))
         exponential = lax.optimization_barrier(jnp.exp(logits - largest).astype(v.dtype))
         exponentials.append(exponential)
-        # The sums are those of the rounded exponentials, so that the weights of a row sum to one in
-        # the backward pass.
+        # Sums of the rounded exponentials, so that the weights of a row sum to one in the backward
+        # pass.
         totals.append(exponential.astype(jnp.float32).sum(axis=-1, keepdims=True))
         if of_rows is not None:
             totals[-1] = totals[-1] + drained[-1]
@@ -195,9 +188,8 @@ def _forward(
 def _forward_saving(
     query: Any, key: Any, value: Any, biases: Any, sink: Any, settings: _Settings
 ) -> tuple[Array, tuple]:
-    """Returns `_forward`'s results for inputs with their `perturbed`: whether gradients are wanted."""
-    # None if the gradient of the bias is not wanted; else arrays of its shape, by which its
-    # gradient is summed.
+    """Returns `_forward`'s results; the inputs say whether their gradients are wanted (`perturbed`)."""
+    # None if the gradient of the bias is not wanted; else empty arrays that hold its shape.
     wanted = any(bias.perturbed for bias in biases)
     query, key, value, added, sink = jax.tree.map(
         lambda x: x.value, (query, key, value, biases, sink)
@@ -221,7 +213,7 @@ def _backward(
     dq, dbias, dsink = [], [], []
     dk = dv = jnp.zeros((), jnp.float32)
     blocks = query_blocks(q_length, k_length, causal=settings.sight.causal)
-    for number, (block, exponential, total) in enumerate(
+    for index, (block, exponential, total) in enumerate(
         zip(blocks, exponentials, totals, strict=True)
     ):
         rows, seen = slice(block.start, block.stop), block.seen
@@ -230,24 +222,23 @@ def _backward(
         dlogits = exponential.astype(jnp.float32) * ((dweights - delta[:, rows]) * inverse)
         if learned is not None:
             dlogits = lax.optimization_barrier(dlogits)
-            dbias.append(_bias_gradient(dlogits, learned[number], batch, settings))
-        # The operand of two products.
+            dbias.append(_bias_gradient(dlogits, learned[index], batch, settings))
+        # an operand of two products
         dlogits = lax.optimization_barrier(dlogits.astype(q.dtype))
         if drained:
-            dsink.append(-(drained[number] * inverse * delta[:, rows]).sum(axis=(1, 2)))
+            dsink.append(-(drained[index] * inverse * delta[:, rows]).sum(axis=(1, 2)))
         dq.append(_product(dlogits, k[:, :seen], 2, 1, settings))
-        # These two products contract the queries of [queries, keys]. With the small operand first
-        # and already transposed they take half the time; `_unfold_transposed` transposes the small
-        # results back.
+        # These two products contract queries. With the small operand first and already transposed
+        # they take half the time; `_unfold_transposed` transposes the small results back.
         unseen = [(0, 0), (0, 0), (0, k_length - seen)]
         dk = dk + jnp.pad(_product(transposed(q[:, rows]), dlogits, 2, 1, settings), unseen)
         scaled_dout = (block_dout.astype(jnp.float32) * inverse).astype(v.dtype)
         dv = dv + jnp.pad(_product(transposed(scaled_dout), exponential, 2, 1, settings), unseen)
     scale = q.shape[-1] ** -0.5
     of_query = _unfold(jnp.concatenate(dq, axis=1) * scale, batch)
-    # The dense layer and the keys may have a step between them that uses each feature twice, such
-    # as rotary embeddings; XLA would then add up the gradients of all blocks twice. For values,
-    # which come from the layer itself, that costs more than it saves.
+    # A step between the dense layer and the keys may use each feature twice, as rotary embeddings
+    # do; XLA would then add up the gradients of all blocks twice. For values, which come from the
+    # layer itself, a kernel costs more than it saves.
     of_key = in_own_kernel(lambda dk: _unfold(dk.swapaxes(1, 2) * scale, batch), dk)
     return (
         of_query.astype(q.dtype),
@@ -277,9 +268,8 @@ def _biased(
         visible = visible & mask
     added = jnp.zeros((1, rows, seen), jnp.float32)
     if bias is not None and bias.shape[-2] == 1 and settings.shifts:
-        # Softmax ignores a constant, without which the numbers of near keys are small enough to be
-        # exact. They are added by themselves, since with the mask they would be written out for
-        # each query.
+        # Softmax ignores a constant; without it the terms of near keys are small enough to be exact.
+        # They are added before the mask, which would write them out for each query.
         terms = bias.astype(jnp.float32)
         terms = terms - terms[..., min(max(block.own, 0), seen - 1)][..., None]
         logits = logits + jnp.broadcast_to(terms, (batch, *terms.shape[-3:])).reshape(-1, 1, seen)
@@ -297,7 +287,7 @@ def _biased(
 def _bias_gradient(
     dlogits: Folded, like: Float[Array, "*batch heads _ _"], batch: int, settings: _Settings
 ) -> Array:
-    """Returns the gradient of a block's bias, whose shape but for the keys is that of `like`."""
+    """Returns the gradient of a block's bias; `like` has its shape, with other keys."""
     seen = dlogits.shape[-1]
     if like.shape[-2] == 1:  # a product is the fastest sum over rows
         dlogits = _product(jnp.ones((*dlogits.shape[:2], 1), jnp.float32), dlogits, 1, 1, settings)
@@ -326,8 +316,8 @@ def _unfold_transposed(
     x: Float[Array, "batch_heads features length"], batch: int
 ) -> Float[Array, "batch length heads features"]:
     heads, features, length = x.shape[0] // batch, *x.shape[1:]
-    # By way of a matrix XLA writes the result once; a transpose straight to four dimensions it
-    # would write once for each use, which are the dense layer's product and its bias.
+    # As a matrix first, since XLA then writes the result once; after a transpose to four dimensions
+    # it would write it for each use, in the dense layer's product and in its bias.
     rows = lax.optimization_barrier(x).reshape(batch, heads * features, length).transpose(0, 2, 1)
     rows = lax.optimization_barrier(rows.reshape(batch * length, heads * features))
     return rows.reshape(batch, length, heads, features)

@@ -1,6 +1,4 @@
-"""Dense attention of a single query for each sequence, with keys and values read as they lie in a
-cache.
-"""
+"""Dense attention for one query in each sequence, without a copy of the cache."""
 
 import dataclasses
 import functools
@@ -22,13 +20,13 @@ def cannot_single(call: AttentionCall) -> str:
 
 
 def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads value_dim"]:
-    """Computes the dense formula by products that copy no keys or values in float32.
+    """Computes the dense formula with products that copy no float32 keys or values.
 
-    With slots last, as in `KeyValues`, each head's product takes the cache as it lies. With slots
-    first, as in Flax's cache, XLA's CPU backend would copy all keys and values into another order
-    at each token. There each product takes them as matrices `[k, heads * features]`. It does
-    `heads` times the arithmetic, which costs less than the copies; and a key or value that is not
-    finite reaches the results of all heads.
+    With slots last, as in `KeyValues`, each head's product reads the cache in its own layout. With
+    slots first, as in Flax's cache, XLA's CPU backend would copy all keys and values into another
+    order at each token. So there products read matrices `[k, heads * features]`. They do `heads`
+    times the arithmetic, which costs less than the copies; a key or value that is not finite reaches
+    the results of all heads.
     """
     if not call.slots_last:
         call = call.with_own_heads()
@@ -48,7 +46,7 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
         return jnp.zeros((*call.query.shape[:-1], call.value.shape[-1]), call.value.dtype)
 
     # A condition that always holds. Without it XLA fuses the products' reshapes with the write of
-    # the new token into the cache, and copies the cache at each token.
+    # the new token, and copies the cache at each token.
     positions = jnp.asarray(call.query_positions, jnp.int32)
     always = positions.max(initial=0) > np.iinfo(np.int32).min
     arrays = (jnp.moveaxis(x, -3, -1) if call.slots_last else x for x in (call.key, call.value))
@@ -56,7 +54,7 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
 
 
 def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
-    """Returns the two products of `reference_attention` for heads of queries that may share keys."""
+    """Returns the two products of `reference_attention` for query heads that may share keys."""
 
     # XLA's CPU backend is slow at such products of a single row in half precision.
     def logits(
@@ -64,41 +62,41 @@ def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callab
     ) -> Float[Array, "*batch heads one k"]:
         query, key = query.astype(jnp.float32), key.astype(jnp.float32)
         grouped = query.reshape(*key.shape[:-3], key.shape[-2], -1, key.shape[-1])
-        found = einsum("...hgd,...hdk->...hgk", grouped, jnp.moveaxis(key, -3, -1))
-        return found.reshape(*query.shape[:-3], query.shape[-2], 1, -1)
+        products = einsum("...hgd,...hdk->...hgk", grouped, jnp.moveaxis(key, -3, -1))
+        return products.reshape(*query.shape[:-3], query.shape[-2], 1, -1)
 
     def values(
         _: str, weights: Float[Array, "*batch heads one k"], value: Array
     ) -> Float[Array, "*batch one heads value_dim"]:
         weights, value = weights.astype(jnp.float32), value.astype(jnp.float32)
         grouped = weights.reshape(*value.shape[:-3], value.shape[-2], -1, value.shape[-3])
-        found = einsum("...hgk,...hdk->...hgd", grouped, jnp.moveaxis(value, -3, -1))
-        return found.reshape(*value.shape[:-3], 1, -1, value.shape[-1])
+        attended = einsum("...hgk,...hdk->...hgd", grouped, jnp.moveaxis(value, -3, -1))
+        return attended.reshape(*value.shape[:-3], 1, -1, value.shape[-1])
 
     return logits, values
 
 
 def _by_features(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
-    """Returns the two products of `reference_attention` over the features of all heads."""
+    """Returns the two products of `reference_attention` over all heads' features."""
 
     def logits(
         _: str, query: Float[Array, "*batch one heads head_dim"], key: Array
     ) -> Float[Array, "*batch heads one k"]:
-        # A column for each head, which is zero but for the features of this head.
+        # A column for each head, with zeros in the features of other heads.
         heads = query.shape[-2]
         own = jnp.eye(heads, dtype=query.dtype)[:, None, :]
         columns = query[..., 0, :, :, None] * jnp.expand_dims(own, range(query.ndim - 3))
         columns = columns.reshape(*key.shape[:-3], -1, heads)
-        found = einsum("...kf,...fh->...kh", key.reshape(*key.shape[:-2], -1), columns)
+        products = einsum("...kf,...fh->...kh", key.reshape(*key.shape[:-2], -1), columns)
         # Else XLA makes the transposed product, which takes five times as long.
-        return lax.optimization_barrier(found).swapaxes(-1, -2)[..., None, :]
+        return lax.optimization_barrier(products).swapaxes(-1, -2)[..., None, :]
 
     def values(
         _: str, weights: Float[Array, "*batch heads one k"], value: Array
     ) -> Float[Array, "*batch one heads value_dim"]:
         joined = value.reshape(*value.shape[:-2], -1)
-        found = einsum("...kh,...kf->...hf", weights[..., 0, :].swapaxes(-1, -2), joined)
-        found = found.reshape(*found.shape[:-1], value.shape[-2], -1)
-        return jnp.diagonal(found, axis1=-3, axis2=-2).swapaxes(-1, -2)[..., None, :, :]
+        crossed = einsum("...kh,...kf->...hf", weights[..., 0, :].swapaxes(-1, -2), joined)
+        crossed = crossed.reshape(*crossed.shape[:-1], value.shape[-2], -1)
+        return jnp.diagonal(crossed, axis1=-3, axis2=-2).swapaxes(-1, -2)[..., None, :, :]
 
     return logits, values
