@@ -148,13 +148,12 @@ def _make_tokenizer(path: pathlib.Path, root: pathlib.Path) -> None:
 
 
 def _prepare(path: pathlib.Path, root: pathlib.Path, workers: int) -> Callable[[], object]:
-    from alibi.data.shards import Makers
     from alibi.data.tokenizers import load_tokenizer
     from alibi.data.tokens import prepare
 
     tokenizer, cache = load_tokenizer(root / path.stem), pathlib.Path(tempfile.mkdtemp(dir=root))
     data = _config(path, cache)
-    return lambda: prepare(data, "train", tokenizer, progress=False, makers=Makers(workers))
+    return lambda: prepare(data, "train", tokenizer, progress=False, workers=workers)
 
 
 # The least that must be done, on one core or as the library does it: read, encode, hash and write.

@@ -18,8 +18,11 @@ from alibi.cli import command_line
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "the .pt file")
 _DICTIONARY = flags.DEFINE_string("dictionary", None, "the dict.txt of its training")
 _WORKDIR = flags.DEFINE_string("workdir", None, "work directory to make; may be gs://BUCKET/PATH")
-_POSITION = flags.DEFINE_string(
-    "position", "", "alibi, sinusoidal or none; default: as the checkpoint's settings show"
+_POSITION = flags.DEFINE_enum(
+    "position",
+    "",
+    ["", "alibi", "sinusoidal", "none"],
+    "position method; defaults to the one that the checkpoint's settings show",
 )
 _CONFIG = command_line.define_config_flag(
     str(clone.ROOT / "configs" / "wikitext103.py"),
@@ -30,9 +33,9 @@ command_line.own_flags(__name__)
 
 def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
-    from alibi.convert.work_directory import import_run
+    from alibi.convert.importing import import_fairseq
 
-    run = import_run(
+    run = import_fairseq(
         _CHECKPOINT.value,
         _DICTIONARY.value,
         _WORKDIR.value,

@@ -4,15 +4,10 @@
 Training and evaluation make missing token files themselves; this script makes them before, for
 example on a machine with a network. It works in bounded memory. A second run finds the files of the
 first; after a kill it continues at the shard (64 MiB of text) that was not whole. Any key can be
-overridden: --config.data.cache_dir=DIR.
-
-    --workers=8              processes that make shards; the tokens are the same
-    --hosts=0/4 ... 3/4      on each of four hosts, which share a cache directory
-
-Each worker reads a packed file or a dataset whole, and plain text files only at its own shards.
+overridden: --config.data.cache_dir=DIR. With --workers=8 eight processes make the same tokens. Each
+reads a packed file or a dataset whole, and plain text files only at its own shards.
 """
 
-import re
 import time
 
 import clone  # noqa: F401
@@ -24,10 +19,7 @@ _CONFIG = command_line.define_config_flag()
 _SPLITS = flags.DEFINE_list(
     "splits", ["train", "valid", "test"], "splits to prepare; splits without text are skipped"
 )
-_WORKERS = flags.DEFINE_integer("workers", 1, "processes of this host", lower_bound=1)
-_HOSTS = flags.DEFINE_string(
-    "hosts", "0/1", "I/N: this is host I, from 0, of N hosts that make the shards together"
-)
+_WORKERS = flags.DEFINE_integer("workers", 1, "processes that make shards", lower_bound=1)
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 command_line.own_flags(__name__)
 
@@ -35,24 +27,15 @@ command_line.own_flags(__name__)
 def main() -> None:
     # Imported here, so that a wrong flag is reported at once.
     from alibi.data.corpus import SPLITS
-    from alibi.data.shards import Makers, UnfinishedError
     from alibi.data.tokens import check_sources, prepare
 
-    hosts = re.fullmatch(r"(\d+)/(\d+)", _HOSTS.value)
-    if hosts is None or int(hosts[1]) >= int(hosts[2]):
-        raise ValueError(f"--hosts={_HOSTS.value} must be I/N, such as 0/4 to 3/4 on four hosts")
-    makers = Makers(_WORKERS.value, int(hosts[1]), int(hosts[2]))
     data = _CONFIG.value.data
     check_sources(data, [split for split in _SPLITS.value if split in SPLITS])
     for split in _SPLITS.value:
         if split in SPLITS and not data[split]:
             continue
         start = time.perf_counter()
-        try:
-            made = prepare(data, split, progress=_PROGRESS.value, makers=makers)
-        except UnfinishedError as unfinished:
-            print(unfinished, flush=True)
-            continue
+        made = prepare(data, split, progress=_PROGRESS.value, workers=_WORKERS.value)
         manifest = made.manifest
         unknown = (
             f", {manifest.unknown_words:,} unknown"

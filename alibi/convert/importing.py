@@ -1,4 +1,4 @@
-"""A folder of the Hugging Face hub becomes a work directory."""
+"""Models of other codebases become work directories."""
 
 import dataclasses
 import hashlib
@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import PyTree
 
 from alibi.config import Config, replaced
-from alibi.convert.families import Entry, Family, HubConfig, family_of
-from alibi.convert.folder import CONFIG, FLOATS, HubFolder, find_folder
+from alibi.convert.families import Entry, Family, HubConfig, fairseq, family_of
+from alibi.convert.folder import HubFolder, find_folder
+from alibi.convert.tensors import CONFIG, FLOATS, Model
 from alibi.convert.work_directory import empty_run, write_run
-from alibi.data.tokenizers import Tokenizer, read_tokenizer
+from alibi.data.tokenizers import Tokenizer, WordTokenizer, read_dictionary, read_tokenizer
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
 from alibi.parallel.memory import check_memory
@@ -25,11 +27,12 @@ from alibi.runs import RunDirectory, make_provenance, process_facts
 from alibi.runs.checkpoint import TrainState
 from alibi.runs.trained import fitting_mesh
 from alibi.storage.cache import file_sha256
+from alibi.training.optimizer import make_optimizer
 
 HUB = "hub"  # the folder in the work directory with the small files of the hub's folder
 
-# Written beside config.json, for `train.py --config=DIR/config.py`.
-CONFIG_FILE = '''"""A run that starts with the model here: python train.py --config=DIR/config.py --workdir=NEW"""
+# Each is written beside config.json, for `train.py --config=DIR/config.py`.
+STARTED_FILE = '''"""A run that starts with the model here: python train.py --config=DIR/config.py --workdir=NEW"""
 
 import json
 import pathlib
@@ -52,6 +55,24 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 '''
 
 
+CONTINUED_FILE = '''"""The config of the run in this directory: python train.py --config=DIR/config.py --workdir=DIR"""
+
+import json
+import pathlib
+
+import ml_collections
+
+from alibi.config import apply, as_config_dict, read_config
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    folder = pathlib.Path(__file__).resolve().parent  # which may have been moved since
+    saved = json.loads((folder / "config.json").read_text())
+    saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "dict.txt")
+    return apply(as_config_dict(read_config(saved)), arg)
+'''
+
+
 def import_model(
     model: str,
     workdir: str | os.PathLike[str],
@@ -62,114 +83,173 @@ def import_model(
     tokenizer_file: str = "",
     ignored: tuple[str, ...] = (),
 ) -> RunDirectory:
-    """Makes a work directory from a model of the hub: its config, tokenizer and parameters, without
-    an optimizer's state.
+    """Makes a work directory from a model of the hub, without an optimizer's state.
 
-    Parameters are read tensor by tensor, the largest first, and each process keeps its devices'
-    parts alone.
+    Tensors are read one by one, the largest first. Each process keeps its devices' parts alone.
 
     Args:
       model: a folder, or a name on the hub.
-      workdir: a directory or gs://BUCKET/PATH, which must be empty or absent.
-      config: the text, the mesh, and the settings of further training; the folder's model, position
-        method and length take the place of its own.
-      revision: on the hub.
-      dtype: of the saved parameters: float32, bfloat16, float16, or "keep" for the files' own
+      workdir: a directory or gs://BUCKET/PATH, empty or absent.
+      config: text, mesh and settings of further training; the folder's model, position method and
+        length replace its own.
+      revision: a branch, tag or commit on the hub.
+      dtype: saved parameters have float32, bfloat16, float16, or with "keep" the files' dtype
         (float32 if these differ).
-      tokenizer_file: in place of the folder's.
+      tokenizer_file: replaces the folder's tokenizer.
       ignored: keys of config.json that are not read.
 
     Raises:
-      ValueError: an unknown architecture or key; another objective; a file, tensor or tokenizer that is missing,
-        damaged or doesn't fit; too little memory; a work directory with files.
+      ValueError: an unknown architecture or key; another objective; a file, tensor or tokenizer that
+        is missing, damaged or doesn't fit; too little memory; a work directory with files.
     """
-    if not config.objective.causal:
-        raise ValueError(
-            f"objective={config.objective.name} doesn't go with models of the hub, which predict the next token; use "
-            "objective=next_token"
-        )
-    run = empty_run(workdir)
+    run = empty_run(workdir, config)
     folder = HubFolder(find_folder(model, revision))
-    family, config = _described(folder, config, ignored)
-    if config.model.num_layers > len(folder.names):  # to build so many would take long
+    family, config = describe(folder, config, ignored)
+    if config.model.num_layers > len(folder.tensors):  # to build so many would take long
         raise ValueError(
             f"{folder.path}: config.json asks for {config.model.num_layers:,} layers, and the files have "
-            f"{len(folder.names):,} tensors; download it again"
+            f"{len(folder.tensors):,} tensors; download it again"
         )
-    file = (
-        pathlib.Path(os.path.expanduser(tokenizer_file))
-        if tokenizer_file
-        else folder.tokenizer_file()
-    )
-    config = dataclasses.replace(config, imported_from=_sha256(folder))
-    config = replaced(
-        config,
-        {"data.tokenizer": "bpe", "data.tokenizer_file": str(file)}
-        | {"model.param_dtype": _param_dtype(folder, family, dtype)},
-    )
+    named = pathlib.Path(os.path.expanduser(tokenizer_file))
+    file = named if tokenizer_file else folder.tokenizer_file()
     rows = config.model.vocab_rows
     tokenizer = read_tokenizer(file, [end for end in folder.ends if 0 <= end < rows], rows)
+    hashes = "".join(map(file_sha256, [folder.path / CONFIG, *folder.files]))
+    keys = {
+        "imported_from": hashlib.sha256(hashes.encode()).hexdigest(),
+        "data.tokenizer": "bpe",
+        "data.tokenizer_file": str(file),
+        "model.param_dtype": _param_dtype(folder, family) if dtype == "keep" else dtype,
+    }
+    config = replaced(config, keys)
     hosts.check_alike({**process_facts(config), "tokenizer": tokenizer.fingerprint()})
-    params = read_params(folder, family, config, tokenizer)
-    about = make_provenance(
-        imported_from={
-            "model": model,
-            "revision": revision,
-            "family": family.name,
-            "architecture": folder.config["architectures"][0],
-            "sha256": config.imported_from,
-            "files": {file.name: file_sha256(file) for file in folder.kept},
-        },
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-        vocab_size=tokenizer.vocab_size,
-        corpus={},
-    )
+    origin = {
+        "model": model,
+        "revision": revision,
+        "family": family.name,
+        "architecture": folder.config["architectures"][0],
+        "sha256": config.imported_from,
+        "files": {file.name: file_sha256(file) for file in folder.kept},
+    }
+    params = read_params(folder, family, config, tokenizer.vocab_size)
     state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=None)
-    write_run(run, config, tokenizer, state, about, CONFIG_FILE, lambda path: _keep(folder, path))
+
+    def keep(path: Any) -> None:
+        (path / HUB).mkdir()
+        for file in folder.kept:
+            (path / HUB / file.name).write_bytes(file.read_bytes())
+
+    write_run(
+        run, config, tokenizer, state, _provenance(state, tokenizer, origin), STARTED_FILE, keep
+    )
     return run
 
 
-def _described(
-    folder: HubFolder, config: Config, ignored: tuple[str, ...]
-) -> tuple[Family, Config]:
-    """Returns the family of a folder, and `config` with the model that its config.json describes;
-    ValueError for a value that is not implemented, or of another type.
+def import_fairseq(
+    checkpoint: str | os.PathLike[str],
+    dictionary: str | os.PathLike[str],
+    workdir: str | os.PathLike[str],
+    config: Config,
+    *,
+    position: str = "",
+) -> RunDirectory:
+    """Makes a work directory, as training leaves it, from a checkpoint of the paper's own code.
+
+    Training continues with an empty momentum, at the learning rate of the checkpoint's update.
+
+    Args:
+      dictionary: the dict.txt of its training.
+      workdir: a directory or gs://BUCKET/PATH, empty or absent.
+      config: text, and settings of further training.
+      position: the position method; defaults to the one that the checkpoint's settings show.
+
+    Raises:
+      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint;
+        another objective; a work directory with files.
     """
-    named = folder.config.get("architectures")
+    run = empty_run(workdir, config)
+    model = fairseq.read_checkpoint(pathlib.Path(os.path.expanduser(checkpoint)))
+    _, config = describe(model, config, family=fairseq.FAMILY)
+    tokenizer, rows = WordTokenizer(read_dictionary(dictionary)), model.config["vocab_size"]
+    if tokenizer.vocab_size != rows:
+        raise ValueError(
+            f"the dictionary {os.fspath(dictionary)} has {tokenizer.vocab_size:,} entries (with special symbols and "
+            f"padding to a multiple of 8) and the checkpoint {rows:,}; give the dict.txt that it was trained with"
+        )
+    # As the paper's code does, each device's share of the batch is cut to whole sequences: 8 shares
+    # of 8,192 tokens.
+    tokens, share = config.train.batch_tokens, config.train.max_device_tokens
+    share = share if share and tokens % share == 0 else tokens
+    sequences = max(share // config.train_length, 1)
+    keys = {
+        "imported_from": file_sha256(checkpoint),
+        "position": position or config.position,
+        "data.tokenizer": "words",
+        "data.tokenizer_file": f"{run}/tokenizer/dict.txt",
+        "train.batch_tokens": tokens // share * sequences * config.train_length,
+    }
+    config = replaced(config, keys)
+    params = read_params(model, fairseq.FAMILY, config, tokenizer.vocab_size)
+    updates = jnp.asarray(model.config["num_updates"], jnp.int32)
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
+    opt_state = optax.tree_utils.tree_set(optimizer.init(params), count=updates)
+    state = TrainState(step=updates, params=params, opt_state=opt_state)
+    shown = fairseq.position(model.config)[1]
+    origin = {
+        "checkpoint": os.fspath(checkpoint),
+        "sha256": config.imported_from,
+        "position_reason": "given by --position" if position else shown,
+    }
+    write_run(run, config, tokenizer, state, _provenance(state, tokenizer, origin), CONTINUED_FILE)
+    return run
+
+
+def _provenance(state: TrainState, tokenizer: Tokenizer, origin: dict[str, Any]) -> dict[str, Any]:
+    return make_provenance(
+        imported_from=origin,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        vocab_size=tokenizer.vocab_size,
+        corpus={},
+    )
+
+
+def describe(
+    model: Model, config: Config, ignored: tuple[str, ...] = (), family: Family | None = None
+) -> tuple[Family, Config]:
+    """Returns the family of a model (defaults to the one that its config names), and `config` with
+    the model; ValueError for a value that is not implemented, or of another type.
+    """
+    named = model.config.get("architectures") or []
     try:
-        if named is not None and not _is_list_of_names(named):
+        if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             raise ValueError(f"config.json has architectures={named!r}, which is no list of names")
-        family = family_of(folder.config)
-        settings = family.settings(folder.config, ignored) | {"model.scan_layers": False}
+        family = family or family_of(model.config)
+        settings = family.settings(model.config, ignored) | {"model.scan_layers": False}
         return family, replaced(dataclasses.replace(config, position_options={}), settings)
     except ValueError as error:
-        raise ValueError(f"{folder.path}: {error}") from error
+        raise ValueError(f"{model.path}: {error}") from error
     except (TypeError, AttributeError, ArithmeticError, LookupError) as error:
         raise ValueError(
-            f"{folder.path}: config.json has a value whose type or size doesn't fit {', '.join(named or ())} "
+            f"{model.path}: its config has a value whose type or size doesn't fit {', '.join(named)} "
             f"({error}); download it again"
         ) from error
 
 
-def _is_list_of_names(named: Any) -> bool:
-    return isinstance(named, list) and all(isinstance(name, str) for name in named)
-
-
-def read_params(folder: HubFolder, family: Family, config: Config, tokenizer: Tokenizer) -> PyTree:
-    """Returns the parameters of a folder on the devices of `config.mesh`; ValueError for tensors
-    that don't fit the model.
+def read_params(theirs: Model, family: Family, config: Config, vocab_size: int) -> PyTree:
+    """Returns the parameters on the devices of `config.mesh`; ValueError for tensors that don't fit
+    the model.
     """
-    model = build_model(config, tokenizer.vocab_size)
+    model = build_model(config, vocab_size)
     abstract = laid_out(param_shapes(model), fitting_mesh(config.mesh))
     check_memory(
-        f"the model in {folder.path}",
+        f"the model in {theirs.path}",
         abstract,
         "split it over more devices by --config=FILE:mesh.fsdp=N, or import it by --dtype=bfloat16",
     )
     leaves = by_path(abstract)
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    entries = model_entries(family, folder.config, config, shapes)
-    names = _names(folder, family, entries, shapes)
+    entries = model_entries(family, theirs.config, config, shapes)
+    names = _names(theirs, family, entries, shapes)
     made: dict[str, jax.Array] = {}
 
     def place(path: str, read: Any) -> None:
@@ -181,11 +261,11 @@ def read_params(folder: HubFolder, family: Family, config: Config, tokenizer: To
 
     # The largest first: what is read beside it is then small.
     for entry in sorted(entries, key=lambda entry: -np.prod(entry.shape(shapes))):
-        name = names[entry.theirs]
+        tensor = theirs.tensors[names[entry.theirs]]
         if entry.copies:
-            place(entry.ours[0], lambda index, name=name: folder.read(name, index))
+            place(entry.ours[0], tensor.read)
         else:
-            for path, array in entry.to_ours(folder.read(name), shapes):
+            for path, array in entry.to_ours(tensor.read(), shapes):
                 place(path, array.__getitem__)
     return jax.tree.map_with_path(lambda path, _: made[path_name(path)], abstract)
 
@@ -235,51 +315,52 @@ def model_entries(
 
 
 def _names(
-    folder: HubFolder, family: Family, entries: list[Entry], shapes: dict[str, tuple[int, ...]]
+    model: Model, family: Family, entries: list[Entry], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    """Returns the folder's name of each entry; ValueError for tensors that are missing, left over,
-    or of another shape or dtype.
+    """Returns the file's name of each entry; ValueError for tensors that are missing, left over, or
+    of another shape or dtype.
     """
-    lacks_prefix = not any(name.startswith(family.prefix) for name in folder.names)
+    tensors = model.tensors
+    lacks_prefix = not any(name.startswith(family.prefix) for name in tensors)
     names = {
         entry.theirs: entry.theirs.removeprefix(family.prefix) if lacks_prefix else entry.theirs
         for entry in entries
     }
-    missing = sorted(set(names.values()) - folder.names)
-    left = sorted(
+    missing = sorted(set(names.values()) - tensors.keys())
+    left = [
         name
-        for name in folder.names - set(names.values())
+        for name in sorted(tensors.keys() - set(names.values()))
         if not re.fullmatch(family.buffers, name)
-    )
+    ]
     first = names[entries[0].theirs]
-    if "lm_head.weight" in left and not missing:  # some files repeat the tied matrix
-        if not np.array_equal(folder.read("lm_head.weight"), folder.read(first)):
+    tied = family.tied or {"lm_head.weight": first}
+    for name in tied.keys() & left if not missing else ():  # some files repeat a tied matrix
+        if not np.array_equal(tensors[name].read(), tensors[tied[name]].read()):
             raise ValueError(
-                f"{folder.path}: lm_head.weight differs from {first}, to which config.json ties it; set "
-                "tie_word_embeddings to false there"
+                f"{model.path}: {name} differs from {tied[name]}, to which {family.file} ties it; {family.untie}"
             )
-        left.remove("lm_head.weight")
-    found = {"lacks": missing, "has no place for": left}
+        left.remove(name)
     if missing == [names.get("lm_head.weight")]:
         raise ValueError(
-            f"{folder.path} lacks lm_head.weight, and its config.json doesn't tie that to {first}; set "
+            f"{model.path} lacks lm_head.weight, and its config.json doesn't tie that to {first}; set "
             "tie_word_embeddings to true there if the model has one matrix for both"
         )
-    if shown := [f"{words} {_counted(names)}" for words, names in found.items() if names]:
+    unfit = {"lacks": missing, "has no place for": left}
+    if shown := [f"{words} {_counted(names)}" for words, names in unfit.items() if names]:
         raise ValueError(
-            f"{folder.path} {' and '.join(shown)}: its config.json, its index or its files are of another model than "
+            f"{model.path} {' and '.join(shown)}: its config.json, its index or its files are of another model than "
             f"{family.architectures[0]} here"
         )
     for entry in entries:
         name, needed = names[entry.theirs], entry.shape(shapes)
-        if folder.shape(name) != needed:
+        if tensors[name].shape != needed:
             raise ValueError(
-                f"{folder.path}: tensor {name} has shape {list(folder.shape(name))}, and config.json "
+                f"{model.path}: tensor {name} has shape {list(tensors[name].shape)}, and {family.file} "
                 f"needs {list(needed)}"
             )
-        if folder.dtype(name) not in FLOATS:
+        if tensors[name].dtype not in FLOATS:
             raise ValueError(
-                f"{folder.path}: tensor {name} has dtype {folder.dtype(name)}; only {', '.join(FLOATS)} can be read, "
+                f"{model.path}: tensor {name} has dtype {tensors[name].dtype}; only {', '.join(FLOATS)} can be read, "
                 "so give the model before it was quantised"
             )
     return names
@@ -290,26 +371,15 @@ def _counted(names: list[str]) -> str:
     return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
 
 
-def _param_dtype(folder: HubFolder, family: Family, dtype: str) -> str:
-    """Returns the dtype of the parameters, "keep" resolved."""
-    if dtype != "keep":
-        return dtype
-    parameters = {name for name in folder.names if not re.fullmatch(family.buffers, name)}
-    kept = {folder.dtype(name) for name in parameters} & {*FLOATS}
+def _param_dtype(folder: HubFolder, family: Family) -> str:
+    """Returns the dtype of all parameters in the files; float32 if these differ."""
+    kept = {
+        tensor.dtype
+        for name, tensor in folder.tensors.items()
+        if not re.fullmatch(family.buffers, name)
+    }
+    kept &= {*FLOATS}
     return kept.pop() if kept in ({"bfloat16"}, {"float16"}) else "float32"
-
-
-def _sha256(folder: HubFolder) -> str:
-    """Returns the SHA-256 of config.json and of the files with weights, one after the other."""
-    files = [folder.path / CONFIG, *folder.files]
-    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
-
-
-def _keep(folder: HubFolder, path: Any) -> None:
-    """Copies the small files beside the weights, for an export."""
-    (path / HUB).mkdir()
-    for file in folder.kept:
-        (path / HUB / file.name).write_bytes(file.read_bytes())
 
 
 def path_name(path: Any) -> str:

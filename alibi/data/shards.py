@@ -41,24 +41,6 @@ Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
-class Makers:
-    """The makers of token files: `workers` processes on each of `hosts`; this host has the number
-    `host`.
-    """
-
-    workers: int = 1
-    host: int = 0
-    hosts: int = 1
-
-
-ALONE = Makers()
-
-
-class UnfinishedError(ValueError):
-    """This host has made its shards, and other hosts have not made theirs."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Making:
     """The token file of a split, cut at `max_bytes` (-1: whole), and the way it is made.
 
@@ -92,85 +74,65 @@ class Making:
         """The folder of the shards until all of them are made."""
         return self.directory.with_name(f".{self.directory.name}.parts")
 
-    def find_or_make(self, makers: Makers, *, progress: bool) -> TokenFile:
-        """Returns the token file; raises UnfinishedError if other hosts have not made their shards
-        yet.
+    def find_or_make(self, workers: int = 1, *, progress: bool) -> TokenFile:
+        """Returns the token file, made by so many `workers` if it is missing.
+
+        One process of all hosts that share the cache makes it, and the others wait. Whole shards are
+        kept if it fails.
         """
         if self.directory.is_dir():
             return load(self.directory)
-        total = 0
-        with claimed(
-            self.directory, f"-{makers.host}-of-{makers.hosts}" if makers.hosts > 1 else ""
-        ) as alone:
-            if not self.directory.is_dir():
-                total = self._make_shards(makers, progress, alone=alone and makers.hosts == 1)
-        with claimed(self.directory):
-            if not self.directory.is_dir():
-                self._assemble(total)
+        with claimed(self.directory) as alone:
+            if self.directory.is_dir():
+                return load(self.directory)
+            if alone:  # no other process writes here: half a file was left by a killed one
+                for stale in self.folder.glob(".tokens*"):
+                    stale.unlink()
+            try:
+                find_or_make(self.folder / "tokenizer", self.tokenizer.save)
+                total = self._make_shards(workers, progress)
+            except BaseException:
+                if alone and not any(self.folder.glob("*.json")):
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                raise
+            self._assemble(total)
         return load(self.directory, verify=False)
 
-    def _make_shards(self, makers: Makers, progress: bool, *, alone: bool) -> int:
-        """Makes the missing shards of this host; returns the number of all shards. Keeps whole
-        shards if it fails.
-        """
-        if alone:  # no other process writes here: half a file was left by a killed one
-            for stale in self.folder.glob(".tokens*"):
-                stale.unlink()
-        try:
-            find_or_make(self.folder / "tokenizer", self.tokenizer.save)
-            with make_bar(self.corpus, self.split, self.max_bytes, progress=progress) as bar:
-                if makers.workers == 1:
-                    return self._work(makers.host, makers.hosts, bar)
+    def _make_shards(self, workers: int, progress: bool) -> int:
+        """Makes the missing shards; returns the number of all shards."""
+        with make_bar(self.corpus, self.split, self.max_bytes, progress=progress) as bar:
+            if workers == 1:
+                return self._work(0, 1, bar)
 
-                def show() -> None:
-                    bar.update(
-                        sum(
-                            json.loads(path.read_text())["bytes"]
-                            for path in self.folder.glob("*.json")
-                        )
-                        - bar.done
-                    )
+            def show() -> None:
+                counts = map(_read_json, self.folder.glob("*.json"))
+                bar.update(sum(count["bytes"] for count in counts) - bar.done)
 
-                step = makers.workers * makers.hosts
-                firsts = range(makers.host * makers.workers, (makers.host + 1) * makers.workers)
-                return max(
-                    in_workers(
-                        [functools.partial(self._work, first, step) for first in firsts], show
-                    )
-                )
-        except BaseException:
-            if alone and not any(self.folder.glob("*.json")):
-                shutil.rmtree(self.folder, ignore_errors=True)
-            raise
+            calls = [functools.partial(self._work, first, workers) for first in range(workers)]
+            return max(in_workers(calls, show))
 
     def _work(self, first: int, step: int, bar: Progress | None = None) -> int:
         """Makes each `step`-th shard from the `first` on, shown on `bar`; returns the number of
         shards.
         """
-        # of another process
+        # another process has none
         tokenizer = load_tokenizer(self.folder / "tokenizer") if bar is None else self.tokenizer
-        number = -1
         self.corpus.cuts_documents = tokenizer.cuts_documents
-        for number, shard in enumerate(
-            self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)
-        ):
+        shards = self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)
+        number = -1
+        for number, shard in enumerate(shards):
             counts_file = self.folder / f"{number:05d}.json"
             if number % step == first and not counts_file.exists():
-                pieces = shard.pieces if bar is None else watched(shard.pieces, bar)
-                shard = Shard(pieces, shard.after_open_line)
+                if bar is not None:
+                    shard = dataclasses.replace(shard, pieces=watched(shard.pieces, bar))
                 counts = write_shard(self.folder / shard_file(number), shard, tokenizer)
                 write_whole(counts_file, json.dumps(counts | {"revision": self.corpus.revision}))
         return number + 1
 
     def _assemble(self, total: int) -> None:
-        """Makes the token file from `total` shards; raises UnfinishedError if some are missing."""
+        """Makes the token file from `total` shards."""
         corpus, split, folder, tokenizer = self.corpus, self.split, self.folder, self.tokenizer
-        files = sorted(folder.glob("*.json"))[:total]
-        if missing := total - len(files):
-            raise UnfinishedError(
-                f"{split}: {missing} of {total} shards are still to be made by other hosts, in {folder}"
-            )
-        counts = [json.loads(file.read_text()) for file in files]
+        counts = [_read_json(folder / f"{number:05d}.json") for number in range(total)]
         if not sum(count["bytes"] for count in counts):
             shutil.rmtree(folder)
             raise ValueError(
@@ -203,6 +165,10 @@ class Making:
         folder.replace(self.directory)
         for path in (*self.directory.glob("[0-9]*.json"), *self.directory.glob(".*")):
             path.unlink()
+
+
+def _read_json(file: pathlib.Path) -> dict[str, Any]:
+    return json.loads(file.read_text())
 
 
 def in_workers(

@@ -8,7 +8,7 @@ from alibi.config import DataConfig
 from alibi.data.books import Books, PassKeys
 from alibi.data.corpus import SHARD_BYTES, SPLITS, Corpus
 from alibi.data.hosted import Hub, Tfds
-from alibi.data.shards import ALONE, Makers, Making
+from alibi.data.shards import Making
 from alibi.data.tasks import Tasks
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenFile
@@ -67,7 +67,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     *,
     progress: bool = True,
-    makers: Makers = ALONE,
+    workers: int = 1,
 ) -> TokenFile:
     """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section
     `data`.
@@ -75,11 +75,10 @@ def prepare(
     Args:
       tokenizer: replaces the config's, for example by a trained run's.
       progress: show a bar on stderr.
-      makers: each of several hosts calls this, with a shared cache directory.
+      workers: processes that make it.
 
     Raises:
       ValueError: an unreadable or empty corpus, or an unwritable cache.
-      UnfinishedError: other hosts have not made their shards yet; the last host gets the file.
     """
     corpus = make_corpus(data)
     if split not in SPLITS:
@@ -93,7 +92,7 @@ def prepare(
         )
         raise ValueError(f"the config names no {split} text: data.{split} is empty; {remedy}")
     tokenizer = tokenizer or find_tokenizer(data, corpus, progress)
-    return _making(data, corpus, split, tokenizer).find_or_make(makers, progress=progress)
+    return _making(data, corpus, split, tokenizer).find_or_make(workers, progress=progress)
 
 
 def prepare_text(
@@ -105,7 +104,7 @@ def prepare_text(
 ) -> TokenFile:
     """Finds or makes the token file of a user's own text, the split "file" of `corpus`."""
     making = Making(corpus, "file", -1, tokenizer, SHARD_BYTES, cache_dir)
-    return making.find_or_make(ALONE, progress=progress)
+    return making.find_or_make(progress=progress)
 
 
 def _making(data: DataConfig, corpus: Corpus, split: str, tokenizer: Tokenizer) -> Making:

@@ -65,8 +65,8 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object
 
 
 @contextlib.contextmanager
-def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
-    """Holds the lock for making `directory`, or a `part` of it; other processes wait for it.
+def claimed(directory: pathlib.Path) -> Iterator[bool]:
+    """Holds the lock for making `directory`; other processes wait for it.
 
     Yields False if the file system has no locks: then each process makes its own, and the first
     rename wins.
@@ -76,7 +76,7 @@ def claimed(directory: pathlib.Path, part: str = "") -> Iterator[bool]:
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with directory.with_name(f".{directory.name}{part}.lock").open("w") as file:
+        with directory.with_name(f".{directory.name}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 locked = True

@@ -1,32 +1,46 @@
-"""A fairseq checkpoint read by PyTorch: settings of other names, and every tensor once in its
-place.
-"""
+"""A checkpoint of the paper's own code as a work directory: its settings, its tensors, its numbers."""
 
-import argparse
-import dataclasses
+import hashlib
+import math
 import os
-import pathlib
+import shutil
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from alibi.config import read_config
-from alibi.convert.fairseq import architecture, read_checkpoint, read_settings, to_params
+from alibi.config import Config, read_config, replaced
+from alibi.convert.families.fairseq import FAMILY, read_checkpoint
+from alibi.convert.importing import describe, import_fairseq, read_params
+from alibi.convert.tensors import Model
+from alibi.data.textfiles import TextFiles
+from alibi.data.tokenizers import WordTokenizer
+from alibi.data.tokens import prepare_text
+from alibi.evaluation.dumps import read_dump
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.scorer import Scorer, model_nll, run_objective
 from alibi.extras import MissingPackageError
-from alibi.model.decoder import build_model
+from alibi.model.decoder import build_model, param_shapes
+from alibi.parallel.sharding import make_mesh
+from alibi.runs import RunDirectory, config_hash
+from alibi.runs.checkpoint import Checkpoints
+from alibi.runs.trained import TrainedRun
+from alibi.training.optimizer import make_optimizer, make_schedule
+from alibi.training.setup import check_config, prepare_files, sequences_per_update
+from alibi.training.step import abstract_state
 from configs import wikitext103
+from tests.convert.papers import SETTINGS, as_model
+from tests.evaluation.runs import options_of
+from tests.hosts import ROOT
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
-LAYER = "decoder.layers.1"
-WORDS = "decoder.embed_tokens.embeddings"
+torch = pytest.importorskip("torch", reason="PyTorch is an extra of the project: --extra=torch")
 
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is an extra of the project: --extra=torch")
+DATA = ROOT / "tests" / "data"
+CHECKPOINT, DICTIONARY, TEXT = (DATA / f"fairseq-tiny{end}" for end in (".pt", "-dict.txt", ".txt"))
+BIAS = "decoder.layers.1.fc2.bias"
+TAIL = "decoder.adaptive_softmax.tail.0.0.weight"
 
 
 @pytest.fixture
@@ -39,37 +53,7 @@ def tensors() -> dict[str, np.ndarray]:
         }
 
 
-# Reading.
-
-
-def test_settings_of_omegaconf_and_tensors_are_read(torch):
-    content = read_checkpoint(DATA / "fairseq-tiny.pt")
-    sizes = architecture(content["model"])
-    assert (sizes.num_layers, sizes.width, sizes.feed_forward, sizes.vocab_size) == (2, 24, 40, 96)
-    assert (sizes.cutoffs, sizes.adaptive_factor, sizes.final_norm) == ((40, 72), 2, False)
-    found = read_settings(content, sizes)
-    assert (found.num_heads, found.train_length, found.seed, found.updates) == (6, 16, 7, 150)
-    assert found.position == "alibi"
-    assert "max_tokens" in found.position_reason
-
-
-def test_tensors_of_each_type_become_float32(torch, tmp_path):
-    numbers = torch.arange(24).reshape(4, 6)
-    saved = {
-        kind: numbers.to(getattr(torch, kind))
-        for kind in ("float64", "float32", "float16", "bfloat16", "int64")
-    }
-    saved |= {
-        "turned": numbers.T[1:3],
-        "part": numbers[1:, ::2],
-        "parameter": torch.nn.Parameter(numbers.float()),
-    }
-    torch.save({"model": saved, "args": argparse.Namespace(arch="x")}, tmp_path / "x.pt")
-    content = read_checkpoint(tmp_path / "x.pt")
-    assert content["args"].arch == "x"
-    for name, found in content["model"].items():
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, saved[name].detach().double().numpy(), err_msg=name)
+# Files.
 
 
 class RunsCode:
@@ -82,11 +66,11 @@ class RunsCode:
         return os.system, (self.command,)
 
 
-def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(torch, tmp_path):
+def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
     torch.save(
         {"model": {}, "extra_state": [RunsCode(f"touch {tmp_path}/made")]}, tmp_path / "x.pt"
     )
-    with pytest.raises(ValueError, match=r"x\.pt can't be read .*: its pickle names posix\.system"):
+    with pytest.raises(ValueError, match=r"x\.pt is no file of tensors .* run posix\.system"):
         read_checkpoint(tmp_path / "x.pt")
     assert not (tmp_path / "made").exists()
     # here it does run: the pickle is one that works
@@ -97,14 +81,15 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(torch, tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no checkpoint", "can't be read by torch.load"),
-        ((DATA / "fairseq-tiny.pt").read_bytes()[:30_000], "can't be read"),
-        (None, r"can't be read \(No such file"),
-        ({"modal": {}}, "holds no tensors under `model`"),
-        ([1], "holds no tensors under `model`"),
+        (b"no checkpoint", "is missing, truncated or damaged|no file of tensors alone"),
+        (CHECKPOINT.read_bytes()[:30_000], "is missing, truncated or damaged"),
+        (None, r"is missing, .* \(.*No such file"),
+        ({"modal": {}}, "holds no model and settings of fairseq"),
+        ([1], "holds no model and settings of fairseq"),
+        ({"model": {}, "args": SETTINGS}, "holds no model and settings of fairseq"),
     ],
 )
-def test_each_unreadable_file_is_one_line(torch, tmp_path, content, message):
+def test_each_unreadable_file_is_one_line(tmp_path, content, message):
     if isinstance(content, bytes):
         (tmp_path / "x.pt").write_bytes(content)
     elif content is not None:
@@ -116,32 +101,15 @@ def test_each_unreadable_file_is_one_line(torch, tmp_path, content, message):
 
 def test_without_pytorch_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        MissingPackageError, match="checkpoint needs the package torch, which is not"
-    ):
-        read_checkpoint(DATA / "fairseq-tiny.pt")
+    with pytest.raises(MissingPackageError, match="needs the package torch, which is not"):
+        read_checkpoint(CHECKPOINT)
 
 
 # Settings.
 
-ARGUMENTS = {
-    "arch": "transformer_lm",
-    "decoder_attention_heads": 6,
-    "tokens_per_sample": 16,
-    "dropout": 0.3,
-    "attention_dropout": 0.1,
-    "adaptive_softmax_dropout": 0.2,
-    "seed": 7,
-}
 
-
-def settings(tensors, **arguments):
-    """Returns the settings of an older checkpoint: a Namespace of arguments."""
-    content = {
-        "args": argparse.Namespace(**ARGUMENTS | arguments),
-        "optimizer_history": [{"num_updates": 150}],
-    }
-    return read_settings(content, architecture(tensors))
+def described(model: Model) -> Config:
+    return describe(model, config_of(DATA), family=FAMILY)[1]
 
 
 @pytest.mark.parametrize(
@@ -153,39 +121,38 @@ def settings(tensors, **arguments):
     ],
 )
 def test_the_arguments_of_older_versions(tensors, arguments, rate):
-    found = settings(tensors, **arguments)
-    assert found.rates == {
-        "dropout": 0.3,
-        "attention_dropout": 0.1,
-        "activation_dropout": rate,
-        "softmax_dropout": 0.2,
-    }
-    assert (found.num_heads, found.train_length, found.seed, found.updates) == (6, 16, 7, 150)
-    assert (found.position, found.activation) == ("sinusoidal", "relu")
-    assert settings(tensors, no_token_positional_embeddings=True).position == "none"
+    arguments = arguments | {"decoder_attention_heads": 8}
+    config = described(as_model(tensors, max_tokens=512, **arguments))
+    model = config.model
+    rates = (model.dropout, model.attention_dropout, model.activation_dropout)
+    assert (*rates, model.softmax_dropout) == (0.3, 0.1, rate, 0.2)
+    assert (model.num_heads, config.train_length, config.seed) == (8, 16, 7)
+    assert (config.position, model.activation) == ("sinusoidal", "relu")
+    none = as_model(tensors, no_token_positional_embeddings=True, **arguments)
+    assert described(none).position == "none"
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours"), [("gelu", "gelu_exact"), ("gelu_fast", "gelu"), ("swish", "silu")]
 )
 def test_activations_have_other_names(tensors, theirs, ours):
-    assert settings(tensors, activation_fn=theirs).activation == ours
+    model = as_model(tensors, activation_fn=theirs, decoder_attention_heads=8)
+    assert described(model).model.activation == ours
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"arch": "transformer_wmt_en_de"}, "architecture transformer_wmt_en_de; only"),
-        ({"base_layers": 2}, "trained with base_layers=2; only base_layers=0"),
-        ({"activation_fn": "linear"}, "the activation linear; only relu, gelu, gelu_fast"),
-        ({"dropout": None}, "its settings are not fairseq's"),
+        ({"base_layers": 2}, r"base_layers=2, which is not implemented here \(only 0\)"),
+        ({"activation_fn": "linear"}, "activation_fn='linear', .* relu, gelu, gelu_fast"),
+        ({"dropout": None}, "cfg has no dropout"),
+        ({"decoder_attention_heads": 6}, r"num_heads=6 .*32"),
     ],
 )
 def test_other_settings_are_named(tensors, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        settings(tensors, **arguments)
-    with pytest.raises(ValueError, match="its settings are not fairseq's"):
-        read_settings({"model": tensors}, architecture(tensors))
+    with pytest.raises(ValueError, match=rf"^x\.pt: .*{message}"):
+        described(as_model(tensors, **{"decoder_attention_heads": 8} | arguments))
 
 
 # Parameters.
@@ -207,76 +174,352 @@ def tied(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["adaptive", "tied"])
-def test_the_tree_is_the_models_own(tensors, kind: str) -> None:
+def test_each_tensor_has_its_place(tensors, kind: str) -> None:
     tensors = tensors if kind == "adaptive" else tied(tensors)
-    sizes = architecture(tensors)
-    config = read_config(wikitext103.get_config())
-    config = dataclasses.replace(
-        config, model=dataclasses.replace(config.model, **sizes.config, num_heads=8)
+    theirs = as_model(tensors, decoder_attention_heads=8)
+    config, vocab_size = described(theirs), theirs.config["vocab_size"]
+    assert (vocab_size, config.model.cutoffs, config.model.final_norm) == (
+        (1000, (200, 500), False) if kind == "adaptive" else (200, (), True)
     )
-    assert (sizes.vocab_size, sizes.cutoffs) == (
-        (1000, (200, 500)) if kind == "adaptive" else (200, ())
-    )
-    model = build_model(config, sizes.vocab_size)
-    needed = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    found = to_params(tensors, num_heads=8)
+    needed = param_shapes(build_model(config, vocab_size))
+    found = read_params(theirs, FAMILY, config, vocab_size)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), needed
     )
     taken = sum(leaf.size for leaf in jax.tree.leaves(found))
-    buffers = ("version", "_float_tensor")
-    there = {name: x.size for name, x in tensors.items() if not name.endswith(buffers)}
+    no_parameters = ("version", "_float_tensor")
     copies = ("head.word_proj", "adaptive_softmax.tail", "output_projection")
     assert taken == sum(
-        size for name, size in there.items() if not any(copy in name for copy in copies)
+        x.size
+        for name, x in tensors.items()
+        if not name.endswith(no_parameters) and not any(copy in name for copy in copies)
     )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({f"{LAYER}.fc2.bias": None}, f"no tensor {LAYER}.fc2.bias"),
-        (
-            {f"{LAYER}.fc2.bias": np.zeros(31)},
-            rf"{LAYER}.fc2.bias of the checkpoint has shape \[31\].* \[32\]",
-        ),
-        ({f"{LAYER}.fc3.bias": np.zeros(32)}, f"no place for, such as {LAYER}.fc3.bias"),
-        (
-            {"decoder.adaptive_softmax.tail.0.0.weight": np.zeros((32, 8))},
-            "tail.0.0.weight .* differs from the emb",
-        ),
-        ({f"{WORDS}.0.0.weight": np.zeros(5)}, f"no matrix {WORDS}.0.0.weight"),
-        ({f"{WORDS}.0.0.weight": np.zeros((200, 4))}, "width 4 can't be divided"),
-        (
-            {f"{LAYER}.fc2.bias": np.full(32, np.nan)},
-            f"{LAYER}.fc2.bias of the checkpoint has values that are not fin",
-        ),
+        ({BIAS: None}, rf"lacks 1 tensor \({BIAS}\)"),
+        ({BIAS: np.zeros(31, np.float32)}, rf"{BIAS} has shape \[31\].* \[32\]"),
+        ({BIAS: np.full(32, np.nan, np.float32)}, "layers_1/down/bias has NaN or infinite"),
+        ({"decoder.more": np.zeros(32)}, r"no place for 1 tensor \(decoder\.more\)"),
+        ({TAIL: np.zeros((32, 8))}, "tail.0.0.weight differs from .*only models with tied"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(
     tensors, change: dict[str, np.ndarray | None], message: str
 ) -> None:
     changed = {name: tensor for name, tensor in (tensors | change).items() if tensor is not None}
+    theirs = as_model(changed, decoder_attention_heads=8)
     with pytest.raises(ValueError, match=message):
-        to_params(changed, num_heads=8)
+        read_params(theirs, FAMILY, described(theirs), theirs.config["vocab_size"])
 
 
-def test_heads_that_do_not_divide_the_width_are_refused(tensors) -> None:
-    with pytest.raises(ValueError, match="width 32 can't be divided into 6 heads"):
-        to_params(tensors, num_heads=6)
+# Work directories.
 
 
-def test_features_and_log_probabilities_are_those_of_the_papers_code(
-    torch, shared_dir: pathlib.Path
-) -> None:
+def config_of(folder):
+    text = f"data.corpus=text,data.train={TEXT},data.valid=,data.test=,data.cache_dir={folder / 'cache'}"
+    keys = "train.steps=151,train.batch_tokens=128,optimizer.warmup_steps=100,log.tensorboard=false"
+    return read_config(wikitext103.get_config(f"{text},{keys},eval.batch_tokens=512"))
+
+
+def resaved(path, change):
+    """Writes the tiny checkpoint with its settings as older versions have them, and then changed."""
+    tensors = read_checkpoint(CHECKPOINT).tensors
+    tensors = {name: torch.from_numpy(x.read()) for name, x in tensors.items()}
+    history = [{"num_updates": 150}]
+    content = {"args": dict(SETTINGS), "model": tensors, "optimizer_history": history}
+    change(content)
+    torch.save(content, path)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imported")
+    return import_fairseq(CHECKPOINT, DICTIONARY, folder / "run", config_of(folder))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return dict(np.load(DATA / "fairseq-tiny.npz"))
+
+
+def test_the_config_is_the_checkpoints(imported):
+    """6 heads, halved bands, the rates and the seed come from the checkpoint, not from the given
+    config.
+    """
+    config = imported.config()
+    model = config.model
+    assert (model.num_layers, model.width, model.num_heads, model.feed_forward) == (2, 24, 6, 40)
+    assert (model.embedding, list(model.cutoffs), model.adaptive_factor) == (
+        "adaptive",
+        [40, 72],
+        2,
+    )
+    assert (model.final_norm, model.norm_epsilon, model.activation) == (False, 1e-5, "relu")
+    rates = (
+        model.dropout,
+        model.attention_dropout,
+        model.activation_dropout,
+        model.softmax_dropout,
+    )
+    assert rates == (0.3, 0.1, 0.1, 0.2)
+    assert (config.position, config.train_length, config.seed) == ("alibi", 16, 7)
+    assert imported.status()["state"] == "interrupted"
+    assert imported.provenance()["vocab_size"] == 96
+    assert TrainedRun(imported.path).step == 150
+
+
+def score(run, tokens, length, stride):
+    """Returns the NLL of each token on a single device, which compiles faster than eight."""
+    scorer = Scorer(
+        model_nll(build_model(run.config, run.tokenizer.vocab_size)),
+        objective=run_objective(run),
+        batch_tokens=run.config.eval.batch_tokens,
+    )
+    return scorer.score(jax.device_get(run.params), tokens, length, stride).nll_nats
+
+
+@pytest.mark.parametrize(("length", "stride"), [(32, 16), (16, 1)])
+def test_each_tokens_nll_is_that_of_the_formulas(imported, expected, length, stride):
+    run = TrainedRun(imported.path)
+    text = prepare_text(
+        TextFiles({"file": str(TEXT)}), run.tokenizer, run.config.data.cache_dir, progress=False
+    )
+    np.testing.assert_array_equal(text.tokens, expected["targets"])
+    found = score(run, text.tokens, length, stride)
+    np.testing.assert_allclose(found, expected[f"nll/length={length},stride={stride}"], atol=2e-5)
+
+
+def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, capsys):
+    options = options_of(tmp_path, lengths=(16,), text_file=str(TEXT), dump_nll=True, report=False)
+    assert evaluate_runs([imported.path], options) == []
+    words = TEXT.read_text().split()
+    lacking, literal = words.count("unheard"), words.count("<unk>")
+    unknown = lacking + literal
+    assert unknown == (expected["targets"] == 3).sum() > 0
+    told = f"{lacking} words outside the run's dictionary, {literal} <unk> in the text itself"
+    assert (
+        f"{unknown} of {expected['targets'].size} tokens are <unk>: {told}"
+        in capsys.readouterr().err
+    )
+    dump = read_dump(tmp_path / "nll" / "run-length=16-stride=16.npz")
+    np.testing.assert_allclose(dump.nll_nats, expected["nll/length=16,stride=16"], atol=2e-5)
+
+
+def test_training_takes_it_for_its_own(imported):
+    """With the config file in it: the state after 150 updates, at the learning rate of the 151st."""
+    config = config_in(imported.path)
+    assert imported.differing(config) == {}
+    check_config(config, make_mesh(config.mesh))
+    # its dictionary, not one made of the text
+    assert prepare_files(config.data)["train"].manifest.vocab_size == 96
+    optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
+    abstract = abstract_state(
+        build_model(config, 96), optimizer, make_mesh(config.mesh, jax.devices()[:1])
+    )
+    with Checkpoints(imported.checkpoints, read_only=True) as checkpoints:
+        state = checkpoints.restore(checkpoints.latest, abstract)
+    assert int(state.step) == int(optax.tree_utils.tree_get(state.opt_state, "count")) == 150
+    trace = optax.tree_utils.tree_get(state.opt_state, "trace")
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(trace))
+    # Nesterov's first step goes 1 + momentum times as far as the rate; the gradient is clipped to
+    # its norm.
+    gradient = jax.tree.map(np.ones_like, jax.device_get(state.params))
+    change, _ = jax.jit(optimizer.update)(gradient, state.opt_state, state.params)
+    rate = float(make_schedule(config.optimizer, config.train.steps)(150))
+    length = rate * (1 + config.optimizer.momentum) * config.optimizer.clip_norm
+    squares = jax.tree.map(lambda leaf: np.square(np.asarray(leaf, np.float64)).sum(), change)
+    assert math.sqrt(sum(jax.tree.leaves(squares))) == pytest.approx(length, rel=1e-4)
+    assert length > 1e-4  # at update 0 it would be 1e-7 times as much
+
+
+def config_in(workdir):
+    """Returns the config of the file in a work directory, as train.py reads it."""
+    namespace = {"__file__": str(workdir / "config.py")}
+    exec((workdir / "config.py").read_text(), namespace)
+    return read_config(namespace["get_config"]())
+
+
+def test_a_work_directory_that_was_moved_is_the_same_run(imported, tmp_path):
+    moved = RunDirectory(shutil.copytree(imported.path, tmp_path / "moved"))
+    config = config_in(moved.path)
+    assert config.data.tokenizer_file == str(moved.path / "tokenizer" / "dict.txt")
+    assert moved.differing(config) == {}
+    assert config_hash(config) == config_hash(imported.config())
+    tokenizer = moved.tokenizer()
+    moved.claim(config, tokenizer)
+    moved.release()
+    with pytest.raises(ValueError, match=r"the tokenizer of the run in .* is another than that of"):
+        moved.claim(config, WordTokenizer(dict(reversed(tokenizer.counts.items()))))
+
+
+def test_the_config_tells_runs_of_two_checkpoints_apart(imported):
+    """Provenance is written anew by training; the config stays, and rows of results are known by
+    its hash.
+    """
+    config = imported.config()
+    assert config.imported_from == hashlib.sha256(CHECKPOINT.read_bytes()).hexdigest()
+    other = replaced(config, {"imported_from": "0" * 64})
+    assert config_hash(other) != config_hash(config)
+    assert imported.differing(other) == {"imported_from": (config.imported_from, "0" * 64)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda content: content["model"].pop("decoder.layers.1.fc2.bias"),
+            r"lacks 1 tensor \(decoder\.layers\.1\.fc2\.bias\)",
+        ),
+        (lambda content: content["args"].pop("tokens_per_sample"), "cfg has no tokens_per_sample"),
+    ],
+)
+def test_another_checkpoint_is_one_line_and_leaves_nothing(tmp_path, change, message):
+    resaved(tmp_path / "x.pt", change)
+    with pytest.raises(ValueError, match=message) as error:
+        import_fairseq(tmp_path / "x.pt", DICTIONARY, tmp_path / "run", config_of(tmp_path))
+    assert "\n" not in str(error.value)
+    assert str(error.value).count("x.pt") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_another_dictionary_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))  # no shell expands the ~ in --dictionary=~/dict.txt
+    (tmp_path / "dict.txt").write_text(
+        "".join(DICTIONARY.read_text().splitlines(keepends=True)[:-8])
+    )
+    with pytest.raises(
+        ValueError, match=r"has 88 entries .* and the checkpoint 96; give the dict\.txt"
+    ):
+        import_fairseq(CHECKPOINT, "~/dict.txt", tmp_path / "run", config_of(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_work_directory_in_use_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        import_fairseq(CHECKPOINT, DICTIONARY, tmp_path / "run", config_of(tmp_path))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
+
+
+def test_another_objective_is_refused(tmp_path):
+    masked = replaced(config_of(tmp_path), {"objective.name": "masked"})
+    with pytest.raises(ValueError, match="objective=masked doesn't go with models that predict"):
+        import_fairseq(CHECKPOINT, DICTIONARY, tmp_path / "run", masked)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("length", "max_device_tokens", "tokens"),
+    [
+        (2048, 9_216, 65_536),  # 8 x 8,192: of each part of 9,216 four sequences
+        (512, 9_216, 73_728),
+        (2048, 0, 73_728),  # one part: 36 sequences
+        (10_000, 9_216, 80_000),  # a sequence at least
+    ],
+)
+def test_the_batch_is_cut_as_the_papers_code_cuts_it(tmp_path, length, max_device_tokens, tokens):
+    """And at the paper's lengths as configs/wikitext103.py has it, and 8 devices go on with the
+    training.
+    """
+    resaved(tmp_path / "x.pt", lambda content: content["args"].update(tokens_per_sample=length))
+    keys = {"train.batch_tokens": 73_728, "train.max_device_tokens": max_device_tokens}
+    config = replaced(config_of(tmp_path), keys)
+    config = import_fairseq(tmp_path / "x.pt", DICTIONARY, tmp_path / "run", config).config()
+    assert config.train.batch_tokens == tokens
+    if max_device_tokens == 9_216:
+        assert wikitext103.get_config(f"length={length}").train.batch_tokens == tokens
+        assert sequences_per_update(config, 8) * length == tokens
+
+
+def test_the_position_method_can_be_named(tmp_path, expected):
+    """Arguments of older versions, without max_tokens, are not the fork's; --position decides."""
+    resaved(tmp_path / "x.pt", lambda content: None)
+    config = config_of(tmp_path)
+    made = import_fairseq(tmp_path / "x.pt", DICTIONARY, tmp_path / "sinusoidal", config)
+    assert made.config().position == "sinusoidal"
+    named = import_fairseq(
+        CHECKPOINT, DICTIONARY, tmp_path / "named", config, position="sinusoidal"
+    )
+    assert named.config().position == "sinusoidal"
+    found = score(TrainedRun(named.path), expected["targets"][:64], 16, 16)
+    assert np.abs(found - expected["nll/length=16,stride=16"][:64]).max() > 0.1
+
+
+def test_the_command_says_one_line(run_script, tmp_path):
+    (tmp_path / "x.pt").write_text("no checkpoint")
+    words = (
+        f"--checkpoint={tmp_path}/x.pt",
+        f"--dictionary={DICTIONARY}",
+        f"--workdir={tmp_path}/run",
+    )
+    done = run_script(ROOT / "scripts/import_fairseq.py", *words)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/x.pt is missing, truncated or damaged")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def in_stream_order(recorded, ours, length):
+    """Returns `recorded` with its windows in the stream's order, found by their first values.
+
+    The paper's code takes non-overlapping windows sorted by size, and records them in
+    this order. Each of our windows must be found in it, and all of it must be found.
+    """
+    starts, found = range(0, ours.size, length), np.empty_like(recorded)
+    taken = np.zeros(recorded.size, bool)
+    for start in starts:
+        window = ours[start : start + length]
+        for place in np.flatnonzero(np.abs(recorded - window[0]) < 2e-4):
+            part = slice(place, place + window.size)
+            if recorded[part].size == window.size and np.abs(recorded[part] - window).max() < 2e-4:
+                found[start : start + length] = recorded[part]
+                taken[part] = True
+                break
+        else:
+            pytest.fail(
+                f"the window of tokens {start} to {start + window.size} is not in the record"
+            )
+    assert taken.all()
+    return found
+
+
+def test_what_the_papers_code_computes(shared_dir, tmp_path):
+    """Each of 13,175 tokens within 2e-4 nats, the mean within 1e-5, the perplexities to 0.01."""
+    oracle = shared_dir / "oracle"
+    config = config_of(tmp_path)
+    config = replaced(config, {"eval.batch_tokens": 8192})
+    made = import_fairseq(oracle / "checkpoint.pt", oracle / "dict.txt", tmp_path / "run", config)
+    run, recorded = TrainedRun(made.path), np.load(oracle / "expected.npz")
+    corpus = TextFiles({"file": str(oracle / "valid.txt")})
+    text = prepare_text(corpus, run.tokenizer, tmp_path / "cache", progress=False)
+    np.testing.assert_array_equal(text.tokens, recorded["targets"])
+    perplexities = {
+        (64, 64): 528.281,
+        (128, 128): 525.980,
+        (512, 512): 524.470,
+        (128, 64): 524.466,
+        (64, 1): 524.980,
+    }
+    for (length, stride), perplexity in perplexities.items():
+        nll = recorded[f"nll/length={length},stride={stride}"]
+        ours = score(run, text.tokens, length, stride)
+        nll = in_stream_order(nll, ours, length) if length == stride else nll
+        np.testing.assert_allclose(ours, nll, atol=2e-4)
+        assert ours.mean(dtype=np.float64) == pytest.approx(nll.mean(dtype=np.float64), abs=1e-5)
+        assert np.exp(ours.mean(dtype=np.float64)) == pytest.approx(perplexity, abs=0.01)
+
+
+def test_features_and_log_probabilities_are_those_of_the_papers_code(shared_dir) -> None:
     """A batch of a trained checkpoint; 2e-4 nats are asked for, 1e-5 found."""
     with np.load(shared_dir / "oracle" / "expected.npz") as file:
         expected = {name: file[name] for name in file.files if name.startswith("batch/")}
-    tensors = read_checkpoint(shared_dir / "oracle" / "checkpoint.pt")["model"]
-    sizes = architecture(tensors)
-    config = read_config(wikitext103.get_config("position=alibi"))
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes.config))
-    model = build_model(config, sizes.vocab_size)
+    theirs = read_checkpoint(shared_dir / "oracle" / "checkpoint.pt")
+    config, vocab_size = described(theirs), theirs.config["vocab_size"]
+    model = build_model(config, vocab_size)
 
     @jax.jit
     def compute(params, inputs, targets):
@@ -285,15 +528,11 @@ def test_features_and_log_probabilities_are_those_of_the_papers_code(
         logits = model.apply(
             variables, features, method=lambda module, x: module.vocabulary.logits(x)
         )
-        return (
-            features,
-            logits[..., :500],
-            model.apply(variables, inputs, targets, method="token_nll"),
-        )
+        nll = model.apply(variables, inputs, targets, method="token_nll")
+        return features, logits[..., :500], nll
 
-    found = compute(
-        to_params(tensors, num_heads=8), expected["batch/inputs"], expected["batch/targets"]
-    )
+    params = jax.device_get(read_params(theirs, FAMILY, config, vocab_size))
+    features, logits, nll = compute(params, expected["batch/inputs"], expected["batch/targets"])
     names = ("batch/features", "batch/log_probs_first_500", "batch/log_prob_of_target")
-    for name, value in zip(names, (*found[:2], -found[2]), strict=True):
+    for name, value in zip(names, (features, logits, -nll), strict=True):
         np.testing.assert_allclose(value, expected[name], atol=1e-5, rtol=1e-5, err_msg=name)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from alibi.convert.fairseq import read_checkpoint
+from alibi.convert.families.fairseq import read_checkpoint
 
 PADDING = 1
 # updates of the recording: later, what rounding does to two inputs of ReLU near zero shows
@@ -169,8 +169,8 @@ def train(
 
 
 def double(checkpoint: pathlib.Path) -> Tensors:
-    model = read_checkpoint(checkpoint)["model"]
-    return {name: torch.tensor(x, dtype=torch.float64) for name, x in model.items()}
+    tensors = read_checkpoint(checkpoint).tensors
+    return {name: torch.tensor(x.read(), dtype=torch.float64) for name, x in tensors.items()}
 
 
 def check(folder: pathlib.Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from alibi.config import DataConfig
 from alibi.data import shards, tokens
 from alibi.data.corpus import BORDER
-from alibi.data.shards import Makers, count_words
+from alibi.data.shards import count_words
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenStream, shard_file
 from alibi.data.tokenizers import train_bpe
@@ -102,24 +102,16 @@ def test_byte_level_bpe_has_a_border_where_shards_may_be_cut(text):
         ] == whole
 
 
-def test_workers_and_hosts_make_what_one_process_makes(data, tmp_path, monkeypatch):
+def test_workers_make_what_one_process_makes(data, tmp_path, monkeypatch):
     data = dataclasses.replace(data, tokenizer="words")
     alone = made(data, tmp_path / "alone", 2000, monkeypatch)
-    workers = made(data, tmp_path / "workers", 2000, monkeypatch, makers=Makers(workers=2))
-    with pytest.raises(
-        shards.UnfinishedError, match=r"train: \d of \d shards are still to be made by other hosts"
-    ):
-        made(data, tmp_path / "hosts", 2000, monkeypatch, makers=Makers(host=1, hosts=2))
-    hosts = made(data, tmp_path / "hosts", 2000, monkeypatch, makers=Makers(host=0, hosts=2))
-    for other in (workers, hosts):
-        assert (other.directory.name, other.manifest) == (alone.directory.name, alone.manifest)
-        assert other.tokens[:].tolist() == alone.tokens[:].tolist()
-        assert sorted(path.name for path in other.directory.iterdir()) == [
-            "manifest.json", "tokenizer", *shards_of(alone)
-        ]  # fmt: skip
-        assert [
-            path.name for path in other.directory.parent.iterdir() if path.suffix == ".parts"
-        ] == []
+    other = made(data, tmp_path / "workers", 2000, monkeypatch, workers=2)
+    assert (other.directory.name, other.manifest) == (alone.directory.name, alone.manifest)
+    assert other.tokens[:].tolist() == alone.tokens[:].tolist()
+    assert sorted(path.name for path in other.directory.iterdir()) == [
+        "manifest.json", "tokenizer", *shards_of(alone)
+    ]  # fmt: skip
+    assert not [path for path in other.directory.parent.iterdir() if path.suffix == ".parts"]
 
 
 def test_a_worker_that_fails_or_dies_says_why():

@@ -1,6 +1,5 @@
 """Each update of the paper's recipe against other implementations."""
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -9,19 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import read_config
-from alibi.convert.fairseq import architecture, to_params
+from alibi.config import read_config, replaced
+from alibi.convert.families.fairseq import FAMILY
+from alibi.convert.importing import describe, read_params
 from alibi.model.decoder import build_model
 from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import make_train_step
 from configs import wikitext103
+from tests.convert.papers import as_model
 
 SMALL = pathlib.Path(__file__).parents[1] / "data" / "trajectory.npz"
 PADDING = 1  # of fairseq, in targets
 STARTS = 48  # a sixth of them follow the recorded path: none in one case of 10,000
 FIRST_TIE = 17  # the update, counted from 0
-NO_DROPOUT = ("dropout", "attention_dropout", "activation_dropout", "softmax_dropout")
+NO_DROPOUT = [f"model.{kind}dropout" for kind in ("", "attention_", "activation_", "softmax_")]
 
 
 def trainer(
@@ -31,19 +32,21 @@ def trainer(
 
     It gives lr, loss in nats and gradient norm of each update, and the parameters after the last.
     """
-    sizes, updates = architecture(initial(recording)), len(recording["lr"])
+    updates, settings = len(recording["lr"]), {"decoder_attention_heads": 8}
     keys = f"position=alibi,optimizer.warmup_steps={warmup},optimizer.period_steps={period}"
     config = read_config(wikitext103.get_config(keys))
-    without_dropout = sizes.config | dict.fromkeys(NO_DROPOUT, 0.0)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **without_dropout))
-    model, (optimizer, schedule) = (
-        build_model(config, sizes.vocab_size),
-        make_optimizer(config.optimizer, updates),
-    )
+    settings |= {"_name": "transformer_lm", "max_tokens": 512}
+    theirs = as_model(initial(recording), **settings)
+    _, config = describe(theirs, config, family=FAMILY)
+    config = replaced(config, dict.fromkeys(NO_DROPOUT, 0.0))
+    vocab_size = theirs.config["vocab_size"]
+    model = build_model(config, vocab_size)
+    optimizer, schedule = make_optimizer(config.optimizer, updates)
     step = make_train_step(model, optimizer, 0, schedule=schedule)
 
     def train(tensors: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
-        params = jax.tree.map(jnp.asarray, to_params(tensors, num_heads=8))
+        made = read_params(as_model(tensors, **settings), FAMILY, config, vocab_size)
+        params = jax.tree.map(jnp.asarray, jax.device_get(made))
         state = TrainState(
             step=jnp.zeros((), jnp.int32), params=params, opt_state=jax.jit(optimizer.init)(params)
         )

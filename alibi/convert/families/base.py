@@ -38,14 +38,15 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 class HubConfig:
-    """A config.json whose keys are taken one after the other; what is left is told.
+    """A config.json whose keys are taken one after the other; the others can be listed.
 
     Args:
-      content: of config.json.
+      content: its keys and values.
+      file: its name in messages.
     """
 
-    def __init__(self, content: Mapping[str, Any]):
-        self.content, self._taken = dict(content), set[str]()
+    def __init__(self, content: Mapping[str, Any], file: str = "config.json"):
+        self.content, self.file, self._taken = dict(content), file, set[str]()
         self.rest: dict[str, Any] = {}  # keys that a nested config has left
 
     def take(self, *names: str, default: Any = ...) -> Any:
@@ -59,7 +60,7 @@ class HubConfig:
             if self.content.get(name) is not None:
                 return self.content[name]
         if default is ...:
-            raise ValueError(f"config.json has no {names[0]}, which this architecture needs")
+            raise ValueError(f"{self.file} has no {names[0]}, which this architecture needs")
         return default
 
     def take_null(self, name: str, default: Any) -> Any:
@@ -72,7 +73,7 @@ class HubConfig:
         first = values[0] if default is ... else default
         if (got := self.take(name, default=first)) not in values:
             raise ValueError(
-                f"config.json asks for {name}={got!r}, which is not implemented here (only "
+                f"{self.file} asks for {name}={got!r}, which is not implemented here (only "
                 f"{' or '.join(map(repr, values))})"
             )
 
@@ -85,7 +86,7 @@ class HubConfig:
         got = self.take(*names, default=default)
         if got not in values:
             raise ValueError(
-                f"config.json asks for {names[0]}={got!r}, which is not implemented here (only "
+                f"{self.file} asks for {names[0]}={got!r}, which is not implemented here (only "
                 f"{', '.join(values)})"
             )
         return values[got]
@@ -131,7 +132,8 @@ class Entry:
     @property
     def copies(self) -> bool:
         """Whether the tensor is our parameter, number for number in the same order."""
-        return len(self.ours) == 1 and not self.ours[0].endswith(("kernel", "bias"))
+        turned = self.inputs_first or self.ours[0].endswith(("kernel", "bias"))
+        return len(self.ours) == 1 and not turned
 
     def to_ours(
         self, tensor: Float[np.ndarray, "..."], shapes: Shapes
@@ -183,8 +185,12 @@ class Family:
         are left out.
       to_ours: a function from config.json to our keys, which reads each of its keys.
       to_theirs: a function from our config to config.json, whose keys `describe` compares.
-      prefix: of the names of tensors, which some files lack.
+      prefix: begins the names of tensors; some files lack it.
       buffers: a pattern of further tensors, which are no parameters.
+      tied: names of tensors that repeat others of these names, where a file has them; defaults to
+        lm_head.weight for the first of the entries.
+      untie: the remedy where they differ.
+      file: the name of the config in messages.
       unread: a function from our config to the keys of config.json that the model needs and that
         transformers' own code of the family doesn't read.
     """
@@ -196,6 +202,9 @@ class Family:
     to_theirs: Callable[[Config], dict[str, Any]]
     prefix: str = ""
     buffers: str = "$^"
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    untie: str = "set tie_word_embeddings to false there"
+    file: str = "config.json"
     unread: Callable[[Config], list[str]] = lambda config: []
 
     def settings(self, content: Mapping[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -207,7 +216,8 @@ class Family:
         Raises:
           ValueError: a key is missing, unknown, or asks for something else than is implemented.
         """
-        hub = HubConfig({key: value for key, value in content.items() if key not in ignored})
+        read = {key: value for key, value in content.items() if key not in ignored}
+        hub = HubConfig(read, self.file)
         settings = PAPER_UNLIKE | self.to_ours(hub)
         if left := {key: value for key, value in hub.left().items() if key not in ignored}:
             shown = ", ".join(f"{name}={value!r}" for name, value in sorted(left.items()))

@@ -1,0 +1,182 @@
+"""Tensors in files of safetensors or of PyTorch, read one by one, and files of safetensors to write."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import pickle
+import re
+import shutil
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from alibi.extras import needs
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+FILE_BYTES = 4 << 30  # the most that a written file holds, unless a tensor is larger
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+FLOATS = tuple(DTYPES.values())
+
+Array = Shaped[np.ndarray, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor in a file.
+
+    Attributes:
+      dtype: its name, such as "bfloat16".
+      read: returns the part at an index (defaults to the whole) in the tensor's own dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[..., Array]
+
+
+@dataclasses.dataclass
+class Model:
+    """The tensors and the config of another codebase's model.
+
+    Attributes:
+      path: the folder or file, for messages.
+      config: the model's config, as its own code reads it.
+    """
+
+    path: pathlib.Path
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
+    """Returns the tensors of a file of safetensors; ValueError if it is damaged."""
+    needs(f"{file}", "safetensors")
+    from safetensors import SafetensorError, safe_open
+
+    def read(name: str, index: Any = ...) -> Array:
+        # Opened for each tensor: pages of a file that stays open stay in memory.
+        with safe_open(os.fspath(file), "np") as opened:
+            part = opened.get_slice(name)
+            return part[:] if index is ... else part[index]
+
+    try:
+        with safe_open(os.fspath(file), "np") as opened:
+            parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{file} is truncated, or no file of safetensors ({error}); download it again"
+        ) from error
+    return {
+        name: Tensor(
+            tuple(part.get_shape()),
+            DTYPES.get(part.get_dtype(), part.get_dtype()),
+            functools.partial(read, name),
+        )
+        for name, part in parts.items()
+    }
+
+
+def load_pickle(file: pathlib.Path, known: Mapping[str, type]) -> Any:
+    """Returns the content of a file of `torch.save`; PyTorch runs nothing of it.
+
+    Args:
+      known: stand-ins of classes that the pickle may name, by package or full name.
+
+    Raises:
+      MissingPackageError: PyTorch is not installed.
+      ValueError: a missing or damaged file, or a pickle that names another class or function.
+    """
+    needs(f"{file.name}, which is no file of safetensors,", "torch")
+    import torch
+
+    try:
+        # PyTorch before 1.6 wrote no zip, which can't be mapped.
+        mapped = zipfile.is_zipfile(file)
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file) if mapped else []
+        classes: list[Any] = [
+            (known[key], name)
+            for name in names
+            for key in {name, name.partition(".")[0]} & known.keys()
+        ]
+        with warnings.catch_warnings(), torch.serialization.safe_globals(classes):
+            warnings.simplefilter("ignore")  # about the pickle's protocol
+            content = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+        if mapped and (part := zipfile.ZipFile(file).testzip()):  # PyTorch compares no checksums
+            raise ValueError(f"{part} has another checksum")
+    except Exception as error:  # PyTorch's reader meets damage with many classes
+        if isinstance(error, pickle.UnpicklingError) and "unsupported" in str(error).lower():
+            named = re.search(r"GLOBAL (\S+)", str(error))
+            raise ValueError(
+                f"{file} is no file of tensors alone: it might run {named[1] if named else 'something'}, so it was not "
+                "loaded; download it again, or convert it where it is trusted"
+            ) from error
+        told = "" if isinstance(error, KeyError) else str(error)
+        reason = told.partition("\n")[0].partition(". ")[0] or type(error).__name__
+        raise ValueError(
+            f"{file} is missing, truncated or damaged ({reason}); download it again"
+        ) from error
+    return content
+
+
+def list_dense(content: Any, file: pathlib.Path) -> dict[str, Tensor]:
+    """Returns the tensors of a pickle's `content`; ValueError if it is no dict of dense tensors."""
+    import ml_dtypes
+    import torch
+
+    def read(tensor: torch.Tensor, index: Any = ...) -> Array:
+        part = tensor[index]
+        if part.dtype is torch.bfloat16:  # NumPy has no such dtype, and ml_dtypes the same bits
+            return part.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return part.numpy()
+
+    by_name = isinstance(content, dict) and all(
+        isinstance(name, str)
+        and isinstance(tensor, torch.Tensor)
+        and (tensor.layout, tensor.device.type) == (torch.strided, "cpu")  # with its numbers
+        for name, tensor in content.items()
+    )
+    if not by_name:
+        raise ValueError(
+            f"{file} holds no dense tensors by name, as a model's file does; give the file that its code wrote"
+        )
+    return {
+        name: Tensor(
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            functools.partial(read, tensor.detach().resolve_neg()),
+        )
+        for name, tensor in content.items()
+    }
+
+
+def write_safetensors(
+    folder: pathlib.Path, read: Callable[[str], Array], sizes: Mapping[str, int]
+) -> None:
+    """Writes model.safetensors, or several files with an index, beside config.json.
+
+    Args:
+      read: returns a tensor by name.
+      sizes: bytes of each tensor.
+    """
+    needs("a folder of the hub", "safetensors", "huggingface_hub")
+    from huggingface_hub import split_state_dict_into_shards_factory as split
+    from safetensors.numpy import save_file
+
+    plan = split(
+        dict(sizes),
+        get_storage_size=int,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=FILE_BYTES,
+    )
+    for file, names in plan.filename_to_tensors.items():
+        save_file({name: read(name) for name in names}, folder / file, metadata={"format": "pt"})
+        shutil.copymode(folder / CONFIG, folder / file)  # safetensors lets only the owner read it
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
