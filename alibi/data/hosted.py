@@ -2,6 +2,7 @@
 read.
 """
 
+import abc
 import contextlib
 import hashlib
 import os
@@ -55,9 +56,8 @@ class _Hosted(Corpus):
     def description(self, split: str) -> dict[str, Any]:
         """Returns the name, the split and the column; for a local folder also its files.
 
-        Nothing is loaded for it, so cached tokens need no network. A name without data.revision, or
-        with a tag, means the version read first, which `revision` names, even if the host has a
-        later one.
+        It loads nothing, so cached tokens need no network. A name without data.revision, or with a
+        tag, means the version read first, even if the host has a later one; `revision` names it.
         """
         return {
             "corpus": self.name,
@@ -69,7 +69,7 @@ class _Hosted(Corpus):
         }
 
     def title(self, split: str) -> str:
-        """Returns the dataset's name, or that of its folder, and its subset."""
+        """Returns the name of the dataset or its folder, and the subset."""
         name = pathlib.Path(self._name).resolve().name if self._local else self._name
         return "/".join(filter(None, [name, self._data.subset]))
 
@@ -84,6 +84,22 @@ class _Hosted(Corpus):
         ]
         return f"{self.name}: " + ", ".join(filter(None, parts))
 
+    def check(self, splits: Iterable[str]) -> None:
+        """Raises ValueError if the dataset can't be reached or lacks a split; fetches only their
+        list.
+        """
+        if splits := list(splits):
+            with self._connection(), self._errors_explained(splits[0]):
+                self._check_splits(splits, list(map(str, self._known_splits())))
+
+    @abc.abstractmethod
+    def _known_splits(self) -> Iterable[Any]:
+        """Returns the names of the dataset's splits; none if they are unknown."""
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        yield
+
     def _split(self, split: str) -> str:
         """Returns the dataset's own name of `split`."""
         if not self._data[split]:
@@ -92,19 +108,16 @@ class _Hosted(Corpus):
             )
         return self._data[split]
 
-    def _check_splits(self, splits: Iterable[str], known: Iterable[str]) -> None:
-        """Raises ValueError if a split is no expression of `known` names; if none are known,
-        nothing is checked.
-        """
-        known = list(map(str, known))
+    def _check_splits(self, splits: Iterable[str], names: list[str]) -> None:
+        """Raises ValueError if a split is no expression of the `names` that there are, if any."""
         for split in splits:
-            for part in self._split(split).split("+") if known else ():
-                name = part.partition("[")[0].strip()
-                if name not in (*known, "all"):
+            for term in self._split(split).split("+") if names else ():
+                name = term.partition("[")[0].strip()
+                if name not in (*names, "all"):
                     empty = "" if split == "train" else f", or leave data.{split} empty for none"
                     raise _ExplainedError(
                         f"data.{split}={self._split(split)!r}: {self._name} has no split {name!r}; "
-                        f"use {', '.join(known)}{empty}"
+                        f"use {', '.join(names)}{empty}"
                     )
 
     @contextlib.contextmanager
@@ -141,14 +154,9 @@ class Hub(_Hosted):
         with self._connection():
             yield from row_documents(self._values(split), self._data.column, self.source(split))
 
-    def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if the dataset can't be reached or lacks a split; fetches only their
-        list.
-        """
-        if splits := list(splits):
-            with self._connection(), self._errors_explained(splits[0]):
-                builder = self._builder()
-                self._check_splits(splits, builder.info.splits or builder.config.data_files or ())
+    def _known_splits(self) -> Iterable[Any]:
+        builder = self._builder()
+        return builder.info.splits or builder.config.data_files or ()
 
     def _builder(self, **options: Any) -> Any:
         import datasets
@@ -184,14 +192,12 @@ class Hub(_Hosted):
                 yield from batch[data.column]
 
     def _note_commit(self, commit: str) -> None:
-        """Sets `revision`; raises ValueError if `data.revision` is the hash of another commit.
-
-        If the hub gives nothing (no network, a wrong revision, no access), the library takes the
-        newest copy in its cache, whatever the revision.
-        """
+        """Sets `revision`; raises ValueError if `data.revision` is the hash of another commit."""
         revision = self._data.revision
         if self._local or commit == revision:
             return
+        # If the hub gives nothing (no network, a wrong revision, no access), the library takes the
+        # newest copy in its cache, whatever the revision.
         if re.fullmatch("[0-9a-f]{40}", revision):
             raise _ExplainedError(
                 f"data.revision={revision}, but for the hub dataset {self._name!r} the library took the newest copy in "
@@ -243,7 +249,14 @@ class Tfds(_Hosted):
             builder = self._builder()
             if not self._local:
                 if not pathlib.Path(builder.data_dir).exists():
-                    self._download(builder)
+                    if not reachable([_TFDS_HOST, builder.info.homepage]):
+                        raise _ExplainedError(
+                            f"the TFDS dataset {self._name!r} can't be reached: it isn't prepared in "
+                            f"{builder.data_dir} and there is no network. Connect, or copy a prepared dataset "
+                            "(file_format=array_record) there or set $TFDS_DATA_DIR or data.name to its folder, or "
+                            "use corpus=text"
+                        )
+                    builder.download_and_prepare(file_format="array_record")
                 self.revision = "" if data.revision else str(builder.version)
         check_column(data.column, list(builder.info.features), self._name)
         with self._errors_explained(split):
@@ -252,11 +265,8 @@ class Tfds(_Hosted):
             (record[data.column] for record in records), data.column, self.source(split)
         )
 
-    def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if a prepared dataset lacks a split."""
-        if splits := list(splits):
-            with self._errors_explained(splits[0]):
-                self._check_splits(splits, self._builder().info.splits)
+    def _known_splits(self) -> Iterable[Any]:
+        return self._builder().info.splits
 
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds
@@ -270,19 +280,9 @@ class Tfds(_Hosted):
             )
         if self._local:
             return tfds.builder_from_directory(self._name)
-        name = "/".join(filter(None, [self._name, data.subset])) + (
-            data.revision and f":{data.revision}"
-        )
+        version = data.revision and f":{data.revision}"
+        name = "/".join(filter(None, [self._name, data.subset])) + version
         return tfds.builder(name, file_format="array_record")
-
-    def _download(self, builder: Any) -> None:
-        if not reachable([_TFDS_HOST, builder.info.homepage]):
-            raise _ExplainedError(
-                f"the TFDS dataset {self._name!r} can't be reached: it isn't prepared in {builder.data_dir} and there "
-                "is no network. Connect, or copy a prepared dataset (file_format=array_record) there or set "
-                "$TFDS_DATA_DIR or data.name to its folder, or use corpus=text"
-            )
-        builder.download_and_prepare(file_format="array_record")
 
 
 @contextlib.contextmanager
@@ -302,8 +302,8 @@ def offline() -> Iterator[None]:
 
 
 def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
-    """Returns whether any of `urls` answers, also with an error page; uses the environment's
-    proxies.
+    """Returns whether any of `urls` answers, also with an error page, through the proxies of the
+    environment.
     """
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for url in urls:  # in threads, because a request's time limit does not cover name resolution
@@ -328,11 +328,9 @@ def _answers(url: str, seconds: float) -> bool:
 
 def _folder_hash(folder: str) -> str:
     """Returns a hash of names, sizes and times of change of the folder's files."""
-    hasher = hashlib.sha256()
-    for path in sorted(pathlib.Path(folder).rglob("*")):
-        if path.is_file():
-            status = path.stat()
-            hasher.update(
-                f"{path.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode()
-            )
-    return hasher.hexdigest()
+    files = filter(pathlib.Path.is_file, sorted(pathlib.Path(folder).rglob("*")))
+    lines = (
+        f"{path.relative_to(folder)}\0{path.stat().st_size}\0{path.stat().st_mtime_ns}\n"
+        for path in files
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

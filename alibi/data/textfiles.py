@@ -74,23 +74,25 @@ class _Range:
 
 
 class TextFiles(Corpus):
-    """UTF-8 files, plain, .gz, .xz, .bz2 or .zst, named for each split by comma-separated paths and
-    globs, or by a list.
+    """UTF-8 files, plain, .gz, .xz, .bz2 or .zst. A split names them: paths and globs with commas
+    between them, or a list.
 
-    Each file is a document; with `document_end` "blank_line" or "line" it holds several, and blank
-    lines belong to the document before them, while a line's end belongs to none. Each row of a
-    .jsonl, .csv or .parquet file is a document, the text in `column`.
+    Each file is a document. With `document_end` "blank_line" or "line" it holds several. Blank lines
+    belong to the document before them; a line's end belongs to none. Each row of a .jsonl, .csv or
+    .parquet file is a document with the text in `column`.
     """
 
     name = "text"
 
     def __init__(self, data: Any):
-        """`data`: the config section, or a mapping that may lack `document_end` and `column`;
-        raises ValueError if the end is unknown.
+        """`data`: the config section, or a mapping that may lack `document_end` and `column`.
+
+        Raises ValueError if the end is unknown.
         """
         super().__init__(data)
-        options = data if isinstance(data, Mapping) else vars(data)
-        self._end, self._column = options.get("document_end", "file"), options.get("column", "text")
+        keys = {"document_end": "file", "column": "text"}
+        keys |= data if isinstance(data, Mapping) else vars(data)
+        self._end, self._column = keys["document_end"], keys["column"]
         if self._end not in ("file", "blank_line", "line"):
             raise ValueError(
                 f"data.document_end={self._end!r} is unknown; use file, blank_line or line"
@@ -98,24 +100,20 @@ class TextFiles(Corpus):
         self._identities: dict[pathlib.Path, dict[str, Any]] = {}
 
     def files(self, split: str) -> list[pathlib.Path]:
-        """Returns the files of `split` as written, those of a glob sorted; raises ValueError if
-        there is none.
+        """Returns the files of `split` in their order; a glob's files are sorted.
+
+        Raises ValueError if there is none.
         """
-        place = self._data[split]
-        if not place:
+        if not (named := self._data[split]):
             raise ValueError(
                 f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}"
             )
-        if not isinstance(place, str):
-            parts = [os.fspath(part) for part in place]
-        elif os.path.isfile(place):  # a name may hold a comma
-            parts = [place]
-        else:
-            parts = [part.strip() for part in place.split(",") if part.strip()]
+        if isinstance(named, str):  # a name may hold a comma
+            named = [named] if os.path.isfile(named) else filter(str.strip, named.split(","))
         return [
-            pathlib.Path(name)
-            for part in parts
-            for name in _find_files(os.path.expanduser(part), split)
+            pathlib.Path(file)
+            for name in map(os.fspath, named)
+            for file in _find_files(os.path.expanduser(name.strip()), split)
         ]
 
     def pieces(self, split: str) -> Iterator[Piece]:
@@ -123,53 +121,46 @@ class TextFiles(Corpus):
         return self._read(_Range(path) for path in self.files(split))
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """Yields the shards; a plain file is read only for the pieces of a shard, a packed file
-        from its beginning.
+        """Yields the shards. Of plain files only the shard's pieces are read; packed files are read
+        from their beginning.
         """
         if self.size(split) is None:
             yield from super().shards(split, max_bytes, shard_bytes)
             return
         left, line_open = max_bytes, False
         for ranges in self._ranges(split, shard_bytes):
-            if max_bytes >= 0 and left <= 0:
+            if left == 0:
                 return
             yield Shard(limit_bytes(self._read(ranges), left), line_open)
-            last = ranges[-1]
-            line_open = last.ends_file and last.stop > 0
-            if line_open:
-                with last.path.open("rb") as stream:
-                    stream.seek(-1, os.SEEK_END)
-                    line_open = stream.read() != b"\n"
-            left -= sum(part.stop - part.start for part in ranges) if max_bytes >= 0 else 0
+            line_open = ranges[-1].ends_file and not _ends_line(ranges[-1].path)
+            if left > 0:
+                left = max(left - sum(part.stop - part.start for part in ranges), 0)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
         """Yields about `sample_bytes`: the beginning of each shard of plain files, or of the first
         packed file.
         """
         if self.size(split) is None:
-            yield from super().sample(split, max_bytes, sample_bytes)
-            return
-        each = -(-sample_bytes // sum(1 for _ in self.shards(split, max_bytes)))
-        for shard in self.shards(split, max_bytes):
-            yield from limit_bytes(shard.pieces, each)
+            return super().sample(split, max_bytes, sample_bytes)
+        shards = list(self.shards(split, max_bytes))
+        each = -(-sample_bytes // len(shards))
+        return (piece for shard in shards for piece in limit_bytes(shard.pieces, each))
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the contents of the files, whatever their names, and how documents are found in
-        them if they are not the files.
-        """
-        for path in self.files(split):  # kept: hashing takes time
+        """Returns the hashes of the files, without their names, and how documents end."""
+        files = self.files(split)
+        for path in files:  # kept: hashing takes time
             self._identities[path] = self._identities.get(path) or _identity(path)
-        files = [self._identities[path] for path in self.files(split)]
-        # in earlier tokens blank lines were empty
-        end = {"document_end": self._end, "blank_lines": "may hold white space"}
-        column = {"column": self._column} if any(map(_data_kind, self.files(split))) else {}
-        return {"corpus": self.name, "files": files} | (end if self._end != "file" else {}) | column
+        about = {"corpus": self.name, "files": [self._identities[path] for path in files]}
+        if self._end != "file":  # in earlier tokens blank lines were empty
+            about |= {"document_end": self._end, "blank_lines": "may hold white space"}
+        return about | ({"column": self._column} if any(map(_data_kind, files)) else {})
 
     def title(self, split: str) -> str:
-        """Returns the names of the files without their folders, globs as they were given."""
-        place = self._data[split]
-        parts = place.split(",") if isinstance(place, str) else place
-        return ",".join(pathlib.PurePath(part).name for part in parts)
+        """Returns the names of the files without their folders, globs as they are written."""
+        named = self._data[split]
+        names = named.split(",") if isinstance(named, str) else named
+        return ",".join(pathlib.PurePath(name).name for name in names)
 
     def source(self, split: str) -> str:
         """Returns the paths."""
@@ -195,15 +186,13 @@ class TextFiles(Corpus):
 
     def _ranges(self, split: str, shard_bytes: int) -> Iterator[list[_Range]]:
         """Yields the ranges of plain files that each shard of `split` consists of."""
-        shard: list[_Range] = []
-        room = shard_bytes
+        shard, room = list[_Range](), shard_bytes
+        cuts = self.cuts_documents or self._end == "blank_line"
         for path in self.files(split):
             size, start, stop = path.stat().st_size, 0, -1
             while stop < size:  # an empty file is a range too: its reader raises an error
-                whole = start + room >= size or not (
-                    self.cuts_documents or self._end == "blank_line"
-                )
-                stop = size if whole else self._border(path, start + room)
+                is_last = start + room >= size or not cuts
+                stop = size if is_last else self._border(path, start + room)
                 shard.append(_Range(path, start, stop, stop == size))
                 room -= stop - start
                 start = stop
@@ -214,17 +203,23 @@ class TextFiles(Corpus):
             yield shard
 
     def _border(self, path: pathlib.Path, position: int) -> int:
-        """Returns the first place from `position` on where a file may be cut; its size if there is
-        none.
-        """
+        """Returns the first byte from `position` on where a file may be cut, or its size."""
         with (
             path.open("rb") as stream,
             mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
         ):
-            found = (BORDER if self._end == "file" else _BLANK_LINES).search(content, position)
-            if found is None:
-                return len(content)
-            return found.start() if self._end == "file" else found.end()
+            if self._end == "file":
+                border = BORDER.search(content, position)
+                return border.start() if border else len(content)
+            blank = _BLANK_LINES.search(content, position)
+            return blank.end() if blank else len(content)
+
+
+def _ends_line(path: pathlib.Path) -> bool:
+    """Returns whether a file is empty or its last line has an end."""
+    with path.open("rb") as stream:
+        stream.seek(max(path.stat().st_size - 1, 0))
+        return stream.read() in (b"\n", b"")
 
 
 def _data_kind(path: pathlib.Path) -> str:
@@ -233,30 +228,30 @@ def _data_kind(path: pathlib.Path) -> str:
     return suffix if suffix in DATA_FILES else ""
 
 
-def _find_files(part: str, split: str) -> list[str]:
-    """Returns the file, or the files that match the glob, `part`."""
-    if os.path.isdir(part):
+def _find_files(name: str, split: str) -> list[str]:
+    """Returns the file `name`, or the files that match it."""
+    if os.path.isdir(name):
         raise ValueError(
-            f"{part} is a directory; name its files, for example {os.path.join(part, '*.txt')}"
+            f"{name} is a directory; name its files, for example {os.path.join(name, '*.txt')}"
         )
-    if os.path.exists(part):
-        return [part]
-    found = sorted(name for name in glob.glob(part, recursive=True) if os.path.isfile(name))
-    if not found:
-        missing = "no file matches" if glob.has_magic(part) else "there is no file"
+    if os.path.exists(name):
+        return [name]
+    files = sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+    if not files:
+        missing = "no file matches" if glob.has_magic(name) else "there is no file"
+        is_unset = name == split  # the splits of other corpora are the defaults
         remedies = {
-            "train": "set data.train" if part == split else "correct data.train",
+            "train": "set data.train" if is_unset else "correct data.train",
             "file": "correct the path",
         }
         remedy = remedies.get(split, f"set data.{split}, or leave it empty for none")
-        if part.startswith(JOINED):
+        if name.startswith(JOINED):
             remedy += (
                 f", or make the file by scripts/join_books.py --books=FOLDER --output_dir={JOINED}"
             )
-        # the splits of other corpora are the defaults
-        unset = f"data.{split} is not set, and " if part == split else ""
-        raise ValueError(f"{unset}{missing} {part!r} (seen from {os.getcwd()}); {remedy}")
-    return found
+        unset = f"data.{split} is not set, and " if is_unset else ""
+        raise ValueError(f"{unset}{missing} {name!r} (seen from {os.getcwd()}); {remedy}")
+    return files
 
 
 def _at_ends(texts: Iterable[bytes], *, lines: bool) -> Iterator[Piece]:
@@ -265,8 +260,7 @@ def _at_ends(texts: Iterable[bytes], *, lines: bool) -> Iterator[Piece]:
     """
     rest, is_open = b"", False
     for text in texts:
-        rest += text
-        start = 0
+        rest, start = rest + text, 0
         for end in (_LINE_END if lines else _BLANK_LINES).finditer(rest):
             yield Piece(rest[start : end.start() if lines else end.end()], ends_document=True)
             start, is_open = end.end(), False
@@ -309,25 +303,23 @@ def _texts(part: _Range) -> Iterator[bytes]:
 
 
 def _without_mark(path: pathlib.Path, first: bytes) -> bytes:
-    """Returns the first bytes of a file without a byte order mark; raises ValueError for a file
-    that is known to be no text.
+    """Returns the first bytes of a file without a byte order mark; ValueError for other files than
+    texts.
     """
     kinds = [kind for begin, kind in _FOREIGN.items() if first.startswith(begin)]
-    if not kinds and b"\0" in first:
-        kinds = [
-            "no text, since it holds a NUL byte; if it is UTF-16, use iconv -f utf-16le -t utf-8"
-        ]
     if first[257:262] == b"ustar":
-        kinds = ["a tar archive; unpack it by tar -xf, and name its text files"]
+        kinds.insert(0, "a tar archive; unpack it by tar -xf, and name its text files")
+    if b"\0" in first:
+        kinds.append(
+            "no text, since it holds a NUL byte; if it is UTF-16, use iconv -f utf-16le -t utf-8"
+        )
     if kinds:
         raise ValueError(f"{path} is {kinds[0]}")
     return first.removeprefix(MARK)
 
 
 def _is_utf8(text: bytes) -> bool:
-    """Returns whether `text` is whole characters: Arrow finds out several times as fast as Python
-    decodes.
-    """
+    """Returns whether `text` is whole characters, several times as fast as Python decodes it."""
     needs("a text file", "pyarrow")
     import pyarrow as pa  # takes a tenth of a second to import
 
@@ -365,19 +357,17 @@ def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
 
     # zstandard's own stream reader does not notice that a file was truncated.
     unpacker = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW)
+    unpack = unpacker.decompressobj()
     with path.open("rb") as stream:
-        unpack = unpacker.decompressobj()
-        while packed := stream.read(1 << 14):
-            while packed:
-                try:
-                    yield unpack.decompress(packed)
-                except zstandard.ZstdError as error:
-                    raise EOFError(str(error)) from error
-                packed = unpack.unused_data
-                if packed:  # the next frame
-                    unpack = unpacker.decompressobj()
-        if not unpack.eof:
-            raise EOFError("it ends inside a frame")
+        while packed := unpack.unused_data or stream.read(1 << 14):
+            if unpack.eof:  # the next frame begins
+                unpack = unpacker.decompressobj()
+            try:
+                yield unpack.decompress(packed)
+            except zstandard.ZstdError as error:
+                raise EOFError(str(error)) from error
+    if not unpack.eof:
+        raise EOFError("it ends inside a frame")
 
 
 def _identity(path: pathlib.Path) -> dict[str, Any]:
@@ -388,13 +378,11 @@ def _identity(path: pathlib.Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         if stream.read(len(MARK)) == MARK:
             identity["mark"] = "removed"  # it was part of earlier tokens
-    if status.st_size <= WHOLE_HASH_BYTES:
-        return identity | {"sha256": file_sha256(path)}
-    with path.open("rb") as stream:
+        if status.st_size <= WHOLE_HASH_BYTES:
+            return identity | {"sha256": file_sha256(path)}
+        stream.seek(0)
         ends = stream.read(END_BYTES)
         stream.seek(-END_BYTES, os.SEEK_END)
         ends += stream.read()
-    return identity | {
-        "changed_ns": status.st_mtime_ns,
-        "ends_sha256": hashlib.sha256(ends).hexdigest(),
-    }
+    hashed = {"changed_ns": status.st_mtime_ns, "ends_sha256": hashlib.sha256(ends).hexdigest()}
+    return identity | hashed

@@ -39,12 +39,10 @@ _SENTENCEPIECE = "sentencepiece"
 
 
 class SentencePiece:
-    """A SentencePiece model, by the functions of `tokenizers.Tokenizer` that `BpeTokenizer` uses.
-
-    Raises ValueError if the package sentencepiece is missing, or for other `content`.
-    """
+    """A SentencePiece model, with the functions of `tokenizers.Tokenizer` that `BpeTokenizer` uses."""
 
     def __init__(self, content: bytes):
+        """`content`: the model's file; raises ValueError for another, or without the package."""
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
@@ -55,7 +53,7 @@ class SentencePiece:
             self._model = SentencePieceProcessor(model_proto=content)
         except RuntimeError as error:
             raise ValueError(f"it is no SentencePiece model ({error})") from error
-        self._content, self.normalizer = content, self
+        self.content, self.normalizer = content, self
         self.normalize_str = self._model.normalize
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
@@ -66,9 +64,6 @@ class SentencePiece:
         """The names of tokens that no text becomes."""
         return [piece for piece, i in self.get_vocab().items() if self._model.is_control(i)]
 
-    def token_to_id(self, token: str) -> int | None:
-        return self.get_vocab().get(token)
-
     def encode(self, text: str, add_special_tokens: bool = False) -> Any:
         return types.SimpleNamespace(**self._model.encode(text, return_type="offset_mapping"))
 
@@ -78,13 +73,8 @@ class SentencePiece:
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return self._model.decode(ids)
 
-    @property
-    def content(self) -> bytes:
-        """The file of the model."""
-        return self._content
-
     def to_str(self, pretty: bool = False) -> str:
-        encoded = base64.b64encode(self._content).decode()
+        encoded = base64.b64encode(self.content).decode()
         return json.dumps({_SENTENCEPIECE: encoded, "model": {"unk_id": self._model.unk_id()}})
 
 
@@ -115,15 +105,12 @@ class BpeTokenizer(Tokenizer):
         rules = json.loads(tokenizer.to_str())
         self.cuts_documents = tokenizer.normalizer is None and _cuts_anywhere(rules)
         self.changes_text = _changes_text(tokenizer.normalizer, rules.get("pre_tokenizer"))
-        unknown = rules["model"].get("unk_id")
-        if unknown is None and rules["model"].get("unk_token") is not None:
-            unknown = tokenizer.token_to_id(rules["model"]["unk_token"])
-        # a boundary is no unknown text
-        self.unknown_id = None if unknown == vocabulary[boundary] else unknown
         self._tokenizer: Any = tokenizer
-        self._boundary = boundary
+        self.boundary, self.boundary_id = boundary, vocabulary[boundary]
+        unknown = rules["model"].get("unk_id", vocabulary.get(rules["model"].get("unk_token")))
+        # a boundary is no unknown text
+        self.unknown_id = None if unknown == self.boundary_id else unknown
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
-        self.boundary_id = vocabulary[boundary]
         self.ends = tuple(dict.fromkeys([self.boundary_id, *ends]))
         special = (
             tokenizer.control_pieces
@@ -211,18 +198,18 @@ class BpeTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text, with boundaries spelt out, and U+FFFD once for an unfinished character."""
-        known: Iterable[int] = (int(i) for i in ids if i < self.vocab_size)
-        if self._bytes:
-            # Of a run of bytes that is not UTF-8, tokenizers loses the whole characters too, and
-            # sentencepiece repeats U+FFFD for each byte.
-            runs = itertools.groupby(known, self._bytes.__contains__)
-            known = itertools.chain.from_iterable(
-                self._in_bytes(bytes(self._bytes[i] for i in run).decode(errors="replace"))
-                if in_bytes
-                else run
-                for in_bytes, run in runs
-            )
-        return self._tokenizer.decode(list(known), skip_special_tokens=False)
+        there = (int(i) for i in ids if i < self.vocab_size)
+        # Of a run of bytes that is not UTF-8, tokenizers loses the whole characters too, and
+        # sentencepiece repeats U+FFFD for each byte.
+        runs = (
+            self._in_bytes(bytes(self._bytes[i] for i in run).decode(errors="replace"))
+            if in_bytes
+            else run
+            for in_bytes, run in itertools.groupby(there, self._bytes.__contains__)
+        )
+        return self._tokenizer.decode(
+            list(itertools.chain.from_iterable(runs)), skip_special_tokens=False
+        )
 
     def _in_bytes(self, text: str) -> list[int]:
         """Returns the ids of the text's bytes."""
@@ -231,12 +218,12 @@ class BpeTokenizer(Tokenizer):
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the tokenizer's JSON and its boundary."""
-        return hashlib.sha256(f"{self._boundary}\n{self._tokenizer.to_str()}".encode()).hexdigest()
+        return hashlib.sha256(f"{self.boundary}\n{self._tokenizer.to_str()}".encode()).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
         # written here: of a full disk the package raises a plain Exception
         (folder / self.file).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
-        return {"boundary": self._boundary, "ends": self.ends}
+        return {"boundary": self.boundary, "ends": self.ends}
 
     def hub_file(self) -> tuple[str, bytes]:
         """Returns the name of the tokenizer's file in a folder of the Hugging Face hub, and its
@@ -245,11 +232,6 @@ class BpeTokenizer(Tokenizer):
         if isinstance(self._tokenizer, SentencePiece):
             return "tokenizer.model", self._tokenizer.content
         return "tokenizer.json", self._tokenizer.to_str(pretty=True).encode()
-
-    @property
-    def boundary(self) -> str:
-        """The token between documents."""
-        return self._boundary
 
 
 def _cuts_anywhere(rules: dict[str, Any]) -> bool:
