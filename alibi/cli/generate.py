@@ -99,7 +99,7 @@ def _asked() -> str | None:
 
 def _show(writer: Any, prompt: Any, total: int) -> None:
     """Prints an answer as its tokens come, then, if asked for, its tokens."""
-    print(prompt.given["prompt"], end="", flush=True)
+    print(prompt.row["prompt"], end="", flush=True)
     shown = 0
 
     def show(answer: Any) -> None:

@@ -76,7 +76,11 @@ def write_run(
       config_file: the content of its config.py.
       add: writes further files into the directory.
     """
-    provenance = {"config": dataclasses.asdict(config), **provenance, TOKENIZER: tokenizer.fingerprint()}
+    provenance = {
+        "config": dataclasses.asdict(config),
+        **provenance,
+        TOKENIZER: tokenizer.fingerprint(),
+    }
     step, steps = int(state.step), config.train.steps
     shared = is_address(str(run)) or jax.process_count() > 1
     with contextlib.nullcontext(run.path) if shared else made_whole(run.path) as path:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,9 @@ Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Int[Array, "batch leng
 def new_cache(
     model: DecoderLM, batch: int, slots: int, total: int | None = None, chunk: int | None = None
 ) -> PyTree:
-    """Returns an empty cache of `slots` tokens for each sequence, of `total` tokens to come, read
-    in chunks of `chunk` at most (see `DecoderLM`).
-    """
+    """Returns an empty cache with `slots` for each sequence; see `DecoderLM` for `total` and `chunk`."""
     tokens = jnp.zeros((batch, slots), jnp.int32)
-    # The compiler keeps only the cache of all that `init` traces: no parameters are made.
+    # The compiler keeps the cache alone: no parameters are made.
     made = model.init(jax.random.key(0), tokens, decode=True, total=total, chunk=chunk)
     return made["cache"]
 
@@ -47,12 +45,12 @@ def read(
     fresh: bool = False,
     last: int | None = None,
 ) -> tuple[Float[Array, "batch last vocabulary"], PyTree]:
-    """Returns the logits after each of the `last` tokens (None: all tokens), and the cache with
-    these tokens.
+    """Returns the logits after each of the `last` tokens (defaults to all), and the cache with these
+    tokens.
 
-    Arguments and errors are those of `DecoderLM.__call__` with `decode=True`. The cache is changed
-    in place: the given cache can't be used again. With `scan_layers` each call copies each layer's
-    parameters out of their stack; the model of `unrolled` needn't.
+    See `DecoderLM.__call__` with `decode=True` for arguments and errors. The cache changes in place
+    and can't be used again. With `scan_layers` each call copies each layer's parameters out of their
+    stack; `unrolled` avoids this.
     """
 
     def logits(module: DecoderLM) -> Array:
@@ -60,21 +58,19 @@ def read(
             module.features(tokens, positions=positions, decode=True, fresh=fresh, last=last), True
         )
 
-    found, updated = model.apply(
-        {"params": params, "cache": cache}, method=logits, mutable=["cache"]
-    )
-    return found, updated["cache"]
+    variables = {"params": params, "cache": cache}
+    out, updated = model.apply(variables, method=logits, mutable=["cache"])
+    return out, updated["cache"]
 
 
 def unrolled(model: DecoderLM, params: PyTree) -> tuple[DecoderLM, PyTree]:
-    """Returns the model with separate layers, which decode faster than scanned layers, and its
-    parameters.
+    """Returns the model and its parameters with separate layers, which decode faster than scanned
+    layers.
     """
     if not model.config.scan_layers:
         return model, params
-    return model.clone(config=dataclasses.replace(model.config, scan_layers=False)), jax.jit(
-        unstacked
-    )(params)
+    config = dataclasses.replace(model.config, scan_layers=False)
+    return model.clone(config=config), jax.jit(unstacked)(params)
 
 
 def generate(
@@ -90,53 +86,47 @@ def generate(
     total: int | None = None,
     positions: Int[Ids, "batch length"] | None = None,
 ) -> Any:
-    """Returns the model's continuation of each prompt: of texts as texts, else token ids `[batch,
+    """Returns the model's continuation of each prompt: texts for texts, else token ids `[batch,
     new_tokens]`.
 
-    Its programs are compiled for a batch size, a length of prompts and a number of new tokens; with
-    `total` prompts of all lengths share them. `stream` stops earlier, and says how likely each token
-    was.
+    A program is compiled for each batch size, prompt length and number of new tokens. With `total`
+    all prompt lengths share one. `stream` can stop earlier and yields the NLL of each token.
 
     Args:
-      prompt: a text, or a list of texts; or token ids, an array `[batch, length]` or lists that may
-        differ in length. Prompts of other lengths share the programs that pad them, unless they are
-        JAX arrays.
-      tokenizer: of the run, for texts.
-      sample: draws the next token from the logits: `Sampling`, or a function of your own.
-      seed: of the keys to draw by, from 0 to 2**32 - 1: sequence i has `jax.random.key(seed + i)`.
-      chunk: tokens of the prompt read at a time, which bounds the memory; the cache of a layer
-        under a sliding window holds a window and a chunk.
-      total: the largest number of tokens of prompt and answer together. Prompts are then padded to
-        whole chunks, so choose a small chunk. Methods that depend on the length use it. None: the
-        tokens of this call.
-      positions: positions of the prompt; a position below 0 is padding, by which prompts of several
-        lengths end together.
+      prompt: a text or a list of texts; or token ids, an array `[batch, length]` or lists, which may
+        differ in length.
+      tokenizer: the run's tokenizer, for texts.
+      sample: draws the next token from the logits: `Sampling`, or your own function.
+      seed: from 0 to 2**32 - 1; sequence i draws with `jax.random.key(seed + i)`.
+      chunk: prompt tokens read at a time, which bounds the memory. The cache of a layer with a
+        sliding window holds a window and a chunk.
+      total: the most tokens of prompt and answer together; defaults to the tokens of this call.
+        Methods that depend on the length use it. Prompts are padded to whole chunks, so choose a
+        small chunk.
+      positions: the prompt's positions; a position below 0 is padding before a shorter prompt.
 
     Raises:
       ValueError: a prompt of another shape or dtype, or with ids beyond the vocabulary (if their
         values are known here, padding aside); a text without a tokenizer; a number out of its range;
         or more tokens in all than the position method is defined for, or than fit into the memory.
     """
-    given: Any = prompt
-    of_texts = None
-    if _all_are(prompt, str):
+    is_text, rows = _all_are(prompt, str), cast(Any, prompt)
+    if is_text:
         if tokenizer is None:
             raise ValueError("prompts that are text need tokenizer=, such as that of a TrainedRun")
-        texts: Any = [prompt] if isinstance(prompt, str) else prompt
-        given = of_texts = [tokenizer.encode_beginning(text) for text in texts]
-    if _all_are(given, Sequence) and len(set(map(len, given))) > 1:
-        given, positions = padded_prompts(given)
-    tokens, positions = as_array(given), as_array(positions)
+        texts = [prompt] if isinstance(prompt, str) else rows
+        rows = ids = [tokenizer.encode_beginning(text) for text in texts]
+    if _all_are(rows, Sequence) and len(set(map(len, rows))) > 1:
+        rows, positions = padded_prompts(rows)
+    tokens, positions = as_array(rows), as_array(positions)
     model, params, cache, logits = prefill(
         model, params, tokens, positions, new_tokens, chunk, total
     )
     keys = sequence_keys([checked_seed(seed) + number for number in range(len(tokens))])
     made = decode(model, params, cache, logits, keys, 0, sample=sample, count=new_tokens)[0]
-    if of_texts is None or tokenizer is None:
+    if not is_text or tokenizer is None:
         return made
-    answers = [
-        decode_answer(tokenizer, ids, new) for ids, new in zip(of_texts, made.tolist(), strict=True)
-    ]
+    answers = [decode_answer(tokenizer, *pair) for pair in zip(ids, made.tolist(), strict=True)]
     return answers[0] if isinstance(prompt, str) else answers
 
 
@@ -158,21 +148,19 @@ def stream(
 ) -> Iterator[tuple[Int[np.ndarray, "batch each"], Float[np.ndarray, "batch each"]]]:
     """Yields the next `each` tokens of all sequences, and the NLL of each under the model, in nats.
 
-    Programs are compiled for the first chunk, for later chunks, and for `each` tokens; they serve
-    all prompts of the same number and `total`.
+    One program reads the first chunk, one later chunks, and one makes `each` tokens. Calls with as
+    many prompts and the same `total` share them.
 
     Args:
       prompts: token ids, which may differ in length.
-      new_tokens: at least so many are yielded, in whole numbers of `each`.
-      seeds: of each sequence; None: 0, 1, ...
-      sample, chunk, total: see `generate`.
+      new_tokens: the least number of tokens, rounded up to a multiple of `each`.
+      seeds: one for each sequence; defaults to 0, 1, ...
+      sample, chunk, total: as in `generate`.
 
     Raises:
       ValueError: see `generate`.
     """
     prompt, positions = padded_prompts(prompts)
-    if each < 1:
-        raise ValueError(f"each is {each} and must be at least 1")
     total = prompt.shape[1] + new_tokens if total is None else total
     model, params, cache, logits = prefill(
         model, params, prompt, positions, new_tokens, chunk, total
@@ -186,8 +174,8 @@ def stream(
 
 
 def decode_answer(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """Returns what the tokens add to the text of the prompt: with a space if words need one, and
-    with a character whose first bytes end the prompt.
+    """Returns the text that the tokens add to the prompt: with a space between words, and with the
+    whole character if the prompt ends within one.
     """
     # after a boundary the tokens begin a text, so many decoders leave out their first space
     before = [] if prompt[-1] == tokenizer.boundary_id else list(prompt[-JOINED:])
@@ -210,9 +198,7 @@ def padded_prompts(
 
 
 def checked_seed(seed: Any) -> Any:
-    """Returns the seed; raises ValueError if it is no whole number of 32 bits, since it would draw
-    what another seed draws.
-    """
+    """Returns the seed; ValueError if it is no whole number of 32 bits, and so equal to another seed."""
     if not isinstance(seed, jax.core.Tracer):
         number = np.asarray(seed)
         if number.ndim or number.dtype.kind not in "iu" or not 0 <= number < 2**32:
@@ -234,8 +220,8 @@ def prefill(
     chunk: int,
     total: int | None,
 ) -> tuple[DecoderLM, PyTree, PyTree, Float[Array, "batch 1 vocabulary"]]:
-    """Returns the model and the parameters to decode by, a cache that has read the prompt, and the
-    logits after it; see `generate`.
+    """Returns model and parameters for `decode`, a cache with the prompt, and the logits after it;
+    see `generate`.
     """
     _check_prompt(prompt, positions, model.vocab_size)
     batch, length = prompt.shape
@@ -319,12 +305,12 @@ def decode(
     PyTree,
 ]:
     """Returns `count` tokens, the first drawn from these logits; their NLL in nats; the logits after
-    the last, and the cache with all of them.
+    the last token; and the cache with all tokens.
 
     Args:
-      cache: is changed in place: the given cache can't be used again.
-      keys: of the sequences.
-      first: the number of the first token among the new ones; token n is drawn by a key made of n.
+      cache: changes in place and can't be used again.
+      keys: one for each sequence; token n is drawn with this key folded with n.
+      first: the number n of the first token.
     """
 
     def step(

@@ -7,33 +7,36 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-TINY = 1e-30  # quotients of logits by less, and some probabilities below, are no float32
+TINY = 1e-30  # logits divided by less, and some lower probabilities, are no float32
 
 
 class Sampler(Protocol):
-    """A function that draws the next token of each sequence; it must be hashable, as functions and
-    frozen dataclasses are, since it becomes part of a compiled program.
+    """Draws the next token of each sequence. It becomes part of a compiled program, so it must be
+    hashable, as functions and frozen dataclasses are.
     """
 
     def __call__(
         self, logits: Float[Array, "batch vocabulary"], keys: PRNGKeyArray
     ) -> Int[Array, " batch"]:
-        """Returns a token for each sequence, from its logits and its own key."""
+        """Returns a token for each sequence from its logits and its key."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws a token by its probability, among those that all limits leave.
+    """Draws a token by its probability among the tokens that all limits keep.
 
     Attributes:
-      temperature: divides the logits first; 0: the likeliest token is taken.
-      top_k: the most tokens that are left, the likeliest ones; 0: no limit. (Tokens as likely as the
-        last of them are left too.)
-      top_p: the least probability that the likeliest tokens that are left have together, in (0, 1]
-        (Holtzman et al. 2020, arXiv 1904.09751).
-      min_p: the least probability, relative to that of the likeliest token, in [0, 1] (Nguyen et al.
-        2024, arXiv 2407.01082).
+      temperature: divides the logits first; 0 takes the likeliest token.
+      top_k: keep this many most likely tokens, and those as likely as the last; 0 keeps all.
+      top_p: keep the smallest set of most likely tokens with total probability at least `top_p`, in
+        (0, 1] (Holtzman et al. 2020, arXiv 1904.09751).
+      min_p: keep tokens with at least this fraction of the highest probability, in [0, 1] (Nguyen et
+        al. 2024, arXiv 2407.01082).
+
+    Example:
+      >>> Sampling(temperature=0.8, top_p=0.95)
+      Sampling(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0)
 
     Raises:
       ValueError: a number out of its range.

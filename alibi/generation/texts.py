@@ -19,17 +19,17 @@ BATCH = 32  # prompts at a time, if their caches fit
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What a text begins with.
+    """The beginning of a text.
 
     Attributes:
       ids: its tokens.
-      seed: of the key by which its answer is drawn.
-      given: the row that it comes from, which the row of its answer repeats.
+      seed: makes the key that draws the answer.
+      row: the prompt's row in a file; the answer's row repeats it.
     """
 
     ids: list[int]
     seed: int
-    given: dict[str, Any]
+    row: dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -38,8 +38,8 @@ class Answer:
 
     Attributes:
       tokens: its ids.
-      text: what they add to the prompt's, up to a stop string.
-      nll: of each token under the model, in nats, whatever it was drawn by.
+      text: the text that they add to the prompt's, up to a stop string.
+      nll: the NLL of each token under the model, in nats, before any limit of sampling.
       end: "length" after the most tokens, "stop" at a stop string, "document" at a token that ends
         a document or an answer; "" before its end.
     """
@@ -52,19 +52,19 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         rounded = [round(x, 6) for x in self.nll]
-        own = {"seed": self.prompt.seed, "tokens": self.tokens, "text": self.text, "nll": rounded}
-        return self.prompt.given | own | {"end": self.end}
+        keys = {"seed": self.prompt.seed, "tokens": self.tokens, "text": self.text, "nll": rounded}
+        return self.prompt.row | keys | {"end": self.end}
 
 
 class Writer:
     """Continues prompts by a run's model.
 
     Args:
-      run: whose model, parameters and tokenizer are used.
+      run: has the model, the parameters and the tokenizer.
       sample: draws the next token.
-      max_tokens: the most tokens of an answer.
-      stop: texts at which an answer ends, which it doesn't contain; of several the one that ends
-        first in the text (of these the longest), as if one token were read at a time.
+      max_tokens: the most tokens in an answer.
+      stop: an answer ends before the first of these texts, as if one token were read at a time. Of
+        several that end at one place the longest counts.
 
     Raises:
       ValueError: fewer tokens than one, an empty stop string, or a run without a causal model.
@@ -107,8 +107,8 @@ class Writer:
         """Yields an answer to each prompt, in order; all at a time compile the same two programs.
 
         Args:
-          total: the most tokens of a prompt and its answer, if more than those of these prompts;
-            methods that depend on the length use it.
+          total: the most tokens of a prompt and its answer, if other prompts are longer; methods that
+            depend on the length use it.
           each: tokens between two looks at the answers.
           seen: is called with each answer of a batch after each look.
         """
@@ -118,9 +118,9 @@ class Writer:
         batch = max(1, min(len(prompts), BATCH, self.run.batch_tokens // total))
         model, params = unrolled(self.run.model, self.run.params)
         for start in range(0, len(prompts), batch):
-            part = prompts[start : start + batch]
-            filled = [*part, *[part[0]] * (batch - len(part))]  # the last batch has the same shape
-            answers = [Answer(prompt) for prompt in part]
+            here = prompts[start : start + batch]
+            filled = [*here, *[here[0]] * (batch - len(here))]  # the last batch has the same shape
+            answers = [Answer(prompt) for prompt in here]
             steps = stream(
                 model,
                 params,
@@ -145,8 +145,8 @@ class Writer:
         if answer.end:
             return
         tokenizer, room = self.run.tokenizer, self.max_tokens - len(answer.tokens)
-        places = [n for n, token in enumerate(tokens[:room], 1) if token in tokenizer.ends]
-        ends, count = bool(places), min([*places, room])
+        until_end = [n for n, token in enumerate(tokens[:room], 1) if token in tokenizer.ends]
+        count = min([*until_end, room])
         answer.tokens += tokens[:count]
         answer.nll += nll[:count]
 
@@ -155,11 +155,11 @@ class Writer:
 
         def stops_in(text: str) -> list[tuple[int, int]]:
             """Returns the end and the beginning of each stop string in the text."""
-            found = [(text.find(stop), len(stop)) for stop in self.stop]
-            return [(first + length, first) for first, length in found if first >= 0]
+            firsts = [(text.find(stop), len(stop)) for stop in self.stop]
+            return [(first + length, first) for first, length in firsts if first >= 0]
 
-        answer.text = text(len(answer.tokens) - ends)
-        answer.end = "document" if ends else "length" * (len(answer.tokens) == self.max_tokens)
+        answer.text = text(len(answer.tokens) - bool(until_end))
+        answer.end = "document" if until_end else "length" * (len(answer.tokens) == self.max_tokens)
         # an unfinished character may become another one
         if stops := stops_in(answer.text if answer.end else answer.text.rstrip(UNFINISHED)):
             answer.end = "stop"
@@ -170,73 +170,70 @@ class Writer:
 
     def settled(self, answer: Answer) -> str:
         """Returns the part of its text that further tokens don't change: without an unfinished
-        character, and without what may begin a stop string.
+        character, and without a beginning of a stop string.
         """
         if answer.end:
             return answer.text
         text = answer.text.rstrip(UNFINISHED)
         first = max(0, len(text) - max(map(len, self.stop), default=0))
-        for at in range(first, len(text)):
-            if any(stop.startswith(text[at:]) for stop in self.stop):
-                return text[:at]
-        return text
+        ends = (
+            n for n in range(first, len(text)) if any(x.startswith(text[n:]) for x in self.stop)
+        )
+        return text[: next(ends, None)]
 
 
 def make_prompt(
-    tokenizer: Tokenizer, given: dict[str, Any], seed: int, said: Callable[[str], None]
+    tokenizer: Tokenizer, row: dict[str, Any], seed: int, tell: Callable[[str], None]
 ) -> Prompt:
     """Returns the prompt of a row with "prompt", a text, or "tokens", its ids; and perhaps "seed".
 
     Args:
-      said: is told of words that the vocabulary lacks, and of special tokens that a text spells.
+      tell: prints a line about unknown words and about special tokens that the text spells.
 
     Raises:
       ValueError: a row of another kind, or with keys of its answer.
     """
-    seed = checked_seed(given.get("seed", seed))
-    if ("prompt" in given) == ("tokens" in given):
+    seed, text = checked_seed(row.get("seed", seed)), row.get("prompt")
+    if ("prompt" in row) == ("tokens" in row):
         raise ValueError('it needs either "prompt", a text, or "tokens", a list of ids')
-    own = {"text", "nll", "end", "prompt_tokens" if "tokens" in given else "tokens"}
-    if taken := sorted(own & given.keys()):
+    of_answer = {"text", "nll", "end", "prompt_tokens" if "tokens" in row else "tokens"}
+    if taken := sorted(of_answer & row.keys()):
         raise ValueError(f'its answer has a key "{taken[0]}" of its own; give yours another name')
-    if "prompt" in given:
-        if not isinstance(given["prompt"], str):
-            raise ValueError(f'"prompt" is {given["prompt"]!r} and must be a text')
-        try:
-            ids = tokenizer.encode_beginning(given["prompt"])
-        except UnicodeEncodeError as error:
-            wrong = f"character {error.start + 1} is {error.object[error.start]!a}"
-            raise ValueError(f'"prompt" is no text, since {wrong}, a part of one') from None
-        for name, token in tokenizer.special_ids.items():
-            if name in given["prompt"]:
-                said(
-                    f'the prompt spells {name}, which is read as text; "tokens" takes its id, {token}'
-                )
-        unknown = tokenizer.unknown_id
-        if unknown is not None and (count := ids.count(unknown)):
-            name = tokenizer.decode([unknown])
-            said(
-                f"{count} of {len(ids)} tokens of the prompt are unknown to the run, and became {name}"
-            )
-        return Prompt(ids, seed, given)
-    ids = given["tokens"]
-    fits = isinstance(ids, list) and ids and all(type(token) is int for token in ids)
-    if not fits or not all(0 <= token < tokenizer.vocab_size for token in ids):
-        raise ValueError(f'"tokens" must be a list of ids from 0 to {tokenizer.vocab_size - 1}')
-    given = {"prompt_tokens" if key == "tokens" else key: x for key, x in given.items()}
-    return Prompt(ids, seed, given)
+    if "tokens" in row:
+        ids, size = row["tokens"], tokenizer.vocab_size
+        fits = isinstance(ids, list) and all(type(x) is int and 0 <= x < size for x in ids)
+        if not fits or not ids:
+            raise ValueError(f'"tokens" must be a list of ids from 0 to {size - 1}')
+        row = {"prompt_tokens" if key == "tokens" else key: x for key, x in row.items()}
+        return Prompt(ids, seed, row)
+    if not isinstance(text, str):
+        raise ValueError(f'"prompt" is {text!r} and must be a text')
+    try:
+        ids = tokenizer.encode_beginning(text)
+    except UnicodeEncodeError as error:
+        wrong = f"character {error.start + 1} is {error.object[error.start]!a}"
+        raise ValueError(f'"prompt" is no text, since {wrong}, a part of one') from None
+    for name in filter(text.__contains__, tokenizer.special_ids):
+        token = tokenizer.special_ids[name]
+        tell(f'the prompt spells {name}, which is read as text; "tokens" takes its id, {token}')
+    if tokenizer.unknown_id is not None and (count := ids.count(tokenizer.unknown_id)):
+        name = tokenizer.decode([tokenizer.unknown_id])
+        tell(
+            f"{count} of {len(ids)} tokens of the prompt are unknown to the run, and became {name}"
+        )
+    return Prompt(ids, seed, row)
 
 
 def read_prompts(
-    path: str | os.PathLike[str], tokenizer: Tokenizer, seed: int, said: Callable[[str], None]
+    path: str | os.PathLike[str], tokenizer: Tokenizer, seed: int, tell: Callable[[str], None]
 ) -> list[Prompt]:
-    """Returns the prompts of a file of JSON lines (see `make_prompt`); that of line n has the seed
-    `seed` + n unless it names another.
+    """Returns the prompts in a file of JSON lines (see `make_prompt`). Line n has the seed `seed` + n
+    unless it names another.
 
     Raises:
       ValueError: no such file, no line, or a wrong line, with its number.
     """
-    file, found = resolve(os.fspath(path)), []
+    file, prompts = resolve(os.fspath(path)), []
     try:
         # a device may never end, and a pipe never begin
         if not is_address(path) and not pathlib.Path(file).is_file():
@@ -245,18 +242,13 @@ def read_prompts(
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--prompts={path} can't be read: {error}") from None
     for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
+        if line.strip():
             try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"it is no JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise ValueError('it is no object such as {"prompt": "It was"}')
-            found.append(make_prompt(tokenizer, row, seed + number, said))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number + 1}: {error}") from None
-    if not found:
+                prompts.append(make_prompt(tokenizer, json.loads(line), seed + number, tell))
+            except (ValueError, AttributeError, RecursionError) as error:
+                raise ValueError(
+                    f'{path}, line {number + 1} is no row such as {{"prompt": "It was"}}: {error}'
+                ) from None
+    if not prompts:
         raise ValueError(f'{path} has no line; write one such as {{"prompt": "It was"}}')
-    return found
+    return prompts

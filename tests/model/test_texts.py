@@ -252,8 +252,8 @@ def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
         refused(words, message)
     file = tmp_path / "prompts.jsonl"
     for line, message in (
-        ('{"prom', "it is no JSON"),
-        ("3", "it is no object"),
+        ('{"prom', "Unterminated string"),
+        ("3", "'int' object has no attribute"),
         ('{"prompt": 3}', '"prompt" is 3 and must be a text'),
         ('{"text": "a"}', 'it needs either "prompt"'),
         ('{"tokens": [256]}', '"tokens" must be a list of ids from 0 to 255'),
@@ -261,11 +261,12 @@ def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
         ('{"prompt": "a", "seed": true}', "seed=True must be a whole number"),
         ('{"prompt": "a", "nll": 1, "text": 2}', 'its answer has a key "nll" of its own; give'),
         ('{"tokens": [1], "prompt_tokens": 1}', 'its answer has a key "prompt_tokens" of its own'),
-        ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is no JSON: maximum"),
+        ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "maximum recursion"),
         ('{"prompt": "\\ud83d"}', r""""prompt" is no text, since character 1 is '\ud83d'"""),
     ):
         file.write_text('{"prompt": "a"}\n\n' + line + "\n")
-        refused([f"--prompts={file}"], f"prompts.jsonl, line 3: {message}")
+        form = '{"prompt": "It was"}'
+        refused([f"--prompts={file}"], f"prompts.jsonl, line 3 is no row such as {form}: {message}")
 
 
 @pytest.mark.slow
