@@ -68,16 +68,6 @@ def retensor(hub: pathlib.Path, **tensors: np.ndarray | None) -> None:
     save_file({name: array for name, array in content.items() if array is not None}, file)
 
 
-def test_a_missing_shard(hub: pathlib.Path) -> None:
-    (hub / "model.safetensors").rename(hub / "model-1.safetensors")
-    places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
-    (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    refused(hub, r"lacks model-2\.safetensors of its 2 files with weights; download it again")
-    for places in (None, {}, ["a"], {"a": 3}):
-        (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-        refused(hub, r"index\.json has no weight_map from tensors to files")
-
-
 def test_of_copies_the_index_decides(hub: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two files have each tensor, the later one another copy; and a whole file is read first, as by
     transformers.
@@ -102,74 +92,180 @@ def test_of_copies_the_index_decides(hub: pathlib.Path, caplog: pytest.LogCaptur
     assert caplog.messages == [f"{hub}: read model.safetensors, not model.safetensors.index.json"]
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "tokenizer.json", "my_token.json"]
-)
-@pytest.mark.parametrize("kind", ["a link outside", "/dev/zero", "a FIFO"])
-def test_a_file_that_lies_elsewhere_is_not_read(hub: pathlib.Path, name: str, kind: str) -> None:
-    secret = hub.parent / "secret.txt"
-    secret.write_text("{}")
-    (hub / name).unlink(missing_ok=True)
-    if kind == "a FIFO":
-        os.mkfifo(hub / name)
-    else:
-        (hub / name).symlink_to("/dev/zero" if kind == "/dev/zero" else secret)
-    refused(hub, rf"hub/{name} is no regular file inside the folder, and nothing else is read")
-
-
-@pytest.mark.parametrize("place", ["../{}", "sub/../../{}", "/{}", "{hub}/{}"])
-def test_an_index_that_leads_elsewhere_is_refused(hub: pathlib.Path, place: str) -> None:
-    names = load_file(hub / "model.safetensors").keys()
-    (hub / "sub").mkdir()
+def index(hub: pathlib.Path, named: Any, file: str = "model-1.safetensors") -> None:
+    """Renames the weights, and writes an index with this weight_map beside them."""
     (hub / "model.safetensors").rename(hub / "model-1.safetensors")
-    named = place.format("model-1.safetensors", hub=hub)
-    index = json.dumps({"weight_map": dict.fromkeys(names, named)})
-    (hub / "model.safetensors.index.json").write_text(index)
-    refused(hub, r"is no regular file inside the folder, and nothing else is read or copied")
+    if named == "all":
+        named = dict.fromkeys(load_file(hub / "model-1.safetensors"), file)
+    (hub / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
 
 
-def test_a_damaged_folder_is_told_before_a_run_is_written(hub: pathlib.Path) -> None:
-    name = "transformer.blocks.0.ffn.up_proj.weight"
-    whole, array = (hub / "model.safetensors").read_bytes(), np.zeros((256, 64), np.float32)
-    for dtype in ("float32", "bfloat16", "float16"):
-        for bad in (np.nan, -np.nan, np.inf, -np.inf):
-            array[3, 5] = bad
-            retensor(hub, **{name: array})
-            refused(hub, r"layers_0/up/kernel has NaN or infinite numbers", dtype=dtype)
-    (hub / "model.safetensors").write_bytes(whole)
-    deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    for file in ("config.json", "generation_config.json"):
-        before = (hub / file).read_bytes() if (hub / file).exists() else b"{}"
-        (hub / file).write_text(deep)
-        refused(hub, rf"{file} can't be read \(maximum recursion depth")
-        (hub / file).write_bytes(before)
-    (hub / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(CONFIG).encode())
-    assert HubFolder(hub).config == CONFIG, "a byte order mark is no damage"
-    change(hub, tie_word_embeddings=False)
-    refused(
-        hub, r"lacks lm_head\.weight, .* tie that to transformer\.wte\.weight; set tie_word_emb"
-    )
-    change(hub, n_layers=10_000)
-    refused(hub, r"config\.json asks for 10,000 layers, and the files have 8 tensors")
-    for ends in ("</s>", [1, None], 2.0, True):
-        change(hub, eos_token_id=ends)
-        refused(hub, r"has eos_token_id=.*, which is neither a token's id nor a list of ids")
+def link(hub: pathlib.Path, name: str, target: str) -> None:
+    """Replaces a file by a link, or by a FIFO without a target."""
+    (hub.parent / "secret.txt").write_text("{}")
+    (hub / name).unlink(missing_ok=True)
+    if target:
+        (hub / name).symlink_to(target)
+    else:
+        os.mkfifo(hub / name)
 
 
-def test_truncated_and_foreign_files(hub: pathlib.Path) -> None:
+def write(hub: pathlib.Path, name: str, content: str | None) -> None:
+    """Writes a file, or removes it."""
+    (hub / name).unlink(missing_ok=True)
+    if content is not None:
+        (hub / name).write_text(content)
+
+
+def cut(hub: pathlib.Path) -> None:
     file = hub / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    refused(hub, r"model\.safetensors is truncated, or no file of safetensors")
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")
-    refused(hub, r"is a pointer of Git LFS, not the weights; run `git lfs pull` in")
-    file.unlink()
-    refused(hub, r"has no weights: neither model\.safetensors nor pytorch_model\.bin")
-    (hub / "config.json").write_text("{a: 1")
-    refused(hub, r"config\.json can't be read \(Expecting property name")
-    (hub / "config.json").write_text("[1]")
-    refused(hub, r"config\.json holds no object")
-    (hub / "config.json").unlink()
-    refused(hub, r"has no config\.json: it is no folder of a model")
+
+
+def token(hub: pathlib.Path) -> None:
+    """Gives the longest token an id of four billions."""
+    content = json.loads((hub / "tokenizer.json").read_text())
+    content["model"]["vocab"][max(content["model"]["vocab"], key=len)] = 4_000_000_000
+    write(hub, "tokenizer.json", json.dumps(content))
+
+
+def few_rows(hub: pathlib.Path) -> None:
+    change(hub, vocab_size=100)
+    retensor(hub, **{WTE: np.zeros((100, 64), np.float32)})
+
+
+def tied(hub: pathlib.Path, more: float, **others: np.ndarray | None) -> None:
+    """Adds the tied matrix, so much larger, once more."""
+    embedding = load_file(hub / "model.safetensors")[WTE]
+    retensor(hub, **{"lm_head.weight": embedding + more}, **others)
+
+
+def attention(**keys: Any) -> dict[str, Any]:
+    return {"attn_config": CONFIG["attn_config"] | keys}
+
+
+UP, WTE = "transformer.blocks.0.ffn.up_proj.weight", "transformer.wte.weight"
+EXTRA = {"extra": np.zeros(3, np.float32)}
+DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+ELSEWHERE = r"is no regular file inside the folder, and nothing else is read or copied"
+NO_MAP = r"index\.json has no weight_map from tensors to files"
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n"
+NO_ID = r"has eos_token_id=.*, which is neither a token's id nor a list of ids"
+NAMES = r"config\.json has architectures=.*, which is no list of names"
+QK = r"asks for qk_ln beside norm_type=.*queries and keys by layer norm with 1e-05"
+SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+NONFINITE = [
+    (functools.partial(retensor, **{UP: np.full((256, 64), bad, np.float32)}), dtype)
+    for bad in (np.nan, -np.nan, np.inf, -np.inf)
+    for dtype in ("float32", "bfloat16", "float16")
+]
+KEYS: list[tuple[dict[str, Any], str]] = [
+    ({"tie_word_embeddings": False}, r"lacks lm_head\.weight, .* that to transformer\.wte\.weight"),
+    ({"n_layers": 10_000}, r"config\.json asks for 10,000 layers, and the files have 8 tensors"),
+    *(({"eos_token_id": ends}, NO_ID) for ends in ("</s>", [1, None], 2.0, True)),
+    ({"architectures": ["BlomForCausalLM"]}, r"did you mean 'BloomForCausalLM'\? there are: Bloom"),
+    *(({"architectures": named}, NAMES) for named in ("MPTForCausalLM", [3], [["a"]])),
+    ({"attn_config": 3}, r"a value whose type or size doesn't fit MPTForCausalLM"),
+    ({"n_layers": "one"}, r"hub: model\.num_layers='one' must be of type int"),
+    ({"d_model": None}, r"config\.json has no d_model, which this architecture needs"),
+    (attention(prefix_lm=True), r"asks for prefix_lm=True, which is not implemented here"),
+    (attention(qk_ln=True) | {"norm_type": "rmsnorm"}, QK),
+    (attention(qk_ln=True) | {"norm_eps": 1e-2}, QK),
+    (attention(novelty=3), r"attn_config\.novelty=3; .*--ignore=attn_config\.novelty"),
+    ({"novelty": 3}, r"not known here: novelty=3; if they don't change .*--ignore=novelty"),
+]
+FAULTS: list[tuple[Any, str]] = [
+    (lambda hub: index(hub, SHARDS), r"lacks model-2\.safetensors of its 2 files with weights"),
+    *((functools.partial(index, named=named), NO_MAP) for named in (None, {}, ["a"], {"a": 3})),
+    *(
+        (functools.partial(index, named="all", file=file), ELSEWHERE)
+        for file in ("../model-1.safetensors", "sub/../../x", "/model-1.safetensors")
+    ),
+    *(
+        (functools.partial(link, name=name, target=target), rf"hub/{name} {ELSEWHERE}")
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "my_token.json")
+        for target in ("../secret.txt", "/dev/zero", "")
+    ),
+    (lambda hub: write(hub, "config.json", DEEP), r"config\.json can't be read \(maximum recurs"),
+    (lambda hub: write(hub, "generation_config.json", DEEP), r"config\.json can't be .* recurs"),
+    (lambda hub: write(hub, "config.json", "{a: 1"), r"config\.json can't be read \(Expecting"),
+    (lambda hub: write(hub, "config.json", "[1]"), r"config\.json holds no object"),
+    (
+        lambda hub: write(hub, "config.json", None),
+        r"has no config\.json: it is no folder of a model",
+    ),
+    (cut, r"model\.safetensors is truncated, or no file of safetensors"),
+    (
+        lambda hub: write(hub, "model.safetensors", LFS),
+        r"pointer of Git LFS, .*; run `git lfs pull`",
+    ),
+    (lambda hub: write(hub, "model.safetensors", None), r"has no weights: neither model\.safetens"),
+    (lambda hub: write(hub, "tokenizer.json", None), r"has no tokenizer\.json, .*; give"),
+    (token, r"the tokenizer .* has 4,000,000,001 tokens and the model 320 rows"),
+    (few_rows, r"the tokenizer .* has 3\d\d tokens and the model 100 rows"),
+    (lambda hub: retensor(hub, **{UP: None}), rf"lacks 1 tensor \({UP}\): its config\.json, its"),
+    (lambda hub: retensor(hub, **EXTRA), r"has no place for 1 tensor \(extra\)"),
+    (
+        lambda hub: retensor(hub, **{UP: np.zeros((3, 4), np.float32)}),
+        r"has shape \[3, 4\], and config\.json needs \[256, 64\]",
+    ),
+    (
+        lambda hub: retensor(hub, **{UP: np.zeros((256, 64), np.int8)}),
+        r"has dtype I8; only float32, float16, bfloat16, float64 can be read",
+    ),
+    (
+        lambda hub: tied(hub, 0, **EXTRA, **{UP: None}),
+        r"lacks 1 tensor .* and has no place for 2 tensors \(extra, lm_head\.weight\)",
+    ),
+    (lambda hub: tied(hub, 1), r"lm_head\.weight differs from transformer\.wte.*set tie_word_emb"),
+    *((functools.partial(change, **keys), message) for keys, message in KEYS),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), FAULTS, ids=range(len(FAULTS)))
+def test_a_wrong_folder_is_told_before_a_run_is_written(
+    hub: pathlib.Path, damage: Any, message: str
+) -> None:
+    (hub / "sub").mkdir()
+    damage(hub)
+    refused(hub, message)
+
+
+def test_numbers_that_are_not_finite_are_refused(hub: pathlib.Path) -> None:
+    for damage, dtype in NONFINITE:
+        damage(hub)
+        refused(hub, r"layers_0/up/kernel has NaN or infinite numbers", dtype=dtype)
+
+
+def test_keys_that_are_read(hub: pathlib.Path) -> None:
+    (hub / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(CONFIG).encode())
+    assert HubFolder(hub).config == CONFIG, "a byte order mark is no damage"
+    mpt = FAMILIES["mpt"]
+    assert mpt.settings(CONFIG | {"novelty": 3}, ("novelty",))["position"] == "alibi"
+    # keys of llm-foundry of 2025 at the values that it writes
+    tuning = {"attn_temperature_tuning": {"attn_scale": 0.0, "floor_scale": 8192}, "nope": False}
+    new = {"attention_bias": False, "use_pad_tok_in_ffn": True, "final_logit_softcapping": None}
+    assert mpt.settings(CONFIG | new | attention(**tuning)) == mpt.settings(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
+        ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_type='dynamic'"),
+    ],
+)
+def test_what_other_families_refuse(family: str, keys: dict[str, Any], message: str) -> None:
+    config = DESCRIBED["btlm"].config() if family == "btlm" else dict.fromkeys(SIZES, 8)
+    with pytest.raises(ValueError, match=message):
+        FAMILIES[family].settings(config | keys)
+
+
+SIZES = (
+    *("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"),
+    *("vocab_size", "max_position_embeddings"),
+)
 
 
 def test_pickles_run_nothing(hub: pathlib.Path) -> None:
@@ -222,91 +318,6 @@ def test_pickles_run_nothing(hub: pathlib.Path) -> None:
         refused(
             hub, r"pytorch_model\.bin is (missing, truncated or damaged|no file of tensors alone)"
         )
-
-
-def test_tensors_that_do_not_fit(hub: pathlib.Path) -> None:
-    file, name = hub / "model.safetensors", "transformer.blocks.0.ffn.up_proj.weight"
-    whole = file.read_bytes()
-    retensor(hub, **{name: None})
-    refused(hub, rf"lacks 1 tensor \({name}\): its config\.json, its index or its files are of")
-    file.write_bytes(whole)
-    retensor(hub, extra=np.zeros(3, np.float32))
-    refused(hub, r"has no place for 1 tensor \(extra\)")
-    file.write_bytes(whole)
-    retensor(hub, **{name: np.zeros((3, 4), np.float32)})
-    refused(hub, r"has shape \[3, 4\], and config\.json needs \[256, 64\]")
-    file.write_bytes(whole)
-    retensor(hub, **{name: np.zeros((256, 64), np.int8)})
-    refused(hub, r"has dtype I8; only float32, float16, bfloat16, float64 can be read")
-    file.write_bytes(whole)
-    embedding = load_file(file)["transformer.wte.weight"]
-    retensor(hub, **{"lm_head.weight": embedding, "extra": np.zeros(3, np.float32), name: None})
-    refused(hub, r"lacks 1 tensor .* and has no place for 2 tensors \(extra, lm_head\.weight\)")
-    file.write_bytes(whole)
-    retensor(hub, **{"lm_head.weight": embedding + 1})
-    refused(
-        hub, r"lm_head\.weight differs from transformer\.wte\.weight, to which config\.json ties"
-    )
-
-
-def test_configs_that_ask_for_more(hub: pathlib.Path) -> None:
-    change(hub, architectures=["BlomForCausalLM"])
-    refused(hub, r"'BlomForCausalLM', which is not known here; did you mean 'BloomForCausalLM'")
-    refused(hub, r"there are: BloomForCausalLM, MptForCausalLM")
-    for named in ("MPTForCausalLM", [3], [["a"]]):
-        change(hub, architectures=named)
-        refused(hub, r"config\.json has architectures=.*, which is no list of names")
-    change(hub, attn_config=3)
-    refused(hub, r"a value whose type or size doesn't fit MPTForCausalLM")
-    change(hub, n_layers="one")
-    refused(hub, r"hub: model\.num_layers='one' must be of type int")
-    change(hub, d_model=None)
-    refused(hub, r"config\.json has no d_model, which this architecture needs")
-    change(hub, attn_config=CONFIG["attn_config"] | {"prefix_lm": True})
-    refused(hub, r"asks for prefix_lm=True, which is not implemented here")
-    for norm in ({"norm_type": "rmsnorm"}, {"norm_eps": 1e-2}):
-        change(hub, **norm, attn_config=CONFIG["attn_config"] | {"qk_ln": True})
-        refused(hub, r"asks for qk_ln beside norm_type=.*queries and keys by layer norm with 1e-05")
-    change(hub, attn_config=CONFIG["attn_config"] | {"novelty": 3})
-    refused(hub, r"attn_config\.novelty=3; .*--ignore=attn_config\.novelty")
-    change(hub, novelty=3)
-    refused(hub, r"not known here: novelty=3; if they don't change the logits.*--ignore=novelty")
-    assert FAMILIES["mpt"].settings(CONFIG | {"novelty": 3}, ("novelty",))["position"] == "alibi"
-    # keys of llm-foundry of 2025 at the values that it writes
-    tuning = {"attn_temperature_tuning": {"attn_scale": 0.0, "floor_scale": 8192}, "nope": False}
-    new = {"attention_bias": False, "use_pad_tok_in_ffn": True, "final_logit_softcapping": None}
-    new |= {"attn_config": CONFIG["attn_config"] | tuning}
-    assert FAMILIES["mpt"].settings(CONFIG | new) == FAMILIES["mpt"].settings(CONFIG)
-    for family, keys, message in (
-        ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
-        ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
-        ("llama", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_type='dynamic'"),
-    ):
-        config = DESCRIBED["btlm"].config() if family == "btlm" else dict.fromkeys(SIZES, 8)
-        with pytest.raises(ValueError, match=message):
-            FAMILIES[family].settings(config | keys)
-
-
-SIZES = (
-    *("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"),
-    *("vocab_size", "max_position_embeddings"),
-)
-
-
-def test_tokenizers_that_do_not_fit(hub: pathlib.Path) -> None:
-    content = json.loads((hub / "tokenizer.json").read_text())
-    longest = max(content["model"]["vocab"], key=len)
-    own = content["model"]["vocab"] | {longest: 4_000_000_000}
-    (hub / "tokenizer.json").write_text(
-        json.dumps(content | {"model": content["model"] | {"vocab": own}})
-    )
-    refused(hub, r"the tokenizer .* has 4,000,000,001 tokens and the model 320 rows")
-    (hub / "tokenizer.json").write_text(json.dumps(content))
-    change(hub, vocab_size=100)
-    retensor(hub, **{"transformer.wte.weight": np.zeros((100, 64), np.float32)})
-    refused(hub, r"the tokenizer .* has 3\d\d tokens and the model 100 rows")
-    (hub / "tokenizer.json").unlink()
-    refused(hub, r"has no tokenizer\.json, tokenizer\.model or spiece\.model; give")
 
 
 def test_a_hub_that_cannot_be_reached_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
