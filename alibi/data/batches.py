@@ -1,4 +1,4 @@
-"""Training batches as a pure function of (seed, step, row): nothing to save, nothing to replay."""
+"""Training batches as a pure function of (seed, step, row): nothing to save or to replay."""
 
 import functools
 from collections.abc import Sequence
@@ -12,17 +12,15 @@ from alibi.objectives import Batch, Objective, Sequences
 class TrainBatches:
     """The blocks of a token stream, shuffled anew in each epoch.
 
-    Blocks are `length` tokens long, cross document borders and are the same in each epoch; the last
-    block may be shorter, or begins earlier if the objective sees both sides. An epoch holds each
-    block once (arXiv 2108.12409; fairseq's "none" break mode). Batches may cross epochs.
+    Blocks are `length` tokens long, cross document borders and are the same in each epoch. The last
+    one may be shorter, or begins earlier if the objective sees both sides. An epoch holds each block
+    once (arXiv 2108.12409; fairseq's "none" break mode). Batches may cross epochs.
     """
 
     def __init__(
         self, tokens: Tokens, *, length: int, batch_size: int, seed: int, objective: Objective
     ):
-        """`tokens` [N]: a split. Raises ValueError if it has fewer than `length` tokens, or than an
-        update.
-        """
+        """`tokens` [N]: a split. Raises ValueError if it is shorter than `length` or an update."""
         if length > len(tokens):
             raise ValueError(
                 f"train_length={length:,} is longer than the corpus, which has {len(tokens):,} tokens; "

@@ -1,4 +1,4 @@
-"""Lists of books: a user's files are checked against a list, and joined to the text of each split."""
+"""Lists of books: a user's files are checked against a list and joined to each split's text."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ JOINED = "data/long-books"  # the folder in which configs look for the texts
 
 @dataclasses.dataclass(frozen=True)
 class Book:
-    """A book of a list, as a UTF-8 file."""
+    """A book in a list, a UTF-8 file."""
 
     split: str
     author: str
@@ -26,14 +26,14 @@ class Book:
 
 @dataclasses.dataclass(frozen=True)
 class BookList:
-    """Books by split; the text of a split is its books in this order, without separators."""
+    """Books; a split's text is its books in this order, without separators."""
 
     books: tuple[Book, ...]
     sha256: dict[str, str]  # of the text of each split
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "BookList":
-        """Returns the list of a file such as configs/long_books.json."""
+        """Returns the list in a file such as configs/long_books.json."""
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         texts = {split: text["sha256"] for split, text in content["texts"].items()}
         return cls(tuple(Book(**book) for book in content["books"]), texts)
@@ -43,7 +43,7 @@ class BookList:
         return [book for book in self.books if book.split == split]
 
     def unmade(self, directory: pathlib.Path) -> list[str]:
-        """Returns the splits without a whole text, SPLIT.txt, in `directory`."""
+        """Returns the splits without a whole SPLIT.txt in `directory`."""
         files = {split: directory / f"{split}.txt" for split in self.sha256}
         return [
             split
@@ -52,10 +52,10 @@ class BookList:
         ]
 
     def join(self, folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
-        """Writes the missing texts of splits to `directory` from the books in `folder`; returns a
-        line for each book that is not there, and then writes nothing.
+        """Writes the missing texts to `directory` from the books in `folder`; returns a line for each
+        book that is missing, and then writes nothing.
 
-        A book is any .txt file in `folder`, or in a folder in it, with the SHA-256 of the list.
+        A book is any .txt file in `folder`, or below it, with the list's SHA-256.
         """
         splits = self.unmade(directory)
         needed = [book for book in self.books if book.split in splits]
@@ -74,7 +74,7 @@ class BookList:
 
 
 def _problem(book: Book, file: pathlib.Path | None) -> str:
-    """Returns why `book` is not there; `file` has its title for a name."""
+    """Returns why `book` is missing; `file` is named by its title."""
     listed = f"{book.bytes:,} bytes, SHA-256 {book.sha256}"
     if file is None:
         title = " ".join(book.title.split())  # some hold a line's end

@@ -1,4 +1,4 @@
-"""The books inside the package, plain or with passkeys, and prompts with a passkey each."""
+"""The package's books, plain or with passkeys, and prompts with a passkey each."""
 
 import functools
 import json
@@ -47,7 +47,7 @@ class Books(Corpus):
         return "books: " + "; ".join(book["title"] for book in self._books(split))
 
     def size(self, split: str) -> int | None:
-        """Returns the UTF-8 bytes of the books together."""
+        """Returns the books' UTF-8 bytes."""
         return sum(book["bytes"] for book in self._books(split))
 
     def _books(self, split: str) -> list[dict[str, Any]]:
@@ -66,12 +66,10 @@ def _index() -> dict[str, list[dict[str, Any]]]:
 
 
 class PassKeys(Books):
-    """The books with passkeys: a number, and its question after up to `data.passkey_distance` bytes
-    of text.
+    """The books with passkeys: a number, and its question up to `data.passkey_distance` bytes later.
 
-    Keys and places are drawn by the split and the number of the piece, so the text is always the
-    same. The task is after Mohtashami & Jaggi 2023 (arXiv 2305.16300), whose passkey lies between
-    repeated sentences.
+    Keys and places depend on the split and the piece alone, so the text is always the same. The task
+    follows Mohtashami & Jaggi 2023 (arXiv 2305.16300), where repeated sentences surround the key.
     """
 
     name = "passkeys"
@@ -94,7 +92,7 @@ class PassKeys(Books):
             )
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the hashes of the books and the form of the keys."""
+        """Returns the books' hashes and the keys' form."""
         return super().description(split) | {
             "keys": [STATEMENT, QUESTION, DIGITS, MAX_GAP, self.distance]
         }
@@ -105,7 +103,7 @@ class PassKeys(Books):
 
 
 def _with_keys(text: bytes, distance: int, random: np.random.Generator) -> Iterator[bytes]:
-    """Yields the parts of `text` and between them, at spaces, in turn a key and its question."""
+    """Yields the text, and at spaces in it in turn a key and its question."""
     start = 0
     while True:
         key = _draw_key(random)
@@ -120,12 +118,12 @@ def _with_keys(text: bytes, distance: int, random: np.random.Generator) -> Itera
 
 
 def _draw_key(random: np.random.Generator) -> str:
-    """Returns `DIGITS` different digits: each digit shows its place in the key."""
+    """Returns `DIGITS` different digits: each shows its place in the key."""
     return "".join(map(str, random.choice(10, DIGITS, replace=False)))
 
 
 def distances(length: int) -> list[int]:
-    """Returns the distances to measure in windows of `length` tokens: the powers of two from
+    """Returns the distances to measure in windows of `length` tokens: powers of two from
     `LEAST_DISTANCE` on.
     """
     powers = range(LEAST_DISTANCE.bit_length() - 1, length.bit_length())
@@ -149,13 +147,11 @@ def why_too_short(text: bytes, length: int) -> str:
 def make_prompts(
     text: bytes, length: int, distance: int, prompts: int
 ) -> Int[np.ndarray, "prompts length+1"]:
-    """Returns windows of `length` inputs and the token after them: book text with a key, and its
-    question at the end.
-
-    The last five tokens are the answer.
+    """Returns windows of `length` inputs and the next token: book text with a key, and its question
+    at the end. The last five tokens are the answer.
 
     Args:
-      text: a book, from which each prompt takes another part.
+      text: a book; each prompt takes another part.
       distance: tokens from each digit of the key to the same digit of the answer.
 
     Raises:
@@ -168,18 +164,12 @@ def make_prompts(
         )
     if why := why_too_short(text, length):
         raise ValueError(why)
-    random, before, made = (
-        np.random.default_rng([length, distance]),
-        _farthest(length) - distance,
-        [],
-    )
+    random, made = np.random.default_rng([length, distance]), []
+    before = _farthest(length) - distance
+    after = before + distance - NEAREST
     for start in np.linspace(0, len(text) - length, prompts).astype(int):
         book, key = text[start : start + length], _draw_key(random)
-        statement, question = (
-            STATEMENT.format(key).encode(),
-            QUESTION.format(key).encode().removesuffix(b"."),
-        )
-        made.append(
-            book[:before] + statement + book[before : before + distance - NEAREST] + question
-        )
-    return np.stack([np.frombuffer(prompt, np.uint8) for prompt in made])
+        statement, question = (form.format(key).encode() for form in (STATEMENT, QUESTION))
+        prompt = book[:before] + statement + book[before:after] + question.removesuffix(b".")
+        made.append(np.frombuffer(prompt, np.uint8))
+    return np.stack(made)

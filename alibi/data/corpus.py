@@ -1,6 +1,4 @@
-"""Text as a stream of bounded pieces and shards, so no document must fit into memory or a single
-process.
-"""
+"""Text as a stream of bounded pieces and shards: documents may be larger than the memory."""
 
 import abc
 import dataclasses
@@ -26,9 +24,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a document, as whole characters in UTF-8; empty only if the whole document is
-    empty.
-    """
+    """A part of a document, whole characters in UTF-8; empty only if the document is empty."""
 
     utf8: bytes
     ends_document: bool
@@ -48,8 +44,8 @@ class Shard:
     """A part of a corpus, which can be tokenized without the others.
 
     Attributes:
-      pieces: the text; read it before the next shard is taken from its iterator, or not at all.
-      after_open_line: whether the shard before ends a document without a line end.
+      pieces: the text; read it before the next shard is taken, or not at all.
+      after_open_line: the shard before ends with a document without a line end.
     """
 
     pieces: Iterator[Piece]
@@ -70,27 +66,23 @@ class Corpus(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields the documents of `split` in order, in pieces; raises ValueError if they can't be
-        read.
-        """
+        """Yields the documents of `split` in pieces; raises ValueError if they can't be read."""
 
     @abc.abstractmethod
     def description(self, split: str) -> dict[str, Any]:
-        """Returns an identity of the text of `split`, JSON-able: equal descriptions mean equal
-        texts.
-        """
+        """Returns JSON content that is equal for equal texts of `split` only."""
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
         """Yields the first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little
-        more.
+        more, the same in each process.
 
-        The shards are the same in each process. This method reads the text of skipped shards too.
+        This method reads the text of skipped shards too.
         """
         pieces = limit_bytes(self.pieces(split), max_bytes)
         return cut_shards(pieces, shard_bytes, cuts_documents=self.cuts_documents)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`; here its
+        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`; here the
         beginning.
         """
         return limit_bytes(
@@ -98,27 +90,25 @@ class Corpus(abc.ABC):
         )
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if the text of a split is missing; much faster than reading it."""
+        """Raises ValueError if a split's text is missing; much faster than reading it."""
         for split in splits:
             self.source(split)
 
     def title(self, split: str) -> str:
-        """Returns the name of the text in results, to which they add the split."""
+        """Returns the text's name in results, without the split."""
         return self.name
 
     def source(self, split: str) -> str:
-        """Returns the place of the text of `split`, for people."""
+        """Returns where the text of `split` is, for people."""
         return f"{self.name}: {split}"
 
     def size(self, split: str) -> int | None:
-        """Returns the UTF-8 bytes of `split`; None if they are unknown before it is read."""
+        """Returns the UTF-8 bytes of `split`; None if unknown before reading."""
         return None
 
 
 def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece]:
-    """Yields the pieces of a document from its successive texts; `ends` is False for the beginning
-    of a document.
-    """
+    """Yields a document's pieces from its successive texts; `ends` is False if more of it follows."""
     previous: bytes | None = None
     for text in filter(None, texts):
         if previous is not None:
@@ -128,7 +118,7 @@ def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece
 
 
 def split_long(text: bytes) -> Iterator[Piece]:
-    """Yields the pieces of a document in memory."""
+    """Yields the pieces of a document that is in memory."""
 
     def cuts() -> Iterator[bytes]:
         start = 0
@@ -161,11 +151,8 @@ def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
     # kept back: if nothing of the next piece fits, this one ends the document
     held: Piece | None = None
     for piece in pieces:
-        text = (
-            piece.utf8[: _character_start(piece.utf8, left)]
-            if left < len(piece.utf8)
-            else piece.utf8
-        )
+        is_cut = left < len(piece.utf8)
+        text = piece.utf8[: _character_start(piece.utf8, left)] if is_cut else piece.utf8
         left -= len(piece.utf8)
         if text or left > 0:
             if held:
@@ -180,7 +167,7 @@ def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
 def cut_shards(
     pieces: Iterable[Piece], shard_bytes: int, *, cuts_documents: bool = True
 ) -> Iterator[Shard]:
-    """Yields a stream in shards of `shard_bytes` or a little more, cut at document ends and, with
+    """Yields shards of `shard_bytes` or a little more, cut at document ends and, with
     `cuts_documents`, at `BORDER`s.
     """
     numbered = _numbered(pieces, shard_bytes, cuts_documents)
@@ -193,9 +180,7 @@ def cut_shards(
 def _numbered(
     pieces: Iterable[Piece], shard_bytes: int, cuts_documents: bool
 ) -> Iterator[tuple[int, bool, Piece]]:
-    """Yields each piece with the number of its shard, and whether the document before it leaves its
-    last line open.
-    """
+    """Yields each piece's shard, whether the document before it has an open line, and the piece."""
     number = size = 0
     line_open = False
     for piece in pieces:
@@ -208,12 +193,8 @@ def _numbered(
         ):
             head, tail = piece.utf8[: border.start()], piece.utf8[border.start() :]
             yield number, line_open, Piece(head, ends_document=False)
-            number, size, line_open, piece = (
-                number + 1,
-                len(tail),
-                False,
-                Piece(tail, ends_document=False),
-            )
+            number, size, line_open = number + 1, len(tail), False
+            piece = Piece(tail, ends_document=False)
         yield number, line_open, piece
         line_open = piece.leaves_line_open
         if size >= shard_bytes and piece.ends_document:
@@ -223,8 +204,8 @@ def _numbered(
 def make_bar(
     corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool
 ) -> Progress:
-    """Returns the progress over the bytes of `split`, with the `purpose` in its title; hidden
-    without `progress`.
+    """Returns a bar over the bytes of `split` with the `purpose` in its title; hidden without
+    `progress`.
     """
     size = corpus.size(split)
     total = size if max_bytes < 0 else min(max_bytes, size or max_bytes)
@@ -233,7 +214,7 @@ def make_bar(
 
 
 def watched(pieces: Iterable[Piece], bar: Progress) -> Iterator[Piece]:
-    """Yields the same pieces, and counts each on `bar` after its use."""
+    """Yields the pieces, and counts each on `bar` after its use."""
     for piece in pieces:
         yield piece
         bar.update(len(piece.utf8))

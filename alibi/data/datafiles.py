@@ -1,4 +1,4 @@
-"""Rows of tables as documents, and data files with such rows: .jsonl, .csv and .parquet."""
+"""Rows of tables as documents: .jsonl, .csv and .parquet."""
 
 import csv
 import functools
@@ -19,13 +19,12 @@ _print_once = functools.cache(print_line)
 
 
 def row_documents(values: Iterable[Any], column: str, source: str) -> Iterator[Piece]:
-    """Yields each row as a document, in pieces; a row without text (null) is an empty document.
-
-    A printed line counts the rows without text.
+    """Yields each row as a document in pieces; a null is an empty document, and a printed line counts
+    them.
 
     Args:
-      values: of the column, in UTF-8 or decoded.
-      column, source: for messages.
+      values: the column's values, in UTF-8 or decoded.
+      column, source: names for messages.
 
     Raises:
       ValueError: a value that is no text.
@@ -61,11 +60,11 @@ def check_column(column: str, columns: Collection[str], source: str) -> None:
 def read_column(
     path: pathlib.Path, kind: str, texts: Iterable[bytes], column: str
 ) -> Iterator[Any]:
-    """Yields the values of a column of a data file, row by row; None in a row that lacks it.
+    """Yields a column's values in a data file; None for a row that lacks it.
 
     Args:
       kind: one of `DATA_FILES`.
-      texts: the content in UTF-8, unpacked; not read for .parquet, which is packed inside.
+      texts: the content in UTF-8, unpacked; unused for .parquet, which is packed inside.
 
     Raises:
       ValueError: no such column, or a damaged file.

@@ -1,6 +1,4 @@
-"""Shards of token files, made by several processes on several hosts, and kept if a process is
-killed.
-"""
+"""Shards of token files: several processes make them, and whole ones outlive a kill."""
 
 import concurrent.futures.process
 import dataclasses
@@ -42,10 +40,10 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Making:
-    """The token file of a split, cut at `max_bytes` (-1: whole), and the way it is made.
+    """A split's token file, cut at `max_bytes` (-1: whole), and the way to make it.
 
-    Shard number n is a file of ids and, when the ids are whole, a JSON file of counts, in a folder
-    beside `directory`. The content does not depend on the process.
+    A shard is a file of ids and, once these are whole, a JSON file of counts, in a folder beside
+    `directory`. The content does not depend on the process.
     """
 
     corpus: Corpus
@@ -57,7 +55,7 @@ class Making:
 
     @functools.cached_property
     def directory(self) -> pathlib.Path:
-        """The place of the token file in the cache, which its content names."""
+        """The token file's place in the cache, named by its content."""
         content = {
             "format": FORMAT_VERSION,
             "text": self.corpus.description(self.split),
@@ -71,7 +69,7 @@ class Making:
 
     @property
     def folder(self) -> pathlib.Path:
-        """The folder of the shards until all of them are made."""
+        """The folder of the shards until all are made."""
         return self.directory.with_name(f".{self.directory.name}.parts")
 
     def find_or_make(self, workers: int = 1, *, progress: bool) -> TokenFile:
@@ -174,8 +172,7 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
 def in_workers(
     calls: Sequence[Callable[[], Result]], poll: Callable[[], object] = lambda: None
 ) -> list[Result]:
-    """Returns the results of `calls`, each made in its own process; the processes end with their
-    parent.
+    """Returns the results of `calls`, each from its own process; these end with their parent.
 
     Raises:
       UserError: a worker was killed.
@@ -206,9 +203,7 @@ def in_workers(
 
 
 def _begin_worker(workers: int) -> None:
-    """Leaves Ctrl-C to the parent, ends this process with the parent, and shares the cores among
-    the workers.
-    """
+    """Leaves Ctrl-C to the parent, ends this process with the parent, and shares the cores."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("RAYON_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
@@ -221,7 +216,7 @@ def _begin_worker(workers: int) -> None:
 
 
 def dtype_of(tokenizer: Tokenizer) -> np.dtype:
-    """Returns the type of stored ids: 1, 2 or 4 bytes."""
+    """Returns the dtype of stored ids: 1, 2 or 4 bytes."""
     return next(
         dtype
         for dtype in map(np.dtype, ("|u1", "<u2", "<u4"))
@@ -230,7 +225,7 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype:
 
 
 def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Writes the ids of a shard and returns its counts; holds a few pieces in memory."""
+    """Writes a shard's ids and returns its counts; holds a few pieces in memory."""
     dtype = dtype_of(tokenizer)
     counts = dict.fromkeys(
         ("tokens", "unknown_words", "words", "bytes", "documents", "unk_in_text"), 0

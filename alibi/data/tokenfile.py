@@ -1,4 +1,4 @@
-"""A token file on disk: shards of ids, read as one array, with a manifest and their tokenizer."""
+"""A token file on disk: shards of ids that read as one array, a manifest and the tokenizer."""
 
 import bisect
 import dataclasses
@@ -27,15 +27,14 @@ _HASHED_BYTES = 1 << 18  # at a time
 
 
 class TokenStream:
-    """Token ids in memory-mapped shards; reads like a 1-D array: length, slices without a step,
-    single ids.
+    """Token ids in memory-mapped shards. Reads like a 1-D array: length, slices without a step, ids.
 
-    A slice is a view of the map, or a copy if it crosses the end of a shard. The kernel expects
-    random reads: otherwise it reads a thousand times as much as a batch uses.
+    A slice is a view, or a copy if it crosses shards. The kernel is told to expect random reads:
+    otherwise it reads a thousand times as much as a batch uses.
     """
 
     def __init__(self, files: Sequence[pathlib.Path], sizes: Sequence[int], dtype: np.dtype):
-        """`sizes`: number of ids in each of `files`."""
+        """`sizes`: the number of ids in each file."""
         # an empty file has no map
         filled = [(file, size) for file, size in zip(files, sizes, strict=True) if size]
         self._files = [file for file, _ in filled]
@@ -55,17 +54,15 @@ class TokenStream:
             raise ValueError(
                 f"slices of tokens have no step, but got {step}; use np.asarray(tokens) first"
             )
-        parts = [
-            self._shard(shard)[1][first:last] for shard, first, last in self._ranges(start, stop)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, self.dtype), *parts])
+        slices = [self._shard(shard)[1][i:j] for shard, i, j in self._ranges(start, stop)]
+        return slices[0] if len(slices) == 1 else np.concatenate([np.zeros(0, self.dtype), *slices])
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self[:], dtype)
 
     def will_read(self, start: int, stop: int) -> None:
-        """Asks the kernel to fetch these ids, and returns at once: ids of several rows are fetched
-        side by side.
+        """Asks the kernel to fetch these ids and returns at once, so that it fetches several rows side
+        by side.
         """
         for shard, first, last in self._ranges(start, min(stop, len(self))):
             page = first * self.dtype.itemsize // mmap.PAGESIZE * mmap.PAGESIZE
@@ -74,7 +71,7 @@ class TokenStream:
             )
 
     def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the shards that hold `start` to `stop`, each with the range within it."""
+        """Yields the shards with the ids `start` to `stop`, and the range within each."""
         shard = bisect.bisect_right(self._starts, start) - 1
         while start < stop:
             end = min(stop, self._starts[shard + 1])
@@ -92,7 +89,7 @@ Tokens = TokenStream | Integer[np.ndarray, " tokens"]
 
 
 def hash_ids(files: Iterable[pathlib.Path], dtype: np.dtype) -> str:
-    """Returns the SHA-256 of the ids of all `files`, however they are cut; ids of a byte are hashed
+    """Returns the SHA-256 over the ids in all `files`, wherever they are cut; one-byte ids are hashed
     as two bytes.
     """
     hasher = hashlib.sha256()
@@ -110,13 +107,13 @@ class Manifest:
 
     Attributes:
       source: files, titles or a dataset's name, for people.
-      words: between white space.
-      bytes: of the text in UTF-8.
+      words: the text's words between white space.
+      bytes: the text's bytes in UTF-8.
       unknown_words: <unk> tokens: words outside the dictionary, and `unk_in_text`.
-      unk_in_text: <unk> words of the text itself.
-      max_bytes: the limit at which the text was cut; -1 for none.
-      dtype: of the files: |u1, <u2 or <u4.
-      sha256: of the ids (`hash_ids`).
+      unk_in_text: words <unk> in the text itself.
+      max_bytes: the text was cut at this limit; -1 for none.
+      dtype: the files' dtype: |u1, <u2 or <u4.
+      sha256: `hash_ids`.
       description: identifies the text.
       revision: the hub's commit or TFDS's version, unless data.revision names it.
     """
@@ -143,12 +140,12 @@ class Manifest:
 
     @property
     def text_hash(self) -> str:
-        """Twelve digits that tell this text, up to its limit, from others in result rows."""
+        """Twelve digits that identify the text up to its limit in result rows."""
         return content_key({"text": self.description, "max_bytes": self.max_bytes})[:12]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The entries, by names with the split, that are equal for equal tokens."""
+        """Entries that are equal for equal tokens only; their names have the split."""
         return {
             f"{self.split}'s {key}": getattr(self, key)
             for key in ("sha256", "tokenizer_fingerprint", "tokens")
@@ -157,7 +154,7 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class TokenFile:
-    """The ids of a split, read from disk as they are used."""
+    """A split's ids, read from disk as they are used."""
 
     tokens: TokenStream  # uint8, uint16 or uint32
     manifest: Manifest
@@ -171,21 +168,21 @@ class TokenFile:
 
 
 def shard_file(number: int) -> str:
-    """Returns the file name of a shard."""
+    """Returns a shard's file name."""
     return f"tokens-{number:05d}.bin"
 
 
 def write_manifest(folder: pathlib.Path, manifest: Manifest, shards: Sequence[int]) -> None:
-    """Writes manifest.json; `shards`: number of ids in each shard."""
+    """Writes manifest.json; `shards`: the number of ids in each."""
     fields = dataclasses.asdict(manifest) | {"shards": list(shards)}
     text = json.dumps(fields | {"checksum": content_key(fields)}, indent=2, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
-    """Opens a token file; raises ValueError if it was truncated, altered or damaged.
+    """Opens a token file; ValueError if it was truncated, altered or damaged.
 
-    `verify`: compares its hash too, once a process, unless it is larger than `VERIFY_BYTES`.
+    `verify`: compare its hash, once a process, unless it is larger than `VERIFY_BYTES`.
     """
     folder = pathlib.Path(directory)
     try:
@@ -213,5 +210,5 @@ def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
 
 @functools.cache
 def _hash_once(states: tuple[tuple[pathlib.Path, int], ...], dtype: np.dtype) -> str:
-    """Returns `hash_ids` of files with these times of change, computed once a process."""
+    """Returns `hash_ids` of files with these times of change."""
     return hash_ids((file for file, _ in states), dtype)

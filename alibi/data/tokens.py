@@ -22,7 +22,7 @@ _CORPORA: dict[str, type[Corpus]] = {
 
 
 def check_paths(data: DataConfig) -> None:
-    """Raises ValueError if a key of the config's section `data` names an address."""
+    """Raises ValueError if a key of the config section `data` names an address."""
     for key, value in vars(data).items():
         if isinstance(value, str):
             local_path(value, f"data.{key}")
@@ -48,7 +48,7 @@ def make_corpus(data: DataConfig) -> Corpus:
 def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
     """Raises ValueError if `prepare` would refuse the options, or a split's text is missing; cheap.
 
-    If the tokens are in the cache, their text need not be there.
+    Text whose tokens are in the cache may be missing.
     """
     check_paths(data)
     corpus, tokenizer = make_corpus(data), given_tokenizer(data)
@@ -69,11 +69,11 @@ def prepare(
     progress: bool = True,
     workers: int = 1,
 ) -> TokenFile:
-    """Finds or makes the token file of `split` ("train", "valid" or "test") of the config section
+    """Finds or makes the token file of `split` ("train", "valid" or "test") in the config section
     `data`.
 
     Args:
-      tokenizer: replaces the config's, for example by a trained run's.
+      tokenizer: replaces the config's, for example with a trained run's.
       progress: show a bar on stderr.
       workers: processes that make it.
 
@@ -113,7 +113,7 @@ def _making(data: DataConfig, corpus: Corpus, split: str, tokenizer: Tokenizer) 
 
 
 def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
-    """Returns the place in the cache of a tokenizer made from text."""
+    """Returns the cache's directory for a tokenizer made from text."""
     content = {
         "train": corpus.description("train"),
         "max_bytes": data.max_train_bytes,
@@ -130,7 +130,7 @@ def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
 
 
 def find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False) -> Tokenizer:
-    """Returns the tokenizer of `data`; a tokenizer made from text is kept in the cache."""
+    """Returns the tokenizer of `data`; the cache keeps one made from text."""
     if tokenizer := given_tokenizer(data):
         return tokenizer
     directory = _tokenizer_directory(data, corpus)

@@ -178,9 +178,12 @@ def test_each_tensor_has_its_place(tensors, kind: str) -> None:
     tensors = tensors if kind == "adaptive" else tied(tensors)
     theirs = as_model(tensors, decoder_attention_heads=8)
     config, vocab_size = described(theirs), theirs.config["vocab_size"]
-    assert (vocab_size, config.model.cutoffs, config.model.final_norm) == (
-        (1000, (200, 500), False) if kind == "adaptive" else (200, (), True)
-    )
+    assert config.model.embedding == kind
+    assert (vocab_size, config.model.final_norm) == {
+        "adaptive": (1000, False),
+        "tied": (200, True),
+    }[kind]
+    assert theirs.config["cutoffs"] == ((200, 500) if kind == "adaptive" else ())
     needed = param_shapes(build_model(config, vocab_size))
     found = read_params(theirs, FAMILY, config, vocab_size)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) == jax.tree.map(
@@ -458,7 +461,7 @@ def test_the_command_says_one_line(run_script, tmp_path):
     )
     done = run_script(ROOT / "scripts/import_fairseq.py", *words)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {tmp_path}/x.pt is missing, truncated or damaged")
+    assert done.stderr.startswith(f"error: {tmp_path}/x.pt is no file of tensors alone")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 

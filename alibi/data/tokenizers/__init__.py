@@ -46,7 +46,7 @@ _KINDS: dict[str, type[Tokenizer]] = {
 
 
 def given_tokenizer(data: DataConfig) -> Tokenizer | None:
-    """Returns the tokenizer of the config section `data`; None if it is made from text.
+    """Returns the tokenizer that the config section `data` names; None if it is made from text.
 
     Raises ValueError for an option that `data.tokenizer` does not use, or another kind of file.
     """
@@ -82,16 +82,16 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
 def read_tokenizer(
     path: str | os.PathLike, ends: Sequence[int] = (), rows: int = MOST_IDS
 ) -> BpeTokenizer:
-    """Returns the tokenizer of a tokenizer.json or a SentencePiece model.
+    """Returns the tokenizer in a tokenizer.json or a SentencePiece model.
 
     Args:
-      ends: ids at which an answer ends. One stands between documents: a common name of an
-        end-of-text token if there is one, else the first.
-      rows: of the model's embedding.
+      ends: an answer ends at these ids. One stands between documents: the one with a common name of
+        an end-of-text token, else the first.
+      rows: the model's rows for tokens.
 
     Raises:
-      ValueError: another file, one without a token to stand between documents or for unknown text, or
-        with more tokens than rows.
+      ValueError: another file, or one without a token between documents or for unknown text, or with
+        more tokens than rows.
     """
     path = epath.Path(path).expanduser()
     tokenizer = fitting(read_bpe(path), rows, path)
@@ -99,22 +99,21 @@ def read_tokenizer(
     names = {token: name for name, token in tokens.items()}
     common = [name for name in END_OF_TEXT_NAMES if name in tokens]
     named = [names[end] for end in ends if end in names]
-    found = [name for name in common if name in named] or [*named, *common]
-    if not found:
+    boundaries = [name for name in common if name in named] or [*named, *common]
+    if not boundaries:
         raise ValueError(
             f"{path} has no end-of-text token, which must stand between documents; add one of "
             f"{', '.join(END_OF_TEXT_NAMES)} to its vocabulary, or, of a model of the hub, eos_token_id to config.json"
         )
-    check_unknown(tokenizer, tokens[found[0]], path)
-    return BpeTokenizer(tokenizer, found[0], ends)
+    check_unknown(tokenizer, tokens[boundaries[0]], path)
+    return BpeTokenizer(tokenizer, boundaries[0], ends)
 
 
 def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
     """Returns the tokenizer of the config section `data`, made from the train split of `corpus`
     unless a file is given.
 
-    `progress` shows a bar on stderr. Raises ValueError for options that don't fit together, or
-    another kind of file as `data.tokenizer_file`.
+    `progress` shows a bar on stderr. Raises ValueError as `given_tokenizer`.
     """
     if tokenizer := given_tokenizer(data):
         return tokenizer
@@ -143,9 +142,7 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
 def load_tokenizer(
     directory: str | os.PathLike, remedy: str = "give the directory that a tokenizer's save() wrote"
 ) -> Tokenizer:
-    """Returns the tokenizer that `save` wrote into `directory`; raises ValueError, with `remedy`,
-    if it is damaged.
-    """
+    """Returns the tokenizer that `save` wrote; ValueError, with the `remedy`, if it is damaged."""
     folder = epath.Path(directory)
     try:
         saved = json.loads((folder / SAVED).read_text(encoding="utf-8"))

@@ -27,10 +27,10 @@ class Tokenizer(abc.ABC):
     vocab_size: int
     # stands before the first token of a stream, and between documents (words: after each line)
     boundary_id: int
-    ends: tuple[int, ...] = ()  # the ids at which an answer ends
+    ends: tuple[int, ...] = ()  # an answer ends at these ids
     file: str = ""  # the name of the vocabulary's file, if there is one
     unknown_id: int | None = None  # for words outside the vocabulary
-    special_ids: Mapping[str, int] = {}  # of names that don't become their token in a text
+    special_ids: Mapping[str, int] = {}  # by names, which a text spells instead
     # Whether a document cut at a `BORDER` has the same ids.
     cuts_documents: bool = True
     changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
@@ -42,17 +42,16 @@ class Tokenizer(abc.ABC):
     ) -> Iterator[Ids]:
         """Yields the ids of successive documents, a bounded number at a time.
 
-        `after_open_line`: whether a document without a final line end precedes them, in another
-        stream.
+        `after_open_line`: a document without a final line end precedes them in another stream.
         """
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of `ids`; those beyond the vocabulary, rows that fill up a model, add nothing."""
+        """Returns the text of `ids`. Ids beyond the vocabulary, a model's padded rows, add nothing."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of everything that decides the ids."""
+        """Returns the SHA-256 over everything that decides the ids."""
 
     def encode(self, text: str) -> Ids:
         """Returns the ids of a whole document, with its closing boundary if the method has such."""
@@ -66,19 +65,19 @@ class Tokenizer(abc.ABC):
         return np.concatenate([[], *self.encode_stream(pieces)]).astype(int).tolist()
 
     def encode_beginning(self, text: str) -> list[int]:
-        """Returns the ids of a document that goes on after `text`; of an empty text the boundary."""
+        """Returns the ids of a document that goes on after `text`; the boundary for an empty text."""
         return self.encode_open(text) or [self.boundary_id]
 
     def save(self, directory: str | os.PathLike) -> None:
         """Makes `directory` and writes the files for `load_tokenizer`."""
         folder = pathlib.Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"name": self.name} | self._write(folder)
+        saved = {"name": self.name} | self._write(folder)
         if self.file:
-            about["sha256"] = file_sha256(folder / self.file)
+            saved["sha256"] = file_sha256(folder / self.file)
         if self.revision:
-            about["revision"] = self.revision
-        (folder / SAVED).write_text(json.dumps(about) + "\n", encoding="utf-8")
+            saved["revision"] = self.revision
+        (folder / SAVED).write_text(json.dumps(saved) + "\n", encoding="utf-8")
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
         """Writes the vocabulary, if there is one; returns further entries of the saved JSON."""
@@ -95,7 +94,7 @@ class ByteTokenizer(Tokenizer):
     def encode_stream(
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
     ) -> Iterator[Ids]:
-        """Yields the bytes of the text, uint8; a document becomes its bytes and nothing else."""
+        """Yields the text's bytes, uint8."""
         line_is_open = after_open_line
         for piece in pieces:
             if line_is_open:
@@ -104,9 +103,9 @@ class ByteTokenizer(Tokenizer):
             line_is_open = piece.leaves_line_open
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text; bytes that aren't UTF-8 become U+FFFD."""
+        """Returns the text with U+FFFD for bytes that aren't UTF-8."""
         return bytes(int(i) for i in ids if i < 256).decode("utf-8", errors="replace")
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of the method's name."""
+        """Returns a constant."""
         return hashlib.sha256(b"bytes").hexdigest()

@@ -1,6 +1,4 @@
-"""Byte-level BPE, and the tokenizers of other codebases: ids of whole documents, by bounded
-parts of them.
-"""
+"""Byte-level BPE and other codebases' tokenizers: a document's ids in bounded memory."""
 
 import base64
 import hashlib
@@ -79,7 +77,7 @@ class SentencePiece:
 
 
 class BpeTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`, or a SentencePiece model; its end-of-text token
+    """A tokenizer from Hugging Face's `tokenizers`, or a SentencePiece model. Its end-of-text token
     follows each document.
     """
 
@@ -126,12 +124,9 @@ class BpeTokenizer(Tokenizer):
     def encode_stream(
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
     ) -> Iterator[Ids]:
-        """Yields the tokens of each document, then the boundary; the ids are those of whole
-        documents.
-        """
-        pieces = iter(pieces)
+        """Yields each document's tokens, as if it were encoded as one text, then the boundary."""
+        pieces, waiting = iter(pieces), list[str | None]()
         rest, size = "", 0
-        waiting: list[str | None] = []
         for piece in pieces:
             chunks, rest = cut_chunks(
                 rest + piece.text, piece.ends_document, whole=not self.cuts_documents
@@ -156,16 +151,15 @@ class BpeTokenizer(Tokenizer):
             yield np.array([self.boundary_id] if chunk is None else next(encodings).ids, np.int32)
 
     def _encode_long(self, text: str, pieces: Iterator[Piece]) -> Iterator[Ids]:
-        """Yields the tokens of the rest of a document, by windows of `BATCH_CHARS` that overlap.
+        """Yields a document's remaining tokens from windows of `BATCH_CHARS` that overlap.
 
-        The next window begins some characters before the end of a window, and takes over where both
-        have the same tokens at the same places. Without such a place the window grows, and the text
-        is cut after `MOST_CHARS`. (Of millions of characters, SentencePiece's own unigram ids are
-        rounded: it adds scores in float32.)
+        The next window takes over where both windows have the same tokens at the same places. Without
+        such a place the window grows, and the text is cut after `MOST_CHARS`. (SentencePiece adds
+        scores in float32, so its own ids for millions of characters are rounded.)
 
         Args:
           text: the beginning, already read.
-          pieces: read up to the end of the document.
+          pieces: read up to the document's end.
         """
         first, size = 0, BATCH_CHARS  # tokens of `text` from character `first` on are new
         for piece in itertools.chain([Piece(b"", ends_document=False)], pieces):
@@ -173,11 +167,8 @@ class BpeTokenizer(Tokenizer):
             if piece.ends_document:
                 break
             while len(text) >= size + OVERLAP_CHARS:
-                start = size - 2 * OVERLAP_CHARS
-                window, further = (
-                    self._places(text[:size]),
-                    self._places(text[start:][: 3 * OVERLAP_CHARS]),
-                )
+                start, window = size - 2 * OVERLAP_CHARS, self._places(text[:size])
+                further = self._places(text[start:][: 3 * OVERLAP_CHARS])
                 if (border := _shared_place(window, further, start)) is None:
                     size *= 2
                     if size <= MOST_CHARS:
@@ -190,14 +181,14 @@ class BpeTokenizer(Tokenizer):
             yield np.array([self.boundary_id], np.int32)
 
     def _places(self, text: str) -> list[tuple[int, int]]:
-        """Returns the first character and the id of each token."""
+        """Returns each token's first character and id."""
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return [
             (start, token) for (start, _), token in zip(encoded.offsets, encoded.ids, strict=True)
         ]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text, with boundaries spelt out, and U+FFFD once for an unfinished character."""
+        """Returns the text with boundaries spelt out, and one U+FFFD for an unfinished character."""
         there = (int(i) for i in ids if i < self.vocab_size)
         # Of a run of bytes that is not UTF-8, tokenizers loses the whole characters too, and
         # sentencepiece repeats U+FFFD for each byte.
@@ -212,12 +203,12 @@ class BpeTokenizer(Tokenizer):
         )
 
     def _in_bytes(self, text: str) -> list[int]:
-        """Returns the ids of the text's bytes."""
+        """Returns the ids for the text's bytes."""
         ids = list(self._bytes)
         return [ids[byte] for byte in text.encode()]
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of the tokenizer's JSON and its boundary."""
+        """Returns the SHA-256 over the tokenizer's JSON and its boundary."""
         return hashlib.sha256(f"{self.boundary}\n{self._tokenizer.to_str()}".encode()).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
@@ -226,17 +217,15 @@ class BpeTokenizer(Tokenizer):
         return {"boundary": self.boundary, "ends": self.ends}
 
     def hub_file(self) -> tuple[str, bytes]:
-        """Returns the name of the tokenizer's file in a folder of the Hugging Face hub, and its
-        content.
-        """
+        """Returns the name and the content of the tokenizer's file in a folder of the hub."""
         if isinstance(self._tokenizer, SentencePiece):
             return "tokenizer.model", self._tokenizer.content
         return "tokenizer.json", self._tokenizer.to_str(pretty=True).encode()
 
 
 def _cuts_anywhere(rules: dict[str, Any]) -> bool:
-    """Returns whether the tokenizer splits before a line end and a visible character, whatever
-    stands around, as GPT-2's pattern does; an added token may hold both.
+    """Returns whether the tokenizer always splits before a line end and a visible character, as
+    GPT-2's pattern does. (An added token may hold both.)
     """
     cut = rules.get("pre_tokenizer") or {}
     return (
@@ -249,43 +238,41 @@ def _cuts_anywhere(rules: dict[str, Any]) -> bool:
 
 def _changes_text(normalizer: Any, cut: dict[str, Any] | None) -> bool:
     """Returns whether the normalizer changes text, or the pre-tokenizer drops white space."""
-    shown = "" if normalizer is None else normalizer.normalize_str(CHANGEABLE)
-    if shown.replace("▁", " ").strip() not in ("", CHANGEABLE):
-        return True
+    changed = "" if normalizer is None else normalizer.normalize_str(CHANGEABLE)
     steps = cut.get("pretokenizers", [cut]) if cut else []
-    return any(step["type"].startswith(("Whitespace", "Bert")) for step in steps)
+    return changed.replace("▁", " ").strip() not in ("", CHANGEABLE) or any(
+        step["type"].startswith(("Whitespace", "Bert")) for step in steps
+    )
 
 
 def _shared_place(
     before: list[tuple[int, int]], after: list[tuple[int, int]], start: int
 ) -> int | None:
-    """Returns the first character, from the middle of the overlap on, where both windows have the
-    same `ALIKE` tokens before and after it; None if there is none.
+    """Returns the first character from the middle of the overlap on with the same `ALIKE` tokens
+    before and after it in both windows; None if there is none.
 
     Args:
-      before, after: the places of the tokens of the two windows.
-      start: the character of the first window where the second begins.
+      before, after: the places of the windows' tokens.
+      start: the first window's character where the second begins.
     """
-    known: dict[int, int] = {}
-    for index, (at, _) in enumerate(before):
-        known.setdefault(at, index)  # a character of several tokens is not cut
+    # of several tokens in one character the first, since it is not cut
+    firsts = {at: index for index, (at, _) in reversed([*enumerate(before)])}
     places = [(start + at, token) for at, token in after]
     for index in range(ALIKE, len(places)):
         at = places[index][0]
-        there = known.get(at, 0)
-        if at < start + OVERLAP_CHARS or places[index - 1][0] == at or there < ALIKE:
-            continue
-        if before[there - ALIKE : there + ALIKE] == places[index - ALIKE : index + ALIKE]:
+        same = firsts.get(at, 0)
+        is_cut = at >= start + OVERLAP_CHARS and places[index - 1][0] != at and same >= ALIKE
+        if is_cut and before[same - ALIKE : same + ALIKE] == places[index - ALIKE : index + ALIKE]:
             return at
     return None
 
 
 def cut_chunks(text: str, ends_document: bool, *, whole: bool = False) -> tuple[list[str], str]:
-    """Returns chunks to encode separately, and the rest, which must wait for more text of the
-    document; with `whole` a document is one chunk.
+    """Returns chunks to encode separately, and the rest, which waits for more text; with `whole` a
+    document is one chunk.
 
-    A chunk ends before a line end and a visible character, else before such a space. GPT-2's
-    pattern splits there in any context, so the ids are those of the whole document.
+    A chunk ends before a line end and a visible character, else before such a space. GPT-2's pattern
+    splits there in any context, so the ids don't change.
     """
     chunks, start = [], 0
     while not whole and len(text) - start > CHUNK_CHARS:
@@ -310,7 +297,7 @@ def _chunk_end(text: str, start: int, stop: int) -> int:
 
 
 def library() -> types.ModuleType:
-    """Returns the package tokenizers; raises MissingPackageError if it is not installed."""
+    """Returns the package tokenizers; MissingPackageError if it is not installed."""
     needs("data.tokenizer=bpe", "tokenizers")
     import tokenizers
 
@@ -318,10 +305,10 @@ def library() -> types.ModuleType:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> "hf.Tokenizer":
-    """Returns byte-level BPE with GPT-2's pattern: `<|endoftext|>` = 0, the 256 bytes, then merges;
-    deterministic.
+    """Returns byte-level BPE with GPT-2's pattern: `<|endoftext|>` = 0, the 256 bytes, then merges.
 
-    Raises ValueError if `vocab_size` has no room for those 257. Little text gives fewer entries.
+    It is deterministic. Little text gives fewer entries. Raises ValueError if `vocab_size` is below
+    257.
     """
     if vocab_size < 257:
         raise ValueError(
@@ -361,11 +348,11 @@ def read_bpe(path: epath.Path) -> "hf.Tokenizer | SentencePiece":
 def fitting(
     tokenizer: "hf.Tokenizer | SentencePiece", rows: int, path: epath.Path
 ) -> "hf.Tokenizer | SentencePiece":
-    """Returns the tokenizer for a model of `rows`: without added tokens beyond them, such as a [PAD]
-    that came later, and with a line about these; ValueError for other tokens beyond them.
+    """Returns the tokenizer without added tokens beyond the model's `rows`, such as a late [PAD], and
+    logs their names; ValueError for other tokens beyond them.
     """
-    own, added = (tokenizer.get_vocab(with_added_tokens=added) for added in (False, True))
-    if (most := max(own.values(), default=0)) >= rows:
+    base, added = (tokenizer.get_vocab(with_added_tokens=added) for added in (False, True))
+    if (most := max(base.values(), default=0)) >= rows:
         raise ValueError(
             f"the tokenizer {path} has {most + 1:,} tokens and the model {rows:,} rows for them; give the tokenizer of "
             "this model by --tokenizer_file"
@@ -395,8 +382,8 @@ def check_unknown(tokenizer: "hf.Tokenizer | SentencePiece", end: int, path: epa
 
 
 def spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces, but of words longer than a chunk only the first `OVERLAP_CHARS`, and
-    `UNSPACED_BYTES` in all: the time of training grows with the square of a word.
+    """Yields the pieces, but only the first `OVERLAP_CHARS` of words longer than a chunk, up to
+    `UNSPACED_BYTES`: the time of training grows with the square of a word.
     """
     left = UNSPACED_BYTES
     for piece in pieces:

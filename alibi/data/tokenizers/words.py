@@ -18,7 +18,7 @@ SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 
 
 class WordTokenizer(Tokenizer):
-    """Words between white space by a fixed dictionary, `</s>` after every line (arXiv 2108.12409;
+    """Words between white space from a fixed dictionary, `</s>` after every line (arXiv 2108.12409;
     fairseq).
     """
 
@@ -28,14 +28,14 @@ class WordTokenizer(Tokenizer):
     unknown_id = SPECIALS.index("<unk>")
 
     def __init__(self, counts: dict[str, int]):
-        """`counts` by symbol: the whole dictionary in the order of its ids, specials first."""
+        """`counts`: the count of each symbol in the order of ids, specials first."""
         self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
         self._ids = {symbol: i for i, symbol in enumerate(counts)}
 
     def encode_stream(
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
     ) -> Iterator[Ids]:
-        """Yields the words of each line, then `</s>`, also for blank lines and an open last line."""
+        """Yields each line's words, then `</s>`, also for blank lines and an open last line."""
         for piece in with_whole_words(pieces):
             text = piece.text.replace("\n", " </s> ")
             if piece.leaves_line_open:
@@ -46,12 +46,12 @@ class WordTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the words with a space between them, and a line end for each `</s>`."""
-        known = (i for i in ids if i < self.vocab_size)
-        text = " ".join("\n" if i == self.boundary_id else self.symbols[i] for i in known)
+        symbols = (self.symbols[i] for i in ids if i < self.vocab_size)
+        text = " ".join("\n" if symbol == "</s>" else symbol for symbol in symbols)
         return text.replace(" \n", "\n").replace("\n ", "\n")
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 of the symbols in their order."""
+        """Returns the SHA-256 over the symbols in their order."""
         return hashlib.sha256("\n".join(["words", *self.symbols]).encode("utf-8")).hexdigest()
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
@@ -78,10 +78,10 @@ def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
-    """Returns counts by symbol: the specials, then words by falling count (ties by symbol), padded
-    as fairseq does.
+    """Returns the count of each symbol: specials, then words in order of falling count and of symbol,
+    padded as fairseq does.
 
-    A special's own name in the text counts for the special. Raises ValueError if there is no word.
+    A special's name in the text counts for the special. Raises ValueError if there is no word.
     """
     counter: Counter[str] = Counter()
     for piece in with_whole_words(pieces):
@@ -93,8 +93,8 @@ def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
 
 
 def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
-    """Returns the counts of a dict.txt: a "symbol count" per line, without the specials, with
-    padding or without.
+    """Returns the counts in a dict.txt, which has a "symbol count" per line without the specials, and
+    may have padding.
 
     Raises ValueError, with the line, for another file.
     """
@@ -124,9 +124,7 @@ def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
 
 
 def _padded(counts: dict[str, int]) -> dict[str, int]:
-    """Returns the dictionary with fairseq's made-up words, to a multiple of 8; skips those in the
-    text.
-    """
+    """Returns the dictionary filled up to a multiple of 8 with fairseq's made-up words."""
     made_up = (f"madeupword{number:04d}" for number in itertools.count())
     while len(counts) % 8:
         counts.setdefault(next(made_up), 0)
