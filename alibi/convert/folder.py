@@ -1,6 +1,5 @@
 """A folder in the format of the Hugging Face hub: config.json, weights in files, a tokenizer."""
 
-import functools
 import json
 import logging
 import os
@@ -22,12 +21,12 @@ MOST_KEPT = 1 << 20  # bytes of such a file
 
 
 class HubFolder(Model):
-    """The model of a folder.
+    """The model in a folder.
 
     Attributes:
       files: the files with weights.
-      kept: the small files beside the weights, of which an export has copies.
-      ends: the ids that end an answer: `eos_token_id` of generation_config.json, else of config.json.
+      kept: the small files beside the weights; an export has copies.
+      ends: the ids that end an answer: `eos_token_id` in generation_config.json, else in config.json.
 
     Raises:
       ValueError: a missing, truncated or unreadable file, or one that lies elsewhere; the error
@@ -56,7 +55,7 @@ class HubFolder(Model):
             }
 
     def _find_files(self) -> tuple[list[pathlib.Path], dict[str, str]]:
-        """Returns the files with weights, and the file's name of each tensor; "" stands for all tensors.
+        """Returns the files with weights, and the file's name for each tensor, or for "" (all).
 
         Raises:
           ValueError: one of the files is missing.
@@ -111,18 +110,15 @@ def own_file(folder: pathlib.Path, name: str) -> pathlib.Path:
     """Returns the path of a folder's file, which may be missing.
 
     Raises:
-      ValueError: it lies outside the folder (and the blobs of the hub's cache, to which a snapshot
-        links), or is no regular file.
+      ValueError: it lies outside the folder (and outside the blobs that a snapshot in the hub's cache
+        links to), or is no regular file.
     """
-    place, real = (pathlib.Path(os.path.realpath(path)) for path in (folder, folder / name))
-    cached = re.search(r"/models--[^/]+/snapshots/[^/]+$", os.fspath(place))
-    places = (place, place.parents[1] / "blobs") if cached else (place,)
-    inside = any(real.is_relative_to(path) for path in places)
-    if (
-        not inside
-        or {"..", "/"} & {*pathlib.PurePath(name).parts}
-        or (real.exists() and not real.is_file())
-    ):
+    home, real = (pathlib.Path(os.path.realpath(path)) for path in (folder, folder / name))
+    cached = re.search(r"/models--[^/]+/snapshots/[^/]+$", os.fspath(home))
+    homes = (home, home.parents[1] / "blobs") if cached else (home,)
+    leads_out = {"..", "/"} & {*pathlib.PurePath(name).parts}
+    is_other = real.exists() and not real.is_file()
+    if leads_out or is_other or not any(real.is_relative_to(path) for path in homes):
         raise ValueError(
             f"{folder / name} is no regular file inside the folder, and nothing else is read or copied; put a copy "
             "there if you trust it"
@@ -131,7 +127,7 @@ def own_file(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; ValueError, which names it, for anything else."""
+    """Returns the object in a JSON file; ValueError for anything else."""
     try:
         content = json.loads(file.read_bytes())  # of any UTF, with a byte order mark or without
     except FileNotFoundError:
@@ -144,7 +140,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
 
 
 def find_folder(model: str, revision: str = "") -> pathlib.Path:
-    """Returns a folder, or the copy in the cache of a model on the hub, which is downloaded.
+    """Returns a folder, or downloads a model of the hub and returns its copy in the cache.
 
     Args:
       model: a folder, or a name on the hub such as "bigscience/bloom-560m".
@@ -164,25 +160,16 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub import constants
 
-    # Without an answer the library would try again for minutes.
-    offline = (
-        "HF_HUB_OFFLINE is set"
-        if constants.HF_HUB_OFFLINE
-        else ""
-        if reachable([constants.ENDPOINT])
-        else f"{constants.ENDPOINT} doesn't answer"
-    )
+    offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+    if not offline and not reachable([constants.ENDPOINT]):  # it would be asked for minutes
+        offline = f"{constants.ENDPOINT} doesn't answer"
+    how: Any = {"revision": revision or None, "local_files_only": bool(offline)}
     wanted = ["*.json", "*.safetensors", "*.model", "*.py"]
-    download = functools.partial(
-        huggingface_hub.snapshot_download,
-        model,
-        revision=revision or None,
-        local_files_only=bool(offline),
-    )
     try:
-        found = pathlib.Path(download(allow_patterns=wanted))
-        if not any(found.glob("*.safetensors")):
-            found = pathlib.Path(download(allow_patterns=[*wanted, "*.bin"]))
+        copy: Any = huggingface_hub.snapshot_download(model, allow_patterns=wanted, **how)
+        if not any(pathlib.Path(copy).glob("*.safetensors")):
+            wanted.append("*.bin")
+            copy = huggingface_hub.snapshot_download(model, allow_patterns=wanted, **how)
     except Exception as error:  # of the hub's library and of its HTTP client
         told = f"{offline}, and this machine has no copy" if offline else str(error).strip()
         reason = masked(told.partition("\n")[0]) or type(error).__name__
@@ -190,4 +177,4 @@ def find_folder(model: str, revision: str = "") -> pathlib.Path:
             f"the hub's model {model} can't be had ({reason}); where there is a network, run "
             f"`hf download {model} --local-dir FOLDER`, copy the folder here, and give --model=FOLDER"
         ) from error
-    return found
+    return pathlib.Path(copy)

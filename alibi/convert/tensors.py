@@ -1,4 +1,4 @@
-"""Tensors in files of safetensors or of PyTorch, read one by one, and files of safetensors to write."""
+"""Reads tensors from files of safetensors or PyTorch, one by one; writes safetensors."""
 
 import dataclasses
 import functools
@@ -42,11 +42,11 @@ class Tensor:
 
 @dataclasses.dataclass
 class Model:
-    """The tensors and the config of another codebase's model.
+    """Another codebase's model.
 
     Attributes:
-      path: the folder or file, for messages.
-      config: the model's config, as its own code reads it.
+      path: its folder or file, for messages.
+      config: its config as its own code reads it.
     """
 
     path: pathlib.Path
@@ -55,7 +55,7 @@ class Model:
 
 
 def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file of safetensors; ValueError if it is damaged."""
+    """Returns the tensors in a file of safetensors; ValueError if it is damaged."""
     needs(f"{file}", "safetensors")
     from safetensors import SafetensorError, safe_open
 
@@ -83,10 +83,10 @@ def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
 
 
 def load_pickle(file: pathlib.Path, known: Mapping[str, type]) -> Any:
-    """Returns the content of a file of `torch.save`; PyTorch runs nothing of it.
+    """Returns the content of a file that `torch.save` wrote; runs nothing from it.
 
     Args:
-      known: stand-ins of classes that the pickle may name, by package or full name.
+      known: stand-ins for classes that the pickle may name; the keys are packages or full names.
 
     Raises:
       MissingPackageError: PyTorch is not installed.
@@ -125,7 +125,7 @@ def load_pickle(file: pathlib.Path, known: Mapping[str, type]) -> Any:
 
 
 def list_dense(content: Any, file: pathlib.Path) -> dict[str, Tensor]:
-    """Returns the tensors of a pickle's `content`; ValueError if it is no dict of dense tensors."""
+    """Returns the tensors in a pickle's `content`; ValueError if it is no dict of dense tensors."""
     import ml_dtypes
     import torch
 
@@ -161,7 +161,7 @@ def write_safetensors(
     """Writes model.safetensors, or several files with an index, beside config.json.
 
     Args:
-      read: returns a tensor by name.
+      read: returns the tensor with a name.
       sizes: bytes of each tensor.
     """
     needs("a folder of the hub", "safetensors", "huggingface_hub")

@@ -145,7 +145,7 @@ def test_activations_have_other_names(tensors, theirs, ours):
     [
         ({"arch": "transformer_wmt_en_de"}, "architecture transformer_wmt_en_de; only"),
         ({"base_layers": 2}, r"base_layers=2, which is not implemented here \(only 0\)"),
-        ({"activation_fn": "linear"}, "activation_fn='linear', .* relu, gelu, gelu_fast"),
+        ({"activation_fn": "linear"}, "activation_fn='linear', .* 'relu', 'gelu', 'gelu_fast'"),
         ({"dropout": None}, "cfg has no dropout"),
         ({"decoder_attention_heads": 6}, r"num_heads=6 .*32"),
     ],

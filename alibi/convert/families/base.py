@@ -1,4 +1,4 @@
-"""A family of models on the Hugging Face hub: its tensors and its config, beside ours."""
+"""A family of another codebase's models: its tensors and its config, beside ours."""
 
 import dataclasses
 import math
@@ -50,10 +50,10 @@ class HubConfig:
         self.rest: dict[str, Any] = {}  # keys that a nested config has left
 
     def take(self, *names: str, default: Any = ...) -> Any:
-        """Returns the value of the first of the `names` that is there and not null, else `default`.
+        """Returns the first value under one of the `names` that is not null, else `default`.
 
         Raises:
-          ValueError: none is there, and there is no default.
+          ValueError: there is none, and no default.
         """
         self._taken.update(names)
         for name in names:
@@ -64,35 +64,31 @@ class HubConfig:
         return default
 
     def take_null(self, name: str, default: Any) -> Any:
-        """Returns the value of a key, null too, or `default` if the key is missing."""
+        """Returns a key's value, null too, or `default` if the key is missing."""
         self._taken.add(name)
         return self.content.get(name, default)
 
     def needs(self, name: str, *values: Any, default: Any = ...) -> None:
-        """Raises ValueError if a key has none of the `values`; it may be missing or null."""
+        """Raises ValueError for other values than `values`; the key may be missing or null."""
         first = values[0] if default is ... else default
-        if (got := self.take(name, default=first)) not in values:
-            raise ValueError(
-                f"{self.file} asks for {name}={got!r}, which is not implemented here (only "
-                f"{' or '.join(map(repr, values))})"
-            )
+        self.choose(dict.fromkeys(values, ""), name, default=first)
 
     def ignore(self, *names: str) -> None:
         """Marks keys that don't change the logits."""
         self._taken.update(names)
 
-    def choose(self, values: Mapping[str, str], *names: str, default: Any = ...) -> str:
-        """Returns our name of a key's value; ValueError if it has none."""
+    def choose(self, values: Mapping[Any, str], *names: str, default: Any = ...) -> str:
+        """Returns our name for a key's value; ValueError if it has none."""
         got = self.take(*names, default=default)
-        if got not in values:
+        if got not in list(values):  # it may be a list
             raise ValueError(
                 f"{self.file} asks for {names[0]}={got!r}, which is not implemented here (only "
-                f"{', '.join(values)})"
+                f"{', '.join(map(repr, values))})"
             )
         return values[got]
 
     def left(self) -> dict[str, Any]:
-        """Returns the keys that nothing took, but for generic and empty ones."""
+        """Returns the keys that were not taken, without generic and empty ones."""
         return self.rest | {
             name: value
             for name, value in self.content.items()
@@ -102,13 +98,12 @@ class HubConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One of their tensors, and the parameters that it holds.
+    """One of their tensors, and the parameters in it.
 
     Attributes:
-      theirs: the name; {n} is the number of the layer.
-      ours: paths of our parameters, whose rows follow each other in the tensor.
-      interleaved: the rows of our parameters take turns, head by head (BLOOM's queries, keys and
-        values).
+      theirs: its name; {n} is the layer's number.
+      ours: the paths of our parameters; their rows follow each other in the tensor.
+      interleaved: our parameters' rows take turns, head by head (BLOOM's queries, keys and values).
       inputs_first: the matrix is `[in, out]` (GPT-2's Conv1D), not `[out, in]`.
     """
 
@@ -118,13 +113,13 @@ class Entry:
     inputs_first: bool = False
 
     def of_layers(self, count: int) -> Iterator["Entry"]:
-        """Yields the entry of each layer; itself if it belongs to none."""
+        """Yields an entry for each layer; itself if it belongs to none."""
         for n in range(count if "{n}" in self.theirs else 1):
             ours = tuple(path.replace("{n}", str(n)) for path in self.ours)
             yield dataclasses.replace(self, theirs=self.theirs.replace("{n}", str(n)), ours=ours)
 
     def shape(self, shapes: Shapes) -> Shape:
-        """Returns the shape of their tensor, by the `shapes` of our parameters."""
+        """Returns their tensor's shape for the `shapes` of our parameters."""
         outputs = [_rows_shape(path, shapes[path]) for path in self.ours]
         rows = (sum(shape[0] for shape in outputs), *outputs[0][1:])
         return rows[::-1] if self.inputs_first else rows
@@ -138,36 +133,36 @@ class Entry:
     def to_ours(
         self, tensor: Float[np.ndarray, "..."], shapes: Shapes
     ) -> Iterator[tuple[str, Float[np.ndarray, "..."]]]:
-        """Yields each of our parameters in their tensor, with its path."""
+        """Yields the path and the values of each of our parameters in their tensor."""
         rows = tensor.T if self.inputs_first else tensor
         outputs = [_rows_shape(path, shapes[path]) for path in self.ours]
         if self.interleaved:
             heads, rest = shapes[self.ours[0]][-2], rows.shape[1:]
             turns = rows.reshape(heads, len(self.ours), -1, *rest)
-            parts = [turns[:, number].reshape(-1, *rest) for number in range(len(self.ours))]
+            arrays = [turns[:, turn].reshape(-1, *rest) for turn in range(len(self.ours))]
         else:
-            parts = np.split(rows, np.cumsum([shape[0] for shape in outputs])[:-1])
-        for path, part in zip(self.ours, parts, strict=True):
-            yield path, (part.T if path.endswith("kernel") else part).reshape(shapes[path])
+            arrays = np.split(rows, np.cumsum([shape[0] for shape in outputs])[:-1])
+        for path, array in zip(self.ours, arrays, strict=True):
+            yield path, (array.T if path.endswith("kernel") else array).reshape(shapes[path])
 
     def to_theirs(self, params: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
-        """Returns their tensor of our parameters, by path; the inverse of `to_ours`."""
-        parts = []
+        """Returns their tensor for our parameters by path; the inverse of `to_ours`."""
+        arrays = []
         for path in self.ours:
             shape, array = _rows_shape(path, params[path].shape), np.asarray(params[path])
             kernel = path.endswith("kernel")
-            parts.append(array.reshape(shape[::-1]).T if kernel else array.reshape(shape))
+            arrays.append(array.reshape(shape[::-1]).T if kernel else array.reshape(shape))
         if self.interleaved:
-            heads, rest = params[self.ours[0]].shape[-2], parts[0].shape[1:]
-            turns = [part.reshape(heads, 1, -1, *rest) for part in parts]
+            heads, rest = params[self.ours[0]].shape[-2], arrays[0].shape[1:]
+            turns = [array.reshape(heads, 1, -1, *rest) for array in arrays]
             rows = np.concatenate(turns, axis=1).reshape(-1, *rest)
         else:
-            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            rows = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return np.ascontiguousarray(rows.T if self.inputs_first else rows)
 
 
 def _rows_shape(path: str, shape: Shape) -> Shape:
-    """Returns the shape of a parameter as rows: `[out, in]` of a kernel, `[out]` of a bias."""
+    """Returns a parameter's shape as rows: `[out, in]` for a kernel, `[out]` for a bias."""
     if path.endswith("kernel"):
         inputs = math.prod(shape[: len(shape) - 1 if path.endswith("out/kernel") else 1])
         return math.prod(shape) // inputs, inputs
@@ -176,23 +171,22 @@ def _rows_shape(path: str, shape: Shape) -> Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """An architecture of the hub.
+    """An architecture of another codebase.
 
     Attributes:
-      name: of the family.
+      name: the family's name here.
       architectures: its names in config.json.
-      entries: a function from config.json to its tensors; those of parameters that the model lacks
-        are left out.
-      to_ours: a function from config.json to our keys, which reads each of its keys.
-      to_theirs: a function from our config to config.json, whose keys `describe` compares.
+      entries: maps config.json to tensors; those for parameters that the model lacks are ignored.
+      to_ours: maps config.json to our keys, and takes each of its keys.
+      to_theirs: maps our config to config.json.
       prefix: begins the names of tensors; some files lack it.
-      buffers: a pattern of further tensors, which are no parameters.
-      tied: names of tensors that repeat others of these names, where a file has them; defaults to
-        lm_head.weight for the first of the entries.
+      buffers: matches names of further tensors, which are no parameters.
+      tied: names of tensors that may repeat another one, with its name; defaults to lm_head.weight
+        and the first entry.
       untie: the remedy where they differ.
-      file: the name of the config in messages.
-      unread: a function from our config to the keys of config.json that the model needs and that
-        transformers' own code of the family doesn't read.
+      file: the config's name in messages.
+      unread: maps our config to the keys of config.json that the model needs and transformers' own
+        code ignores.
     """
 
     name: str
@@ -208,10 +202,10 @@ class Family:
     unread: Callable[[Config], list[str]] = lambda config: []
 
     def settings(self, content: Mapping[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Returns our keys of a config.json.
+        """Returns our keys for a config.json.
 
         Args:
-          ignored: keys of config.json that are not read.
+          ignored: keys that are not read.
 
         Raises:
           ValueError: a key is missing, unknown, or asks for something else than is implemented.
@@ -228,10 +222,10 @@ class Family:
         return settings
 
     def describe(self, config: Config) -> dict[str, Any]:
-        """Returns the config.json of a config.
+        """Returns the config.json for our config.
 
         Raises:
-          ValueError: the family has no words for some of its keys, which the error names.
+          ValueError: the family can't say some keys, which the error names.
         """
         if not config.objective.causal:
             raise ValueError(
@@ -290,7 +284,7 @@ PAPER_UNLIKE: dict[str, Any] = {
 
 
 def dense(theirs: str, *ours: str, **options: Any) -> tuple[Entry, Entry]:
-    """Returns the entries of a layer's weight and bias, without "weight" and "kernel" in the names."""
+    """Returns the entries for a layer's weight and bias; the names lack "weight" and "kernel"."""
     return (
         Entry(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), **options),
         Entry(
@@ -302,12 +296,12 @@ def dense(theirs: str, *ours: str, **options: Any) -> tuple[Entry, Entry]:
 
 
 def norm(theirs: str, ours: str) -> tuple[Entry, Entry]:
-    """Returns the entries of a norm's scale and bias."""
+    """Returns the entries for a norm's scale and bias."""
     return Entry(f"{theirs}.weight", (f"{ours}/scale",)), Entry(f"{theirs}.bias", (f"{ours}/bias",))
 
 
 def attention(*names: str) -> tuple[str, ...]:
-    """Returns the paths of a layer's attention: by default of queries, keys and values."""
+    """Returns paths in a layer's attention; defaults to queries, keys and values."""
     return tuple(f"layers_{{n}}/attention/{name}" for name in names or ("query", "key", "value"))
 
 

@@ -64,7 +64,7 @@ TIED = {
 
 
 class Unread:
-    """An object of the pickle, with its attributes and without its class."""
+    """An object in the pickle with its attributes, without its class."""
 
     def __new__(cls, *arguments: Any) -> "Unread":
         made = super().__new__(cls)
@@ -73,11 +73,11 @@ class Unread:
 
 
 def read_checkpoint(path: pathlib.Path) -> Model:
-    """Returns the model of a .pt file; its config also has the sizes that the tensors show.
+    """Returns the model in a .pt file; its config also has the sizes that the tensors show.
 
     Raises:
       MissingPackageError: PyTorch is not installed.
-      ValueError: another file, or a model of another architecture.
+      ValueError: another file, or another architecture.
     """
     stand_ins = dict.fromkeys(PACKAGES, Unread) | {"argparse.Namespace": argparse.Namespace}
     content = load_pickle(path, stand_ins)
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 
 def sizes(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes of a model by its tensors; LookupError if these are of another architecture."""
+    """Returns a model's sizes from its tensors; LookupError for another architecture."""
     bands = [f"{EMBEDDINGS}.embeddings.{band}.0.weight" for band in range(MOST_BANDS)]
     shapes = [tensors[name].shape for name in (*bands, f"{EMBEDDINGS}.weight") if name in tensors]
     return {
@@ -120,7 +120,7 @@ def sizes(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def position(settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the position method of a checkpoint's settings, and the setting that shows it."""
+    """Returns the position method that a checkpoint's settings show, and the setting."""
     # The paper's fork has no setting for ALiBi, and leaves unused sinusoids in its checkpoints. In
     # arguments of older versions, with `arch` in place of `_name`, max_tokens is the batch's.
     if "_name" in settings and settings.get("max_tokens") is not None:
