@@ -172,7 +172,7 @@ def of_bytes() -> "hf.Tokenizer":
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     letters = {chr(byte): byte for byte in visible}
-    letters |= {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    letters |= {chr(256 + code): byte for code, byte in enumerate(hidden)}
     hf = library()
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab=letters, merges=[]))
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -267,7 +267,7 @@ def read_params(theirs: Model, family: Family, config: Config, vocab_size: int) 
         else:
             for path, array in entry.to_ours(tensor.read(), shapes):
                 place(path, array.__getitem__)
-    return jax.tree.map_with_path(lambda path, _: made[path_name(path)], abstract)
+    return jax.tree.unflatten(jax.tree.structure(abstract), [made[path] for path in leaves])
 
 
 def cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
@@ -345,8 +345,12 @@ def _names(
             f"{model.path} lacks lm_head.weight, and its config.json doesn't tie that to {first}; set "
             "tie_word_embeddings to true there if the model has one matrix for both"
         )
-    unfit = {"lacks": missing, "has no place for": left}
-    if shown := [f"{words} {_counted(names)}" for words, names in unfit.items() if names]:
+    shown = [
+        f"{words} {len(unfit)} tensor{'s' * (len(unfit) > 1)} ({', '.join(unfit[:3])}{', ...' * (len(unfit) > 3)})"
+        for words, unfit in (("lacks", missing), ("has no place for", left))
+        if unfit
+    ]
+    if shown:
         raise ValueError(
             f"{model.path} {' and '.join(shown)}: its config.json, its index or its files are of another model than "
             f"{family.architectures[0]} here"
@@ -366,11 +370,6 @@ def _names(
     return names
 
 
-def _counted(names: list[str]) -> str:
-    """Returns the number of tensors with the first three names."""
-    return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-
-
 def _param_dtype(folder: HubFolder, family: Family) -> str:
     """Returns the dtype of all parameters in the files; float32 if these differ."""
     kept = {
@@ -382,11 +381,9 @@ def _param_dtype(folder: HubFolder, family: Family) -> str:
     return kept.pop() if kept in ({"bfloat16"}, {"float16"}) else "float32"
 
 
-def path_name(path: Any) -> str:
-    """Returns the names on a path of a pytree, such as "layers_0/attention/query/kernel"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def by_path(tree: PyTree) -> dict[str, Any]:
-    """Returns the leaves of a tree by the names on their path."""
-    return {path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+    """Returns the leaves of a tree by paths such as "layers_0/attention/query/kernel"."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }

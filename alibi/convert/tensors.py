@@ -82,7 +82,7 @@ def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
     }
 
 
-def load_pickle(file: pathlib.Path, known: Mapping[str, type]) -> Any:
+def load_pickle(file: pathlib.Path, stand_ins: Mapping[str, type]) -> Any:
     """Returns the content of a file that `torch.save` wrote; runs nothing from it.
 
     Args:
@@ -100,9 +100,9 @@ def load_pickle(file: pathlib.Path, known: Mapping[str, type]) -> Any:
         mapped = zipfile.is_zipfile(file)
         names = torch.serialization.get_unsafe_globals_in_checkpoint(file) if mapped else []
         classes: list[Any] = [
-            (known[key], name)
+            (stand_ins[key], name)
             for name in names
-            for key in {name, name.partition(".")[0]} & known.keys()
+            for key in {name, name.partition(".")[0]} & stand_ins.keys()
         ]
         with warnings.catch_warnings(), torch.serialization.safe_globals(classes):
             warnings.simplefilter("ignore")  # about the pickle's protocol

@@ -58,9 +58,9 @@ class TrainBatches:
             for start in starts:
                 self._tokens.will_read(max(start - 1, 0), start + self.length)
         for i, start in enumerate(starts):
-            own = self._tokens[max(start - 1, 0) : start + self.length]
+            block = self._tokens[max(start - 1, 0) : start + self.length]
             first = int(start == 0)  # no token stands before the stream
-            tokens[i, first : first + len(own)] = own
+            tokens[i, first : first + len(block)] = block
         sequences = Sequences(tokens, np.asarray(starts, np.int64))
         return self._objective.batch(sequences, self._seed, step)
 

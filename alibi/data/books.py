@@ -85,8 +85,8 @@ class PassKeys(Books):
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Yields each book as a document with keys and questions."""
-        for number, piece in enumerate(super().pieces(split)):
-            random = np.random.default_rng([number, *self._data[split].encode()])
+        for index, piece in enumerate(super().pieces(split)):
+            random = np.random.default_rng([index, *self._data[split].encode()])
             yield Piece(
                 b"".join(_with_keys(piece.utf8, self.distance, random)), piece.ends_document
             )

@@ -181,7 +181,7 @@ def _numbered(
     pieces: Iterable[Piece], shard_bytes: int, cuts_documents: bool
 ) -> Iterator[tuple[int, bool, Piece]]:
     """Yields each piece's shard, whether the document before it has an open line, and the piece."""
-    number = size = 0
+    shard = size = 0
     line_open = False
     for piece in pieces:
         size += len(piece.utf8)
@@ -192,13 +192,13 @@ def _numbered(
             and (border := BORDER.search(piece.utf8, 1))
         ):
             head, tail = piece.utf8[: border.start()], piece.utf8[border.start() :]
-            yield number, line_open, Piece(head, ends_document=False)
-            number, size, line_open = number + 1, len(tail), False
+            yield shard, line_open, Piece(head, ends_document=False)
+            shard, size, line_open = shard + 1, len(tail), False
             piece = Piece(tail, ends_document=False)
-        yield number, line_open, piece
+        yield shard, line_open, piece
         line_open = piece.leaves_line_open
         if size >= shard_bytes and piece.ends_document:
-            number, size = number + 1, 0
+            shard, size = shard + 1, 0
 
 
 def make_bar(

@@ -103,7 +103,7 @@ class Making:
                 return self._work(0, 1, bar)
 
             def show() -> None:
-                counts = map(_read_json, self.folder.glob("*.json"))
+                counts = [json.loads(file.read_text()) for file in self.folder.glob("*.json")]
                 bar.update(sum(count["bytes"] for count in counts) - bar.done)
 
             calls = [functools.partial(self._work, first, workers) for first in range(workers)]
@@ -117,20 +117,21 @@ class Making:
         tokenizer = load_tokenizer(self.folder / "tokenizer") if bar is None else self.tokenizer
         self.corpus.cuts_documents = tokenizer.cuts_documents
         shards = self.corpus.shards(self.split, self.max_bytes, self.shard_bytes)
-        number = -1
-        for number, shard in enumerate(shards):
-            counts_file = self.folder / f"{number:05d}.json"
-            if number % step == first and not counts_file.exists():
+        index = -1
+        for index, shard in enumerate(shards):
+            counts_file = self.folder / f"{index:05d}.json"
+            if index % step == first and not counts_file.exists():
                 if bar is not None:
                     shard = dataclasses.replace(shard, pieces=watched(shard.pieces, bar))
-                counts = write_shard(self.folder / shard_file(number), shard, tokenizer)
+                counts = write_shard(self.folder / shard_file(index), shard, tokenizer)
                 write_whole(counts_file, json.dumps(counts | {"revision": self.corpus.revision}))
-        return number + 1
+        return index + 1
 
     def _assemble(self, total: int) -> None:
         """Makes the token file from `total` shards."""
         corpus, split, folder, tokenizer = self.corpus, self.split, self.folder, self.tokenizer
-        counts = [_read_json(folder / f"{number:05d}.json") for number in range(total)]
+        files = [folder / f"{index:05d}.json" for index in range(total)]
+        counts = [json.loads(file.read_text()) for file in files]
         if not sum(count["bytes"] for count in counts):
             shutil.rmtree(folder)
             raise ValueError(
@@ -150,7 +151,7 @@ class Making:
             source=corpus.source(split),
             max_bytes=self.max_bytes,
             dtype=dtype.str,
-            sha256=hash_ids((folder / shard_file(number) for number in range(total)), dtype),
+            sha256=hash_ids((folder / shard_file(index) for index in range(total)), dtype),
             tokenizer=tokenizer.name,
             tokenizer_fingerprint=tokenizer.fingerprint(),
             vocab_size=tokenizer.vocab_size,
@@ -163,10 +164,6 @@ class Making:
         folder.replace(self.directory)
         for path in (*self.directory.glob("[0-9]*.json"), *self.directory.glob(".*")):
             path.unlink()
-
-
-def _read_json(file: pathlib.Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
 
 
 def in_workers(

@@ -134,7 +134,7 @@ class TextFiles(Corpus):
             yield Shard(limit_bytes(self._read(ranges), left), line_open)
             line_open = ranges[-1].ends_file and not _ends_line(ranges[-1].path)
             if left > 0:
-                left = max(left - sum(part.stop - part.start for part in ranges), 0)
+                left = max(left - sum(span.stop - span.start for span in ranges), 0)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
         """Yields about `sample_bytes`: the beginning of each shard of plain files, or of the first
@@ -151,10 +151,10 @@ class TextFiles(Corpus):
         files = self.files(split)
         for path in files:  # kept: hashing takes time
             self._identities[path] = self._identities.get(path) or _identity(path)
-        about = {"corpus": self.name, "files": [self._identities[path] for path in files]}
+        content = {"corpus": self.name, "files": [self._identities[path] for path in files]}
         if self._end != "file":  # in earlier tokens blank lines were empty
-            about |= {"document_end": self._end, "blank_lines": "may hold white space"}
-        return about | ({"column": self._column} if any(map(_data_kind, files)) else {})
+            content |= {"document_end": self._end, "blank_lines": "may hold white space"}
+        return content | ({"column": self._column} if any(map(_data_kind, files)) else {})
 
     def title(self, split: str) -> str:
         """Returns the names of the files without their folders, globs as they are written."""
@@ -174,13 +174,13 @@ class TextFiles(Corpus):
         return sum(path.stat().st_size for path in files)
 
     def _read(self, ranges: Iterable[_Range]) -> Iterator[Piece]:
-        for part in ranges:
-            texts = _texts(part)
-            if kind := _data_kind(part.path):
-                values = read_column(part.path, kind, texts, self._column)
-                yield from row_documents(values, self._column, f"text: {part.path}")
+        for span in ranges:
+            texts = _texts(span)
+            if kind := _data_kind(span.path):
+                values = read_column(span.path, kind, texts, self._column)
+                yield from row_documents(values, self._column, f"text: {span.path}")
             elif self._end == "file":
-                yield from one_document(texts, ends=part.ends_file)
+                yield from one_document(texts, ends=span.ends_file)
             else:
                 yield from _at_ends(texts, lines=self._end == "line")
 
@@ -273,12 +273,12 @@ def _at_ends(texts: Iterable[bytes], *, lines: bool) -> Iterator[Piece]:
         yield Piece(rest, ends_document=True)
 
 
-def _texts(part: _Range) -> Iterator[bytes]:
+def _texts(span: _Range) -> Iterator[bytes]:
     """Yields successive texts of a range of a file, cut after a line end, else after a space or a
     character.
     """
-    path, offset, rest = part.path, part.start, b""
-    for block in itertools.chain(_blocks(part), [b""]):  # the last one leaves no character open
+    path, offset, rest = span.path, span.start, b""
+    for block in itertools.chain(_blocks(span), [b""]):  # the last one leaves no character open
         if offset == 0 and not rest:
             block = _without_mark(path, block)
         rest += block
@@ -296,7 +296,7 @@ def _texts(part: _Range) -> Iterator[bytes]:
             ) from None
         yield text[:cut]
         offset, rest = offset + cut, rest[cut:]
-    if offset == part.start:
+    if offset == span.start:
         raise ValueError(
             f"{path} is empty; a text needs at least one character, so name another file or remove it"
         )
@@ -331,15 +331,15 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _blocks(part: _Range) -> Iterator[bytes]:
+def _blocks(span: _Range) -> Iterator[bytes]:
     """Yields the bytes of a range of a file, unpacked."""
-    path, left = part.path, part.stop - part.start
+    path, left = span.path, span.stop - span.start
     try:
         if path.suffix == ".zst":
             yield from filter(None, _zst_blocks(path))
             return
         with _OPENERS.get(path.suffix, open)(path, "rb") as stream:
-            stream.seek(part.start)
+            stream.seek(span.start)
             while block := stream.read(min(left, PIECE_BYTES)):
                 left -= len(block)
                 yield block

@@ -167,9 +167,9 @@ class TokenFile:
         )
 
 
-def shard_file(number: int) -> str:
+def shard_file(index: int) -> str:
     """Returns a shard's file name."""
-    return f"tokens-{number:05d}.bin"
+    return f"tokens-{index:05d}.bin"
 
 
 def write_manifest(folder: pathlib.Path, manifest: Manifest, shards: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
             raise ValueError("manifest.json was altered")
         sizes = fields.pop("shards")
         manifest, dtype = Manifest(**fields), np.dtype(fields["dtype"])
-        files = [folder / shard_file(number) for number in range(len(sizes))]
+        files = [folder / shard_file(index) for index in range(len(sizes))]
         for file, size in zip(files, sizes, strict=True):
             if (got := file.stat().st_size) != size * dtype.itemsize:
                 raise ValueError(

@@ -122,7 +122,7 @@ def generate(
     model, params, cache, logits = prefill(
         model, params, tokens, positions, new_tokens, chunk, total
     )
-    keys = sequence_keys([checked_seed(seed) + number for number in range(len(tokens))])
+    keys = sequence_keys([checked_seed(seed) + index for index in range(len(tokens))])
     made = decode(model, params, cache, logits, keys, 0, sample=sample, count=new_tokens)[0]
     if not is_text or tokenizer is None:
         return made
@@ -200,8 +200,8 @@ def padded_prompts(
 def checked_seed(seed: Any) -> Any:
     """Returns the seed; ValueError if it is no whole number of 32 bits, and so equal to another seed."""
     if not isinstance(seed, jax.core.Tracer):
-        number = np.asarray(seed)
-        if number.ndim or number.dtype.kind not in "iu" or not 0 <= number < 2**32:
+        value = np.asarray(seed)
+        if value.ndim or value.dtype.kind not in "iu" or not 0 <= value < 2**32:
             raise ValueError(f"seed={seed!r} must be a whole number from 0 to {2**32 - 1}")
     return seed
 
@@ -254,9 +254,9 @@ def prefill(
     # the first chunk takes the remainder
     starts = [0, *range(length % chunk or chunk, length, chunk)]
     for start, end in zip(starts, [*starts[1:], length], strict=True):
-        part = None if stand is None else stand[:, start:end]
+        stand_here = None if stand is None else stand[:, start:end]
         logits, cache = read(
-            model, params, cache, prompt[:, start:end], part, fresh=start == 0, last=1
+            model, params, cache, prompt[:, start:end], stand_here, fresh=start == 0, last=1
         )
     return model, params, cache, logits
 
@@ -314,10 +314,10 @@ def decode(
     """
 
     def step(
-        before: tuple[Array, PyTree], number: Array
+        before: tuple[Array, PyTree], index: Array
     ) -> tuple[tuple[Array, PyTree], tuple[Array, Array]]:
         logits, cache = before
-        of_token = jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        of_token = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
         token = sample(logits[:, -1], of_token)
         weights = jax.nn.log_softmax(logits[:, -1], axis=-1)
         nll = -jnp.take_along_axis(weights, token[:, None], axis=1)[:, 0]

@@ -241,13 +241,13 @@ def read_prompts(
         lines = file.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--prompts={path} can't be read: {error}") from None
-    for number, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if line.strip():
             try:
-                prompts.append(make_prompt(tokenizer, json.loads(line), seed + number, tell))
+                prompts.append(make_prompt(tokenizer, json.loads(line), seed + index, tell))
             except (ValueError, AttributeError, RecursionError) as error:
                 raise ValueError(
-                    f'{path}, line {number + 1} is no row such as {{"prompt": "It was"}}: {error}'
+                    f'{path}, line {index + 1} is no row such as {{"prompt": "It was"}}: {error}'
                 ) from None
     if not prompts:
         raise ValueError(f'{path} has no line; write one such as {{"prompt": "It was"}}')

@@ -20,11 +20,13 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(content: Mapping[str, Any]) -> Family:
     """Returns the family of a config.json; ValueError, with those that are known, if it has none."""
-    known = {name: family for family in FAMILIES.values() for name in family.architectures}
+    by_architecture = {
+        name: family for family in FAMILIES.values() for name in family.architectures
+    }
     named = content.get("architectures") or [""]
-    if named[0] not in known:
+    if named[0] not in by_architecture:
         raise ValueError(
             f"config.json has the architecture {named[0]!r}, which is not known here; "
-            f"{did_you_mean(named[0], known)}there are: {', '.join(known)}"
+            f"{did_you_mean(named[0], by_architecture)}there are: {', '.join(by_architecture)}"
         )
-    return known[named[0]]
+    return by_architecture[named[0]]

@@ -21,12 +21,12 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     # Only the 7B models, which are rotary, have a bound of positions.
     rotary = "max_position_embeddings" in hub.content
     second = hub.content.get("vocab_size") == VOCABULARY_2 or "z_loss_weight" in hub.content
-    found = sizes(hub)
+    keys = sizes(hub)
     hub.needs("hidden_act", "silu")
     hub.needs("tie_word_embeddings", False)
     hub.ignore("z_loss_weight", "gradient_checkpointing", "model_max_length")
     position = {"position": "rotary", "position_options.base": 10_000.0} if rotary else {}
-    return found | {
+    return keys | {
         **position,
         "model.activation": "silu",
         "model.embedding": "normalised" if second else "untied",

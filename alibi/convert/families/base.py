@@ -305,6 +305,6 @@ def attention(*names: str) -> tuple[str, ...]:
     return tuple(f"layers_{{n}}/attention/{name}" for name in names or ("query", "key", "value"))
 
 
-def whole(number: float) -> float | int:
+def whole(value: float) -> float | int:
     """Returns a whole number as an int, as transformers wants some keys."""
-    return int(number) if number == int(number) else number
+    return int(value) if value == int(value) else value

@@ -74,13 +74,13 @@ def sizes(hub: HubConfig) -> dict[str, Any]:
 
 
 def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
-    found = sizes(hub)
-    heads, layers = found["model.num_heads"], found["model.num_layers"]
+    keys = sizes(hub)
+    heads, layers = keys["model.num_heads"], keys["model.num_layers"]
     kv_heads = hub.take("num_key_value_heads", default=heads)
     head_dim = hub.take(
         "head_dim", default=128 if named == "qwen3" else 256 if named == "gemma" else None
     )
-    own_size = head_dim not in (None, found["model.width"] / heads)
+    own_size = head_dim not in (None, keys["model.width"] / heads)
     attention_bias = hub.take("attention_bias", default=False)
     mlp_bias = hub.take("mlp_bias", default=False)
     activation = hub.choose(
@@ -92,7 +92,7 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
     if named == "gemma":  # its code computes the tanh form, whatever the older key says
         activation = "gelu" if activation.startswith("gelu") else activation
     tied = hub.take("tie_word_embeddings", default=TIED.get(named, False))
-    return found | {
+    return keys | {
         **rotary(hub),
         "model.num_kv_heads": 0 if kv_heads == heads else kv_heads,
         "model.head_size": head_dim if own_size else 0,
@@ -108,8 +108,8 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
 
 def rotary(hub: HubConfig) -> dict[str, Any]:
     """Returns the position method and its options; ValueError for forms that are not implemented."""
-    scaling, given = (hub.take(key, default={}) for key in ("rope_scaling", "rope_parameters"))
-    rope = HubConfig(scaling or given)
+    scaling, parameters = (hub.take(key, default={}) for key in ("rope_scaling", "rope_parameters"))
+    rope = HubConfig(scaling or parameters)
     kind = rope.choose({name: name for name in ROPE}, "rope_type", "type", default="default")
     position, options, keys = ROPE[kind]
     base = hub.take("rope_theta", default=10_000.0)
@@ -121,8 +121,8 @@ def rotary(hub: HubConfig) -> dict[str, Any]:
     for name, (key, default) in keys.items():
         # In transformers a beta of 0 is the default, too.
         options[name] = float(rope.take(key, default=default) or default)
-    for part in (hub, rope):
-        part.needs("partial_rotary_factor", 1.0)
+    for section in (hub, rope):
+        section.needs("partial_rotary_factor", 1.0)
     rope.needs("truncate", True)
     rope.ignore("finetuned")
     hub.rest |= {f"rope_parameters.{key}": value for key, value in rope.left().items()}

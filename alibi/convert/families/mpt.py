@@ -35,38 +35,38 @@ REPLIT = _entries(("ln_1", "ln_2", "ln_f"), "mlp.mlp_up", "mlp.mlp_down")
 def to_ours(hub: HubConfig) -> dict[str, Any]:
     # llm-foundry and transformers save no keys at their defaults, which differ.
     foundry = "auto_map" in hub.content
-    own, of_layers = HubConfig(hub.take("attn_config", default={})), dict[str, Any]()
+    attn, of_layers = HubConfig(hub.take("attn_config", default={})), dict[str, Any]()
     width, heads = hub.take("d_model"), hub.take("n_heads")
     for name, value in (
         *(("prefix_lm", False), ("rope", False), ("qk_gn", False), ("sliding_window_size", -1)),
         *(("attn_logit_softcapping", None), ("fused_qkv", True), ("kv_dim", None), ("nope", False)),
     ):
-        own.needs(name, value)
-    tuning = HubConfig(own.take("attn_temperature_tuning", default={}))
+        attn.needs(name, value)
+    tuning = HubConfig(attn.take("attn_temperature_tuning", default={}))
     tuning.needs("attn_scale", 0.0)  # without which the floor has no effect
-    own.ignore("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "attn_type", "kv_n_heads")
-    own.ignore("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config", "dtype")
-    shared = own.take("attn_type", default="multihead_attention")
+    attn.ignore("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "attn_type", "kv_n_heads")
+    attn.ignore("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config", "dtype")
+    shared = attn.take("attn_type", default="multihead_attention")
     kv_heads = {"multihead_attention": 0, "multiquery_attention": 1}.get(shared)
     if kv_heads is None:
-        kv_heads = own.take("kv_n_heads")
-    if own.take("alibi", default=not foundry):
+        kv_heads = attn.take("kv_n_heads")
+    if attn.take("alibi", default=not foundry):
         of_layers["position"] = "alibi"
-        of_layers["position_options.alibi_bias_max"] = float(own.take("alibi_bias_max", default=8))
+        of_layers["position_options.alibi_bias_max"] = float(attn.take("alibi_bias_max", default=8))
     else:
-        own.ignore("alibi_bias_max")
+        attn.ignore("alibi_bias_max")
         of_layers["position"] = "learned" if hub.take("learned_pos_emb", default=True) else "none"
-    qk_norm = own.take("qk_ln", default=False)
+    qk_norm = attn.take("qk_ln", default=False)
     ffn = HubConfig(hub.take("ffn_config", default={}))
     ffn.needs("ffn_type", "mptmlp")
     for name in ("ffn_act_fn", "ffn_hidden_size"):
         ffn.needs(name, None)
     ffn.ignore("fc_type")
     clip, softmax_scale = (
-        float(own.take(key, default=0.0)) for key in ("clip_qkv", "softmax_scale")
+        float(attn.take(key, default=0.0)) for key in ("clip_qkv", "softmax_scale")
     )
-    for name, part in (("attn_config", own), ("ffn_config", ffn)):
-        hub.rest |= {f"{name}.{key}": value for key, value in part.left().items()}
+    for name, section in (("attn_config", attn), ("ffn_config", ffn)):
+        hub.rest |= {f"{name}.{key}": value for key, value in section.left().items()}
     hub.needs("residual_modification", None)
     hub.needs("final_logit_softcapping", None)
     hub.ignore("learned_pos_emb", "embedding_fraction", "init_config", "fc_type", "init_device")

@@ -109,11 +109,11 @@ def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
             f"the dictionary {path} is not UTF-8: {error.reason} at offset {error.start}"
         ) from error
     counts = dict.fromkeys(SPECIALS, 0)
-    for number, line in enumerate(lines, start=1):
+    for index, line in enumerate(lines, start=1):
         symbol, _, count = line.rpartition(" ")
         if not symbol or not count.isdecimal():
             raise ValueError(
-                f'{path}, line {number}: {line[:60]!r} is not "symbol count" as in fairseq\'s dict.txt'
+                f'{path}, line {index}: {line[:60]!r} is not "symbol count" as in fairseq\'s dict.txt'
             )
         if symbol in counts:
             raise ValueError(
@@ -125,7 +125,7 @@ def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
 
 def _padded(counts: dict[str, int]) -> dict[str, int]:
     """Returns the dictionary filled up to a multiple of 8 with fairseq's made-up words."""
-    made_up = (f"madeupword{number:04d}" for number in itertools.count())
+    made_up = (f"madeupword{index:04d}" for index in itertools.count())
     while len(counts) % 8:
         counts.setdefault(next(made_up), 0)
     return counts
