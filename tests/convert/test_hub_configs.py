@@ -58,17 +58,23 @@ def test_windows_of_qwen_are_those_of_transformers(family: str, keys: dict[str, 
     assert ([found] * 30 if isinstance(found, int) else list(found)) == expected
 
 
-@pytest.mark.parametrize("keys", [{}, {"sliding_window": None}, {"sliding_window": 8}], ids=str)
-def test_windows_of_mistral_are_those_of_transformers(keys: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    own = transformers.MistralConfig(**SIZES, **keys)
-    assert settings("mistral", **keys)["model.window"] == (own.sliding_window or 0)
+@pytest.mark.parametrize(
+    ("family", "keys", "window"),
+    [
+        # transformers' own default, which null has not
+        ("mistral", {}, 4096),
+        ("mistral", {"sliding_window": None}, 0),
+        ("mistral", {"sliding_window": 8}, 8),
+        # their code reads no such key
+        ("llama", {"sliding_window": 8, "use_sliding_window": True}, 0),
+        ("gemma", {"sliding_window": 8}, 0),
+    ],
+)
+def test_windows_of_whole_models(family: str, keys: dict[str, Any], window: int) -> None:
+    assert settings(family, **keys)["model.window"] == window
 
 
-def test_llama_and_gemma_have_no_windows() -> None:
-    """Their code reads no such key."""
-    assert settings("llama", sliding_window=8, use_sliding_window=True)["model.window"] == 0
-    assert settings("gemma", sliding_window=8)["model.window"] == 0
+def test_mixed_windows_of_mistral_are_refused() -> None:
     mixed = ["sliding_attention", "full_attention"] * 15
     with pytest.raises(ValueError, match=r"layer_types=.*Mistral's own code doesn't read"):
         settings("mistral", layer_types=mixed)

@@ -98,9 +98,11 @@ def test_parameters_of_bfloat16_are_evaluated(imported: pathlib.Path) -> None:
     0.002.
     """
     tokens = np.random.default_rng(1).integers(0, 300, 256)
-    wide, narrow = (
-        score(TrainedRun(folder), tokens, 32) for folder in (imported, imported.parent / "narrow")
-    )
+    runs = TrainedRun(imported), TrainedRun(imported.parent / "narrow")
+    for run, dtype in zip(runs, ("float32", "bfloat16"), strict=True):
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(run.params)} == {dtype}
+        assert run.config.model.param_dtype == dtype
+    wide, narrow = (score(run, tokens, 32) for run in runs)
     assert 0 < np.sqrt(np.square(wide - narrow).mean()) < 0.05
     assert narrow.mean() == pytest.approx(wide.mean(), abs=0.01)
 
@@ -167,20 +169,6 @@ def test_without_positions_in_place_of_its_method(
     assert (change[1:] > 1e-3).all()
 
 
-def test_parameters_keep_or_change_their_dtype(imported: pathlib.Path) -> None:
-    """bfloat16 halves the bytes; features differ by its 8 bits."""
-    wide, narrow = TrainedRun(imported), TrainedRun(imported.parent / "narrow")
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(wide.params)} == {"float32"}
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(narrow.params)} == {"bfloat16"}
-    tokens = jnp.arange(32)[None]
-    found = [
-        np.asarray(run.model.apply({"params": run.params}, tokens), np.float32)
-        for run in (wide, narrow)
-    ]
-    assert 0 < np.abs(found[0] - found[1]).max() < 0.2
-    assert narrow.config.model.param_dtype == "bfloat16"
-
-
 def test_a_run_starts_from_it_at_another_length_and_with_flatter_slopes(
     imported: pathlib.Path,
 ) -> None:
@@ -201,15 +189,11 @@ def test_another_method_takes_its_place(imported: pathlib.Path) -> None:
     assert TrainedRun(imported).config.position_options == {"alibi_bias_max": 8}
     config = load_config(f"{imported}/config.py:position=alibi")
     assert config.position_options == {"alibi_bias_max": 8}
-    config = load_config(f"{imported}/config.py:position=none")
-    about = Parent(config, build_model(config, 300)).about()
-    assert (config.position_options, about["new"], about["dropped"]) == ({}, [], [])
-    assert about["taken"] == TrainedRun(imported).num_parameters  # ALiBi has no parameters
-    config = load_config(f"{imported}/config.py:position=t5")
-    assert config.position_options == {}
-    about = Parent(config, build_model(config, 300)).about()
-    assert about["new"] == ["position/table"]
-    assert about["dropped"] == []
+    for position, new in (("none", []), ("t5", ["position/table"])):
+        config = load_config(f"{imported}/config.py:position={position}")
+        about = Parent(config, build_model(config, 300)).about()
+        assert (config.position_options, about["new"], about["dropped"]) == ({}, new, [])
+        assert about["taken"] == TrainedRun(imported).num_parameters  # ALiBi has no parameters
 
 
 def test_two_hosts_import_the_parts_of_their_devices(

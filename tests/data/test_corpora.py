@@ -37,41 +37,36 @@ def test_books_are_whole_different_and_small():
         assert all(text.endswith("\n") and "\r" not in text for text in whole)
 
 
-def test_unknown_names_list_those_that_exist():
-    with pytest.raises(
-        ValueError,
-        match=r"data\.valid='nope' is no split of the embedded books, train, valid, test; to read files, set "
-        r"data\.corpus=text",
-    ):
-        list(make_corpus(DataConfig(valid="nope")).pieces("valid"))
-    with pytest.raises(
-        ValueError, match=r"data\.corpus='book' must be one of books, passkeys, text, hub"
-    ):
-        DataConfig(corpus="book")
-    with pytest.raises(
-        ValueError, match=r"data\.document_end=blank_line needs corpus=text.*; set it to file"
-    ):
-        make_corpus(DataConfig(document_end="blank_line"))
-    with pytest.raises(
-        ValueError, match=r"data\.streaming=True needs corpus=hub: tfds prepares a dataset first"
-    ):
-        make_corpus(DataConfig(corpus="tfds", name="lm1b", streaming=True))
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"valid": "nope"},
+            r"data\.valid='nope' is no split .*, train, valid, test; .*corpus=text",
+        ),
+        ({"corpus": "book"}, r"data\.corpus='book' must be one of books, passkeys, text, hub"),
+        ({"document_end": "blank_line"}, r"data\.document_end=blank_line needs corpus=text.*file"),
+        ({"corpus": "tfds", "name": "lm1b", "streaming": True}, "streaming=True needs corpus=hub"),
+    ],
+)
+def test_unknown_names_list_those_that_exist(keys, message):
+    with pytest.raises(ValueError, match=message):
+        list(make_corpus(DataConfig(**keys)).pieces("valid"))
 
 
-def test_titles_say_which_text_it_is():
+@pytest.mark.parametrize(
+    ("keys", "title"),
+    [
+        ({"corpus": "hub", "name": "Salesforce/wikitext", "subset": "a"}, "Salesforce/wikitext/a"),
+        ({"corpus": "hub", "name": str(pathlib.Path(__file__).parent)}, "data"),
+        ({"corpus": "tfds", "name": "lm1b"}, "lm1b"),
+        ({"corpus": "text", "train": "a/one.txt,b/*.gz"}, "one.txt,*.gz"),
+        ({}, "books"),
+    ],
+)
+def test_titles_say_which_text_it_is(keys, title):
     """Result rows have them; "hub" or "text" would say nothing."""
-    named = {"name": "Salesforce/wikitext", "subset": "wikitext-103-v1"}
-    assert (
-        make_corpus(DataConfig(corpus="hub", **named)).title("valid")
-        == "Salesforce/wikitext/wikitext-103-v1"
-    )
-    assert make_corpus(DataConfig(corpus="tfds", name="lm1b")).title("train") == "lm1b"
-    assert (
-        make_corpus(DataConfig(corpus="hub", name=str(pathlib.Path(__file__).parent))).title("test")
-        == "data"
-    )
-    assert text_corpus("a/one.txt,b/*.gz").title("train") == "one.txt,*.gz"
-    assert make_corpus(DataConfig()).title("valid") == "books"
+    assert make_corpus(DataConfig(**keys)).title("train") == title
 
 
 # Text files.
@@ -84,8 +79,10 @@ def test_files_and_globs_in_order_whatever_the_packing(tmp_path):
         "c.txt.gz": "c\n",
         "d.txt.xz": "d\n",
         "e.zst": "e\n",
+        "f,g.bz2": "f\n",
     }
     pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+    pack[".bz2"] = bz2.compress
     for name, text in texts.items():
         path = tmp_path / name
         path.write_bytes(pack.get(path.suffix, bytes)(text.encode()))
@@ -95,30 +92,22 @@ def test_files_and_globs_in_order_whatever_the_packing(tmp_path):
     assert documents(corpus, "train") == ["c\n", "a a\n", "bé\n", "e\n", "d\n"]
     assert corpus.size("train") is None
     assert text_corpus(tmp_path / "*.txt").size("train") == 8
+    # a comma in a name is no separator if the file exists
+    assert documents(text_corpus(tmp_path / "f,g.bz2"), "train") == ["f\n"]
 
 
-def test_a_comma_in_a_name_is_no_separator_when_the_file_exists(tmp_path):
-    (tmp_path / "a,b.txt").write_text("x")
-    assert documents(text_corpus(tmp_path / "a,b.txt"), "train") == ["x"]
-
-
-def test_zst_of_several_frames(tmp_path):
-    pack = zstandard.ZstdCompressor().compress
-    (tmp_path / "a.zst").write_bytes(pack(b"one\n" * 9000) + pack(b"two\n" * 9000))
-    assert documents(text_corpus(tmp_path / "a.zst"), "train") == ["one\n" * 9000 + "two\n" * 9000]
-    # Frames may begin and end inside a character, and hold nothing.
-    text = "漢字\n" * 50
+def test_zst_of_several_frames_and_of_a_long_window(tmp_path):
+    """Frames may begin and end inside a character, and hold nothing. `zstd --long=31` packs with a
+    window larger than the library's default limit.
+    """
+    pack, text = zstandard.ZstdCompressor().compress, "漢字\n" * 50
     frames = [pack(text.encode()[start : start + 4]) + pack(b"") for start in range(0, 350, 4)]
-    (tmp_path / "a.zst").write_bytes(b"".join(frames))
-    assert documents(text_corpus(tmp_path / "a.zst"), "train") == [text]
-
-
-def test_zst_of_a_long_window_is_whole(tmp_path):
-    """As `zstd --long=31` packs it: with a window larger than the library's default limit."""
     parameters = zstandard.ZstdCompressionParameters(window_log=28, write_content_size=False)
-    pack = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    (tmp_path / "a.zst").write_bytes(pack.compress(b"long\n") + pack.flush())
-    assert documents(text_corpus(tmp_path / "a.zst"), "train") == ["long\n"]
+    long = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frames += [pack(b"one\n" * 9000), long.compress(b"two\n" * 9000) + long.flush()]
+    (tmp_path / "a.zst").write_bytes(b"".join(frames))
+    expected = text + "one\n" * 9000 + "two\n" * 9000
+    assert documents(text_corpus(tmp_path / "a.zst"), "train") == [expected]
 
 
 def test_a_sample_is_spread_over_the_files(tmp_path, monkeypatch):
@@ -215,11 +204,6 @@ def test_files_that_are_no_text_are_named(tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         list(text_corpus(tmp_path / name).pieces("train"))
-
-
-def test_bz2_is_read(tmp_path):
-    (tmp_path / "a.bz2").write_bytes(bz2.compress(b"the cat\n"))
-    assert list(text_corpus(tmp_path / "a.bz2").pieces("train")) == [Piece(b"the cat\n", True)]
 
 
 @pytest.mark.parametrize("unit", ["word wörd\n", "no line ends but späces ", "漢字だけ"])
