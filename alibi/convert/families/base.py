@@ -63,11 +63,6 @@ class HubConfig:
             raise ValueError(f"{self.file} has no {names[0]}, which this architecture needs")
         return default
 
-    def take_null(self, name: str, default: Any) -> Any:
-        """Returns a key's value, null too, or `default` if the key is missing."""
-        self._taken.add(name)
-        return self.content.get(name, default)
-
     def needs(self, name: str, *values: Any, default: Any = ...) -> None:
         """Raises ValueError for other values than `values`; the key may be missing or null."""
         first = values[0] if default is ... else default

@@ -145,18 +145,17 @@ def rotary_to_theirs(config: Config) -> dict[str, Any]:
 
 
 def _windows(hub: HubConfig, layers: int, named: str) -> int | tuple[int, ...]:
-    """Returns the window of all layers, or of each, as transformers reads it: a missing key is not
-    null there.
+    """Returns one window for all layers, or one for each, as transformers does: there a missing key
+    is not null.
     """
-    keys = {
-        key: hub.take_null(key, default)
-        for key, default in (
-            ("sliding_window", 4096),
-            ("use_sliding_window", False),
-            ("max_window_layers", 28),
-            ("layer_types", None),
-        )
+    keys: dict[str, Any] = {
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 28,
+        "layer_types": None,
     }
+    hub.ignore(*keys)
+    keys |= hub.content
     window, kinds = keys["sliding_window"] or 0, keys["layer_types"]
     if named == "mistral":
         if kinds and set(kinds) != {"sliding_attention" if window else "full_attention"}:
