@@ -4,7 +4,7 @@
 #   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs|s3|torch|harness ...]
 #
 # --test adds the tools for tests and checks. --extra=torch reads checkpoints of PyTorch (.pt, .bin),
-# --extra=harness is for scripts/lm_eval.py.
+# --extra=harness is for python -m alibi.cli.harness.
 # ALIBI_EXTRA="tpu gcs" names extras too. PYTHON=/path/to/python names the interpreter for .venv, also one after 3.13.
 set -euo pipefail
 

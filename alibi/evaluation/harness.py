@@ -1,21 +1,25 @@
-"""A trained run as a model of EleutherAI's harness (the package `lm_eval`).
+"""Trained runs as the model `alibi` of EleutherAI's harness (the package `lm_eval`).
 
-The harness makes requests of text; a run answers them in windows of a length. Continuations and
-rolling windows are scored as rows of a few lengths, and a program is compiled for each length.
+The harness sends requests of text, which a run answers in windows of one length. Continuations and
+rolling windows are scored as rows of a few lengths, and each length compiles one program.
 """
 
 import collections
+import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from alibi.config.override import Override
 from alibi.evaluation.output import print_once
 from alibi.evaluation.scorer import unrounded
+from alibi.extras import needs
 from alibi.generation.sampling import Sampling
 from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import DecoderLM
@@ -23,30 +27,28 @@ from alibi.parallel.sharding import batch_parts
 from alibi.progress import Progress
 from alibi.runs.trained import TrainedRun
 
-LEAST_LENGTH = 16  # of a row of requests; longer rows double up to the window
+LEAST_LENGTH = 16  # inputs of the shortest row; longer rows double up to the window
 MAX_TOKENS = 256  # of an answer, if its task does not say; the harness's own default
 
 Pair = tuple[list[int], list[int]]  # the ids of a context and of its continuation
 
 
 class PairScorer:
-    """Scores continuations of contexts by a run's model.
+    """Scores continuations of contexts with a run's model.
 
-    A row of requests is padded at its end to a power of two or to the window, and a batch holds
-    `run.batch_tokens` inputs on each device. For methods that depend on the length of a sequence
-    every row is the beginning of a window, so a score does not depend on the padding.
+    A row is padded at its end to a power of two or to the window, and a batch holds
+    `run.batch_tokens` inputs on each device. Methods that depend on the length of a sequence take
+    the window's for every row, so a score does not depend on the padding.
 
     Args:
-      run: of a causal objective.
+      run: a run with a causal objective.
       length: inputs of a window; a longer context loses its beginning.
     """
 
     def __init__(self, run: TrainedRun, length: int):
         self.run, self.length, self.params = run, length, run.params
-        powers = itertools.takewhile(
-            lambda size: size < length, (LEAST_LENGTH << n for n in itertools.count())
-        )
-        self.lengths = [*powers, length]
+        powers = (LEAST_LENGTH << n for n in itertools.count())
+        self.lengths = [*itertools.takewhile(lambda size: size < length, powers), length]
         self.programs = jax.jit(_nll_and_greedy(run.model, length), static_argnames="greedy")
 
     def score(
@@ -64,27 +66,27 @@ class PairScorer:
         for _, continuation in pairs:
             if not 0 < len(continuation) <= self.length:
                 raise ValueError(
-                    f"a continuation has {len(continuation):,} tokens; it needs 1 to --length={self.length:,}"
+                    f"a continuation has {len(continuation):,} tokens; it needs 1 to length={self.length:,}"
                 )
         tokens = [((context or [self._boundary]) + to) for context, to in pairs]
         _say_cut(sum(len(ids) > self.length + 1 for ids in tokens), len(pairs), self.length)
         requests = [
             (ids[-self.length - 1 :], len(to)) for ids, (_, to) in zip(tokens, pairs, strict=True)
         ]
-        sizes = [next(n for n in self.lengths if n >= len(ids) - 1) for ids, _ in requests]
-        order = sorted(range(len(pairs)), key=lambda number: -sizes[number])
-        found = [(0.0, True)] * len(pairs)
+        by_size = collections.defaultdict(list)
+        for index, (ids, _) in enumerate(requests):
+            by_size[next(n for n in self.lengths if n >= len(ids) - 1)].append(index)
+        scores = [(0.0, True)] * len(pairs)
         with Progress(f"{self.run.name}: {title}", len(pairs), "request") as bar:
-            for size, alike in itertools.groupby(order, key=lambda number: sizes[number]):
-                numbers = list(alike)
-                rows = self._rows(len(numbers), size)
-                for start in range(0, len(numbers), rows):
-                    part = numbers[start : start + rows]
-                    scores = self._score([requests[n] for n in part], size, rows, greedy)
-                    for number, score in zip(part, scores, strict=False):
-                        found[number] = score
-                    bar.update(len(part))
-        return found
+            for size, indices in sorted(by_size.items(), reverse=True):
+                rows = self._rows(len(indices), size)
+                for start in range(0, len(indices), rows):
+                    batch = indices[start : start + rows]
+                    scored = self._score([requests[index] for index in batch], size, rows, greedy)
+                    for index, score in zip(batch, scored, strict=False):
+                        scores[index] = score
+                    bar.update(len(batch))
+        return scores
 
     @property
     def _boundary(self) -> int:
@@ -98,12 +100,12 @@ class PairScorer:
 
     def _score(
         self, requests: Sequence[tuple[list[int], int]], size: int, rows: int, greedy: bool
-    ) -> Iterator[tuple[float, bool]]:
-        """Yields the score of each row of a batch, of rows of `size` inputs; the last rows may be
+    ) -> list[tuple[float, bool]]:
+        """Returns the score of each row of a batch with `size` inputs a row; the last rows may be
         empty.
 
         Args:
-          requests: tokens, and the number of the last ones that are scored.
+          requests: tokens, and how many of the last ones are scored.
         """
         inputs = np.full((rows, size), self._boundary, np.int32)
         targets = np.full((rows, size), -1, np.int32)
@@ -111,15 +113,14 @@ class PairScorer:
             inputs[row, : len(ids) - 1] = ids[:-1]
             targets[row, len(ids) - 1 - scored : len(ids) - 1] = ids[-scored:]
         batch = jax.device_put((inputs, targets), self.run.model.sharding)
-        for nll, is_likeliest in zip(
-            *map(np.asarray, self.programs(self.params, *batch, greedy=greedy)), strict=True
-        ):
-            yield -float(nll.sum(dtype=np.float64)), bool(is_likeliest.all())
+        nll, is_likeliest = map(np.asarray, self.programs(self.params, *batch, greedy=greedy))
+        totals = -nll.sum(axis=1, dtype=np.float64)
+        return list(zip(totals.tolist(), np.all(is_likeliest, axis=1).tolist(), strict=True))
 
 
 def _nll_and_greedy(model: DecoderLM, total: int) -> Any:
-    """Returns the function of parameters, inputs and targets to the NLL of each target in nats, and
-    whether it is the likeliest token; 0 and True for negative targets.
+    """Returns a function of parameters, inputs and targets that gives the NLL of each target in
+    nats, and whether it is the likeliest token; 0 and True for negative targets.
 
     Args:
       total: the length of the sequences that begin with the inputs.
@@ -151,7 +152,7 @@ def write_answers(
     length: int,
     contexts: Sequence[str],
     seeds: Sequence[int],
-    given: Mapping[str, Any],
+    request: Mapping[str, Any],
 ) -> list[str]:
     """Returns the run's answer to each context, up to the first stop string.
 
@@ -159,19 +160,19 @@ def write_answers(
     on the length of a sequence take the window's.
 
     Args:
-      seeds: of the answers, if they are drawn.
-      given: max_gen_toks, until, do_sample, temperature, top_k, top_p and min_p, as the harness
-        normalizes them; a line names others, which have no effect.
+      seeds: a seed for each answer that is drawn.
+      request: max_gen_toks, until, do_sample, temperature, top_k, top_p and min_p, as the harness
+        normalizes them; a line names other keys, which have no effect.
 
     Raises:
       ValueError: an answer as long as the window.
     """
-    options = dict(given)
+    options = dict(request)
     count, stop = options.pop("max_gen_toks"), [text for text in options.pop("until") if text]
     if count >= length:
         raise ValueError(
-            f"a task asks for answers of up to {count:,} tokens, and --length={length:,} leaves no room for a "
-            f"question; use a --length above {count:,}"
+            f"a task asks for answers of up to {count:,} tokens, and length={length:,} leaves no room for a "
+            f"question; use a length above {count:,}"
         )
     draws, limits = options.pop("do_sample"), ("temperature", "top_k", "top_p", "min_p")
     drawn = {key: options.pop(key) for key in limits if key in options}
@@ -179,10 +180,9 @@ def write_answers(
     if options:
         print_once(f"{run.name}: options of generation without effect here: {options}")
     ids = [run.tokenizer.encode_beginning(context) for context in contexts]
-    _say_cut(sum(len(own) > length - count for own in ids), len(ids), length - count)
-    prompts = [
-        Prompt(own[-(length - count) :], seed, {}) for own, seed in zip(ids, seeds, strict=True)
-    ]
+    room = length - count
+    _say_cut(sum(len(prompt) > room for prompt in ids), len(ids), room)
+    prompts = [Prompt(prompt[-room:], seed, {}) for prompt, seed in zip(ids, seeds, strict=True)]
     answers = []
     with Progress(f"{run.name}: answers", len(prompts), "answer") as bar:
         for answer in Writer(run, sample, count, stop).write(prompts, total=length):
@@ -195,36 +195,86 @@ def _say_cut(cut: int, requests: int, most: int) -> None:
     if cut:
         print_once(
             f"{cut:,} of {requests:,} requests are longer than {most:,} tokens, and lost their beginning; "
-            "--length sets the window"
+            "length=N sets the window"
         )
 
 
-def harness_model(run: TrainedRun, length: int) -> Any:
-    """Returns the run as an `lm_eval.api.model.LM` with windows of `length` inputs.
+@functools.cache
+def harness_model() -> type:
+    """Registers the model `alibi` with the harness; returns its class.
 
-    The token that stands before a text without context is the boundary that stood before each text
-    in training: `<|endoftext|>` or its like of BPE, `</s>` of words, a line end of bytes. Rolling
-    windows are the harness's: they don't overlap, but the last one reads a full window.
+    The arguments of the model are `workdir`, `length` (inputs of a window; defaults to the training
+    length), `checkpoint` and `batch_tokens`, as for `eval_extrapolation.py`, and the fields of
+    `Override`, such as `position`.
+
+    The boundary that stood before each text in training stands before a text without context:
+    `<|endoftext|>` or its like of BPE, `</s>` of words, a line end of bytes. Rolling windows are the
+    harness's: they don't overlap, but the last one reads a full window.
+
+    Raises:
+      MissingPackageError: the package lm_eval is not installed.
     """
+    needs("a task of the harness", "lm_eval")
     from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    scorer, tokenizer = PairScorer(run, length), run.tokenizer
-
+    @register_model("alibi")
     class RunModel(TemplateLM):
-        eot_token_id = tokenizer.boundary_id
-        max_length = length
         max_gen_toks = MAX_TOKENS
+
+        def __init__(
+            self,
+            workdir: str | os.PathLike[str],
+            length: int = 0,
+            *,
+            checkpoint: str | int = "latest",
+            batch_tokens: int | None = None,
+            options: Mapping[str, Any] | None = None,
+            batch_size: Any = None,  # these three are flags of the harness, for models of PyTorch
+            max_batch_size: Any = None,
+            device: Any = None,
+            **override: Any,
+        ):
+            super().__init__()
+            if unknown := override.keys() - Override.__annotations__.keys():
+                raise ValueError(
+                    f"--model_args has no {', '.join(sorted(unknown))}; use workdir, length, checkpoint, batch_tokens, "
+                    f"{', '.join(Override.__annotations__)}"
+                )
+            if options or override:
+                override = {
+                    "override": Override(options=tuple((options or {}).items()), **override)
+                }
+            self.run = run = TrainedRun(
+                workdir, str(checkpoint), batch_tokens=batch_tokens, **override
+            )
+            self.max_length = length or run.config.train_length
+            if not run.config.objective.causal:
+                raise ValueError(
+                    f"{run} was trained for objective={run.config.objective.name}; tasks need objective=next_token"
+                )
+            if reason := run.undefined(self.max_length):
+                raise ValueError(f"{run.title} has no result at length={length:,}: {reason}")
+            self.scorer = PairScorer(run, self.max_length)
+
+        @property
+        def eot_token_id(self) -> int:
+            return self.run.tokenizer.boundary_id
+
+        def get_model_info(self) -> dict[str, Any]:
+            """Returns what the results file says of the model."""
+            return {"run": self.run.title, "step": self.run.step, "length": self.max_length}
 
         def tok_encode(
             self, string: str, add_special_tokens: bool | None = None, **_: Any
         ) -> list[int]:
-            return tokenizer.encode_open(string)
+            return self.run.tokenizer.encode_open(string)
 
         def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
             for context, continuation in (request.args for request in requests):
-                if not context and not tokenizer.encode_open(continuation):
+                if not context and not self.tok_encode(continuation):
                     raise ValueError(f"the continuation {continuation!r} has no token")
             return super().loglikelihood(requests, disable_tqdm=True)
 
@@ -235,32 +285,32 @@ def harness_model(run: TrainedRun, length: int) -> Any:
                         f"the continuation {continuation!r} has no token of its own after {before[-60:]!r}, whose last "
                         "token takes it in; put a space between them, or use a run of bytes"
                     )
-            return scorer.score([(context, to) for _, context, to in requests], title="choices")
+            return self.scorer.score([(context, to) for _, context, to in requests])
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
             windows: list[tuple[int, Pair]] = [
-                (number, make_disjoint_window(window))
-                for number, request in enumerate(requests)
+                (index, make_disjoint_window(window))
+                for index, request in enumerate(requests)
                 for window in get_rolling_token_windows(
-                    tokenizer.encode_open(request.args[0]), self.prefix_token_id, length, 1
+                    self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
                 )
             ]
             totals = [0.0] * len(requests)
-            scores = scorer.score([pair for _, pair in windows], greedy=False, title="windows")
-            for (number, _), (total, _) in zip(windows, scores, strict=True):
-                totals[number] += total
+            scores = self.scorer.score([pair for _, pair in windows], greedy=False, title="windows")
+            for (index, _), (total, _) in zip(windows, scores, strict=True):
+                totals[index] += total
             return totals
 
         def generate_until(self, requests: Any, disable_tqdm: bool = True) -> list[str]:
             alike = collections.defaultdict(list)
-            for number, request in enumerate(requests):
-                alike[json.dumps(request.args[1], sort_keys=True)].append(number)
+            for index, request in enumerate(requests):
+                alike[json.dumps(request.args[1], sort_keys=True)].append(index)
             texts: dict[int, str] = {}
-            for options, numbers in alike.items():
-                given = normalize_gen_kwargs(json.loads(options), MAX_TOKENS)
-                contexts = [requests[number].args[0] for number in numbers]
-                answers = write_answers(run, length, contexts, numbers, given)
-                texts |= zip(numbers, answers, strict=True)
-            return [texts[number] for number in range(len(requests))]
+            for options, indices in alike.items():
+                settings = normalize_gen_kwargs(json.loads(options), MAX_TOKENS)
+                contexts = [requests[index].args[0] for index in indices]
+                answers = write_answers(self.run, self.max_length, contexts, indices, settings)
+                texts |= zip(indices, answers, strict=True)
+            return [texts[index] for index in range(len(requests))]
 
-    return RunModel()
+    return RunModel

@@ -5,23 +5,20 @@ import json
 import re
 import socket
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
-from alibi.evaluation import tasks as tasks_module
+from alibi.cli import harness
+from alibi.config.override import Override
 from alibi.evaluation.harness import PairScorer, harness_model
 from alibi.evaluation.scorer import run_scorer
-from alibi.evaluation.tasks import Options, evaluate_tasks
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
-from tests.hosts import ROOT
 
 pytest.importorskip("lm_eval", reason="needs the package lm-eval")
 
-SCRIPT = ROOT / "scripts" / "lm_eval.py"
 ADAPTIVE = {"model__embedding": "adaptive", "model__cutoffs": (20,)}
 QUESTIONS = [
     {"question": "the cat sat on", "choices": ["the mat", "a tree", "it"], "answer": 1},
@@ -115,6 +112,10 @@ def test_scores_are_those_of_full_passes(runs, tokenizer, position, keys):
     np.testing.assert_allclose([x for x, _ in without], [x for x, _ in found[:2]], rtol=1e-6)
 
 
+def model(workdir, length, **options):
+    return harness_model()(workdir, length, **options)
+
+
 class Request:
     def __init__(self, *args):
         self.args = args
@@ -130,7 +131,7 @@ def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
     whole = len(ids) // length * length
     assert 0 < whole < len(ids)
     ours = run_scorer(run).score(run.params, np.asarray(ids, np.int32), length).nll_nats
-    lm = harness_model(run, length)
+    lm = model(runs(tokenizer, **keys), length)
     (found,) = lm.loglikelihood_rolling([Request(text)])
     last = expected(run, ids[:whole], ids[whole:], length)[0]
     np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64) - last, rtol=1e-5)
@@ -142,8 +143,8 @@ def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
 
 def test_pairs_are_encoded_together(runs):
     """Words that a context and its continuation share make one token, as in the harness."""
-    lm = harness_model(TrainedRun(runs("words")), 16)
-    run = TrainedRun(runs("words"))
+    lm = model(runs("words"), 16)
+    run = lm.run
     (joint, _), (alone, _) = lm.loglikelihood(
         [Request("the cat ", "sat on"), Request("", "the cat")]
     )
@@ -155,20 +156,19 @@ def test_pairs_are_encoded_together(runs):
             lm.loglikelihood([request])
     with pytest.raises(ValueError, match=r"'at' has no token of its own after 'the c', whose last"):
         lm.loglikelihood([Request("the c", "at")])
-    with pytest.raises(ValueError, match="has 17 tokens; it needs 1 to --length=16"):
+    with pytest.raises(ValueError, match="has 17 tokens; it needs 1 to length=16"):
         lm.loglikelihood([Request("a", " the" * 17)])
 
 
 def test_drawn_answers(runs, capsys):
-    run = TrainedRun(runs())
-    lm = harness_model(run, 64)
+    lm = model(runs(), 64)
     drawn = {"until": [], "max_gen_toks": 20, "do_sample": True, "temperature": 0.9, "top_k": 5}
     requests = [Request("the cat", drawn)] * 2 + [Request("the cat", drawn | {"num_beams": 2})]
     answers = lm.generate_until(requests)
     assert len(set(answers)) == 3, "each draws by its own seed"
     assert lm.generate_until(requests) == answers
     assert "options of generation without effect here: {'num_beams': 2}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="answers of up to 64 tokens, and --length=64 leaves no"):
+    with pytest.raises(ValueError, match="answers of up to 64 tokens, and length=64 leaves no"):
         lm.generate_until([Request("the cat", {"until": ["."], "max_gen_toks": 64})])
 
 
@@ -205,20 +205,32 @@ def tasks(tmp_path, tiny_text):
     return folder, documents
 
 
-def test_tasks_with_local_data(runs, tasks, run_script, tmp_path, no_network):
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Runs the harness's command line in this process; returns its code, stdout and stderr."""
+
+    def run(arguments, *words):
+        text = ",".join(f"{key}={value}" for key, value in arguments.items())
+        words = ["--model=alibi", f"--model_args={text}", *map(str, words)]
+        monkeypatch.setattr(sys, "argv", ["harness", *words])
+        monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+        capfd.readouterr()
+        return harness.main(), *capfd.readouterr()
+
+    return run
+
+
+def test_tasks_with_local_data(runs, tasks, command, tmp_path, no_network):
     """Each metric is that of full passes; nothing looks for a network."""
     (folder, documents), workdir = tasks, runs()
-    words = [f"--workdir={workdir}", "--tasks=choices,rolling,answers", "--length=40"]
-    words += [f"--include_path={folder}", f"--output_dir={tmp_path / 'out'}"]
-    result = run_script(SCRIPT, *words)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0].split()[:4] == ["task", "metric", "filter", "length"]
-    lines = [
-        json.loads(line)
-        for file in (tmp_path / "out" / "harness").iterdir()
-        for line in file.read_text().splitlines()
-    ]
-    found = {(line["task"], line["metric"]): line for line in lines}
+    words = ["--tasks=choices,rolling,answers", f"--include_path={folder}"]
+    words += [f"--output_path={tmp_path / 'results.json'}"]
+    code, shown, errors = command({"workdir": workdir, "length": 40}, *words)
+    assert code == 0, errors
+    assert "|choices" in shown
+    (file,) = tmp_path.glob("results*.json")
+    written = json.loads(file.read_text())
+    found = written["results"]
     run = TrainedRun(workdir)
     encode = run.tokenizer.encode_open
 
@@ -230,9 +242,9 @@ def test_tasks_with_local_data(runs, tasks, run_script, tmp_path, no_network):
             for choice in document["choices"]
         ]
         right.append(int(np.argmax(scores)) == document["answer"])
-    assert found["choices", "acc"]["value"] == pytest.approx(np.mean(right))
-    assert found["choices", "acc"]["samples"] == 3
-    assert found["choices", "acc"]["stderr"] == pytest.approx(np.std(right, ddof=1) / 3**0.5)
+    assert found["choices"]["acc,none"] == pytest.approx(np.mean(right))
+    assert written["n-samples"]["choices"]["effective"] == 3
+    assert found["choices"]["acc_stderr,none"] == pytest.approx(np.std(right, ddof=1) / 3**0.5)
 
     nats, size = 0.0, 0
     for document in documents["rolling"]:
@@ -240,105 +252,61 @@ def test_tasks_with_local_data(runs, tasks, run_script, tmp_path, no_network):
         starts = range(0, len(ids), 40)
         nats -= sum(expected(run, ids[:n], ids[n : n + 40], 40)[0] for n in starts)
         size += len(ids)
-    perplexity = found["rolling", "byte_perplexity"]["value"]
+    perplexity = found["rolling"]["byte_perplexity,none"]
     assert perplexity == pytest.approx(np.exp(nats / size), rel=1e-5)
-    assert found["rolling", "bits_per_byte"]["value"] == pytest.approx(
+    assert found["rolling"]["bits_per_byte,none"] == pytest.approx(
         nats / size / np.log(2), rel=1e-5
     )
 
-    line = found["answers", "exact_match"]
     greedy = []
     for document in documents["answers"]:
         ids, new = encode(document["text"])[-28:], []
         while len(new) < 12 and "e" not in run.tokenizer.decode(new):
             new.append(int(full_pass(run, [*ids, *new], 40)[-1].argmax()))
         greedy.append(run.tokenizer.decode(new).partition("e")[0])
-    answered = harness_model(run, 40).generate_until(
+    answered = model(workdir, 40).generate_until(
         [
             Request(document["text"], {"until": ["e"], "max_gen_toks": 12})
             for document in documents["answers"]
         ]
     )
     assert answered == greedy
-    assert line["value"] == np.mean([text == "" for text in greedy])
+    assert found["answers"]["exact_match,none"] == np.mean([text == "" for text in greedy])
 
-    assert (line["run"], line["step"], line["cell"]["length"]) == (run.name, run.step, 40)
-    assert (line["task_version"], line["num_fewshot"], line["evaluator"]) == ("2", 0, "harness")
-    assert {"date", "processor", "commit", "jax", "harness", "config_hash", "device"} <= set(line)
-    assert "requests are longer than 28 tokens, and lost their beginning" in result.stderr
+    assert written["config"].items() >= {"run": run.name, "step": run.step, "length": 40}.items()
+    assert "requests are longer than 28 tokens, and lost their beginning" in errors
 
 
-def test_several_lengths_examples_and_a_part_of_the_samples(runs, tasks, tmp_path, capsys):
-    folder, _ = tasks
-    options = Options(
-        tmp_path / "out",
-        lengths=(128, 256),
-        tasks=("choices",),
-        include_path=str(folder),
-        num_fewshot=1,
-        limit=2,
-    )
-    results = evaluate_tasks(runs(), options)
-    assert [(one.of.length, one.samples, one.num_fewshot) for one in results] == [
-        (128, 2, 1),
-        (256, 2, 1),
-    ]
-    assert len([*(tmp_path / "out" / "harness").iterdir()]) == 2
-    assert "choices  acc" in capsys.readouterr().out
-    evaluate_tasks(runs(), options)
-    assert len([*(tmp_path / "out" / "harness").iterdir()]) == 2, "the same results are replaced"
+def test_a_run_as_another_method(runs):
+    """The arguments of the model are those of an override."""
+    ids, workdir = np.arange(40).tolist(), runs("bytes", "rotary")
+    options = {"factor": 4}
+    lm = model(workdir, 64, position="yarn", options=options, window=32)
+    override = Override("yarn", tuple(options.items()), window=32)
+    wanted = expected(TrainedRun(workdir, override=override), ids[:30], ids[30:], 64)
+    assert lm.scorer.score([(ids[:30], ids[30:])])[0][0] == pytest.approx(wanted[0], rel=1e-5)
+    assert lm.get_model_info()["run"].endswith("as yarn(factor=4) with window 32")
 
 
-def test_bad_input_is_a_line(runs, tasks, run_script, tmp_path, monkeypatch):
-    folder, _ = tasks
-    (folder / "hosted.yaml").write_text(
-        "task: hosted\ndataset_path: nobody/nothing\noutput_type: multiple_choice\n"
-    )
-    (folder / "broken.yaml").write_text(
-        "task: broken\ndataset_path: json\ntest_split: test\noutput_type: multiple_choice\n"
-        f"dataset_kwargs: {{data_files: '{tmp_path / 'nowhere.jsonl'}'}}\n"
-    )
-    monkeypatch.setattr(tasks_module, "reachable", lambda urls: False)
-    learned = runs("bytes", "learned")
-    masked = runs("bytes", "alibi", objective__name="masked")
+def test_bad_input_is_a_line(runs, tasks, command, tmp_path, monkeypatch):
+    learned, masked = runs("bytes", "learned"), runs("bytes", "alibi", objective__name="masked")
     (tmp_path / "none").mkdir()
-    given = {
-        "workdir": runs(),
-        "tasks": "choices",
-        "include_path": folder,
-        "output_dir": tmp_path / "out",
-    }
+    words = ["--tasks=choices", f"--include_path={tasks[0]}"]
     for changed, message in (
         ({"workdir": tmp_path / "none"}, "none"),
         ({"checkpoint": "7"}, "no checkpoint of step 7"),
-        ({"checkpoint": "x"}, "checkpoint=x must be latest, best or a step"),
-        ({"workdir": learned, "length": 17}, "has no result at --length=17: "),
+        ({"lenght": 7}, "has no lenght; use workdir, length, "),
+        ({"workdir": learned, "length": 17}, "has no result at length=17: "),
         ({"workdir": masked}, "was trained for objective=masked; tasks need"),
-        ({"tasks": "choises"}, "there is no task 'choises'; near names: choices"),
-        ({"tasks": "hosted"}, "can't be loaded without a network (https://huggingface.co doesn't"),
-        ({"tasks": "broken"}, "nowhere.jsonl"),
-        ({"tasks": ""}, "no task is named; give --tasks"),
-        ({"limit": 1.5}, "limit=1.5 must be a whole number of samples, or a share of them"),
-        ({"num_fewshot": -1}, "num_fewshot=-1 must be at least 0"),
-        ({"include_path": tmp_path / "nowhere"}, "nowhere is no folder"),
-        ({"length": 0}, "--length=0"),
-        ({"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
     ):
-        start = time.monotonic()
-        words = [f"--{key}={value}" for key, value in (given | changed).items()]
-        result = run_script(SCRIPT, *words)
-        last = result.stderr.splitlines()[-1]
-        assert result.returncode == 1, changed
-        assert last.startswith("error: "), result.stderr
+        code, _, errors = command({"workdir": runs()} | changed, *words)
+        assert code == 1, changed
+        last = errors.splitlines()[-1]
+        assert last.startswith("error: "), errors
         assert message in last
-        if "tasks" in changed and changed["tasks"] == "hosted":
-            assert time.monotonic() - start < 5
-    with monkeypatch.context() as several:
-        several.setattr(jax, "process_count", lambda: 2)
-        with pytest.raises(ValueError, match="tasks of the harness run on one host"):
-            evaluate_tasks(runs(), Options(tmp_path, tasks=("choices",)))
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    result = run_script(SCRIPT, *(f"--{key}={value}" for key, value in given.items()))
-    assert result.returncode == 1
-    assert "a task of the harness needs the package lm_eval, which is not" in result.stderr
-    assert "bash scripts/setup.sh --extra=harness" in result.stderr
+    harness_model.cache_clear()
+    code, _, errors = command({"workdir": runs()}, *words)
+    assert code == 1
+    assert "a task of the harness needs the package lm_eval, which is not" in errors
+    assert "bash scripts/setup.sh --extra=harness" in errors
