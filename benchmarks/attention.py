@@ -5,10 +5,7 @@ and PyTorch.
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from alibi.attention.backends import OF_SEQUENCES
 from benchmarks.attention_contenders import Shape, Way, contender, token_step
@@ -17,10 +14,8 @@ from benchmarks.rounds import (
     Column,
     Row,
     Runners,
-    about,
     compare,
     known,
-    print_rows,
     whole_numbers,
 )
 
@@ -34,10 +29,8 @@ FACTS = (
     "first_call_seconds",
     "memory_bytes",
     "compiler_bytes",
-    "computed_weights",
     "no_backward",
 )
-GROUPS = 4  # of heads, from the steepest slopes to the flattest
 PEERS = {  # with ALiBi
     "torch": {"PyTorch sdpa, dense bias": Way("sdpa"), "PyTorch FlexAttention": Way("flex")},
     "flex": {},  # FlexAttention with the score of each bias
@@ -101,10 +94,9 @@ def _shapes(arguments: argparse.Namespace) -> list[Shape]:
 
 
 def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
-    """Measures time, memory and share of the peak at each length, on request beside peers; and how
-    the work grows.
+    """Measures time, memory and share of the peak at each length, on request beside peers.
 
-    Queries, keys and values are normal; the norms decide how much can be skipped.
+    Queries, keys and values are normal; their norms decide how much can be skipped.
     """
     if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
         raise ValueError(
@@ -133,12 +125,7 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
         rounds = arguments.rounds if shape.length < LONG else min(arguments.rounds, LONG_ROUNDS)
         how = {"turn_seconds": arguments.turn_seconds, "preparing": arguments.preparing}
         rows += compare_contenders(shape, contenders, list(peers), rounds, **how)
-    exponents = growth(rows)
-    print_growth(exponents)
-    common = about(arguments.rounds) | {
-        key: getattr(arguments, key) for key in ("batch", "heads", "head_dim", "dtype")
-    }
-    return rows + [row | common for row in exponents]
+    return rows
 
 
 def compare_contenders(
@@ -225,66 +212,3 @@ def compare_tokens(arguments: argparse.Namespace) -> list[Row]:
             title=f"a cache of {shape.length:,}",
         )
     return rows
-
-
-def growth(rows: Sequence[Row]) -> list[Row]:
-    """Returns, for each contender measured at two lengths or more, e of work ~ length^e, from rows
-    of `attention`.
-    """
-    found = []
-    for name in dict.fromkeys(row["contender"] for row in rows):
-        measured = [row for row in rows if row["contender"] == name and not row["failed"]]
-        # Short lengths may take another backend, which computes no tiles.
-        counted = [row for row in measured if row["computed_weights"]]
-        lengths, counted_lengths = ([row["length"] for row in some] for some in (measured, counted))
-        if len(set(lengths)) < 2:
-            continue
-        row: Row = {
-            "benchmark": "attention growth",
-            "contender": name,
-            "lengths": lengths,
-            "counted_lengths": counted_lengths,
-            "exponents_of_head_groups": None,
-            "exponent_of_weights": None,
-            "exponent_of_seconds": None,
-        }
-        if len(set(counted_lengths)) >= 2:
-            by_head = np.asarray([row["computed_weights"] for row in counted])
-            groups = np.array_split(by_head, min(GROUPS, by_head.shape[1]), axis=1)
-            row["exponents_of_head_groups"] = [
-                exponent(counted_lengths, group.sum(axis=1)) for group in groups
-            ]
-            row["exponent_of_weights"] = exponent(counted_lengths, by_head.sum(axis=1))
-        seconds = [row["both_seconds"] for row in measured]
-        if all(seconds):
-            row["exponent_of_seconds"] = exponent(lengths, seconds)
-        found.append(row)
-    return found
-
-
-def exponent(lengths: Sequence[int], work: Sequence[float] | np.ndarray) -> float:
-    """Returns e of the power law length^e closest to `work`, in logarithms."""
-    return float(np.polyfit(np.log(lengths), np.log(work), 1)[0])
-
-
-def print_growth(rows: list[Row]) -> None:
-    """Prints the exponents as a table."""
-    if not rows:
-        return
-    print(
-        "\nhow the work grows: e of length^e, fitted to the weights in computed tiles, by groups of heads\n"
-    )
-
-    def groups(row: Row) -> str:
-        return " ".join(f"{e:.2f}" for e in row["exponents_of_head_groups"] or ()) or "-"
-
-    columns = [
-        Column(
-            "tiles counted at",
-            lambda row: " ".join(f"{n:,}" for n in row["counted_lengths"]) or "-",
-        ),
-        Column("heads, steepest to flattest", groups),
-        Column("all heads", "exponent_of_weights"),
-        Column("time, with backward", "exponent_of_seconds"),
-    ]
-    print_rows(rows, columns)

@@ -33,19 +33,21 @@ class Shape:
 
     @property
     def forward_flops(self) -> float:
-        """Operations of the two products, for each pair of a query and a visible key, however it is
-        computed.
-        """
+        """Operations in the two products, for each query and visible key, however it is computed."""
         return 4.0 * self.head_dim * self.batch * self.heads * self.length * (self.length + 1) / 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """A way to compute: the backend, the share of mass to lose at most, and whether a cache holds
-    slots last, as this project's, or first, as Flax's.
+    """A way to compute attention.
 
-    Peers are backends too: "flax" with a dense bias, "cudnn" without one, "sdpa" and "flex" of
-    PyTorch. `position` is the method whose bias is added; its parameters get gradients.
+    Peers are backends too: "flax" with a dense bias, "cudnn" without one, PyTorch's "sdpa" and "flex".
+
+    Attributes:
+      backend: name of a backend or a peer.
+      skip_epsilon: largest share of mass that may be lost.
+      slots_last: whether a cache holds slots last, as this project's, or first, as Flax's.
+      position: the method that gives the bias; its parameters get gradients.
     """
 
     backend: str
@@ -69,9 +71,7 @@ def contender(shape: Shape, way: Way) -> Contender:
 
 
 def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
-    """Warms up both passes ("run") and the forward pass, and measures the memory of the passes by
-    themselves.
-    """
+    """Warms up both passes ("run") and the forward pass, and measures the memory that the passes alone take."""
     oom_score = pathlib.Path("/proc/self/oom_score_adj")
     if oom_score.exists():
         # so that too large a contender ends itself, not the benchmark or a neighbour
@@ -89,24 +89,20 @@ def measure_passes(step: Step) -> tuple[dict[str, float], dict[str, Any]]:
     for name in names[1:]:  # the process is warm by now, only this part must be compiled
         seconds_of(step.parts[name], 1)
         seconds[name] = seconds_of(step.parts[name], 2) / 2
-    compiler_bytes, computed = (
-        step.facts.pop("compiler_bytes", None),
-        step.facts.pop("computed_weights", None),
-    )
+    compiler_bytes = step.facts.pop("compiler_bytes", None)
     return seconds, {
         "first_call_seconds": first_seconds,
         "memory_bytes": None if growth is None else growth + step.facts["held_bytes"],
         "compiler_bytes": compiler_bytes and compiler_bytes(),
-        "computed_weights": computed and computed(),  # last: it takes memory of its own
         "no_backward": reason,
     }
 
 
 def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
-    """Returns the growth of the most bytes held by the process during the call.
+    """Returns how much the process's peak memory, in bytes, grows during the call.
 
-    Memory freed by earlier calls and compilers goes back to the system first, and
-    is not used again unseen. None if the system (other than Linux) doesn't tell.
+    Memory that earlier calls and compilers freed goes back to the system first, so it is not used again
+    unseen. None if the system (other than Linux) doesn't tell.
     """
     gc.collect()
     try:
@@ -133,7 +129,7 @@ def _jax_arrays(shape: Shape) -> list[Any]:
 
 
 def project_step(shape: Shape, way: Way) -> Step:
-    """Returns the passes of a backend, which also count the weights in the tiles they compute."""
+    """Returns the passes of a backend."""
     from alibi.attention import attend
     from alibi.slopes import alibi_slopes
 
@@ -141,16 +137,11 @@ def project_step(shape: Shape, way: Way) -> Step:
     if way.position != "alibi":
         params, bias = bias_of(shape, way.position)
         return _jax_step(shape, lambda *x: call(*x[:3], bias=bias(x[3])), learned=(params,))
-    slopes = alibi_slopes(shape.heads)
-    step = _jax_step(shape, functools.partial(call, slopes=slopes))
-    step.facts["computed_weights"] = lambda: computed_weights(*_jax_arrays(shape)[:3], slopes, way)
-    return step
+    return _jax_step(shape, functools.partial(call, slopes=alibi_slopes(shape.heads)))
 
 
 def bias_of(shape: Shape, position: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Returns the parameters of a method's bias, and the function from them to the bias; the gates
-    of FoX are drawn.
-    """
+    """Returns a method's bias parameters, and the function from them to the bias; FoX's gates are drawn."""
     import jax
     import jax.numpy as jnp
 
@@ -178,36 +169,6 @@ def cudnn_step(shape: Shape, way: Way) -> Step:
     return _jax_step(shape, attention)
 
 
-def computed_weights(query: Any, key: Any, value: Any, slopes: Any, way: Way) -> list[int] | None:
-    """Returns, for each head, the weights in the tiles that `blocked` computes; None: another
-    backend does the call.
-
-    All tiles of a shape cost the same, so this is the work of the forward and of the
-    backward pass but for a factor. Time would need contenders of each group of heads alone,
-    and drifts by more than a skipped tile.
-    """
-    from alibi.attention.backends import choose
-    from alibi.attention.call import AttentionCall, AttentionOptions
-    from alibi.attention.skipping import computed_ranges
-    from alibi.attention.tiles import make_tiling
-    from alibi.positions import AlibiBias
-
-    positions, options = np.arange(query.shape[1]), AttentionOptions(skip_epsilon=way.skip_epsilon)
-    call = AttentionCall(
-        query, key, value, AlibiBias(slopes), True, positions, positions, options=options
-    )
-    if (choose(call) if way.backend == "auto" else way.backend) != "blocked":
-        return None
-    tiling = make_tiling(call)
-    tiles = (
-        np.diff(computed_ranges(call), axis=-1)
-        .sum(axis=(1, 2))
-        .reshape(tiling.batch_groups, tiling.head_groups)
-    )
-    of_head = tiles.sum(axis=0) * tiling.batch_group * tiling.q_block * tiling.k_block
-    return [int(weights) for weights in np.repeat(of_head, tiling.head_group)]
-
-
 def flax_step(shape: Shape, way: Way) -> Step:
     """Returns the passes of `flax.linen.dot_product_attention` with the dense bias and the causal
     mask.
@@ -228,8 +189,8 @@ def flax_step(shape: Shape, way: Way) -> Step:
 
 
 def _jax_step(shape: Shape, attention: Callable, *held: Any, learned: tuple[Any, ...] = ()) -> Step:
-    """Returns the passes of attention(query, key, value, *learned, *held), with gradients of all
-    but `held`, a dense bias, whose size `held_bytes` says.
+    """Returns both passes of attention(query, key, value, *learned, *held), with gradients for all but
+    `held`, a dense bias.
     """
     import jax
 

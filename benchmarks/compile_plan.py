@@ -1,9 +1,9 @@
-"""Compares a plan with the training step compiled by XLA for TPUs, which need not be here.
+"""Compares a plan with the training step that XLA compiles for TPUs, which need not be here.
 
     python -m benchmarks.compile_plan --config=configs/cc100_1b3.py --topology=v5e:16x16 --config.model.scan_layers
 
-Needs Linux and libtpu (bash scripts/setup.sh --extra=tpu), which compiles without a TPU; the step
-of a large model takes minutes. Prints the bytes on a device, planned and compiled: the program's
+Needs Linux and libtpu (bash scripts/setup.sh --extra=tpu), which compiles without a TPU. A large
+model's step takes minutes. Prints the bytes on a device, planned and compiled: the program's
 arguments, and its peak.
 """
 

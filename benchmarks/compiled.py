@@ -1,5 +1,5 @@
-"""`python -m benchmarks compiled`: training and scoring as libtpu compiles them for TPUs, with its
-own estimate of their cycles. Nothing is run, and no TPU is needed.
+"""`python -m benchmarks compiled`: a training step as libtpu compiles it for TPUs, with its own
+estimate of the cycles. Nothing is run, and no TPU is needed.
 """
 
 import argparse
@@ -21,7 +21,6 @@ SHAPE = (
     "model.dtype=bfloat16,length=2048,train.batch_tokens=65536"
 )
 FLAX = "flax"  # the peer
-SCORED = 8192  # tokens
 CYCLES = 1.5e9, 1.75e9  # a second, of TPU v5e and of v5p and v6e, from their peaks
 NOTE = """
 An estimate of the compiler, not a measurement. Cycles are those of libtpu's cost model, loops times
@@ -38,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", default=SHAPE, help="config keys of the model and the batch")
     parser.add_argument("--vocab_size", type=int, default=32_768)
-    parser.add_argument("--passes", default="train", help="train, score or both: train,score")
     parser.set_defaults(command=compile_all)
 
 
@@ -78,17 +76,15 @@ def compile_all(arguments: argparse.Namespace) -> list[Row]:
     from alibi.positions import METHODS
 
     names = known(arguments.positions, [*METHODS, FLAX], "position method")
-    passes = known(arguments.passes, ["train", "score"], "pass")
     devices = tpu_devices(arguments.topology)
-    rows = [_compiled(name, way, devices, arguments) for way in passes for name in names]
-    for way in passes:
-        _print(way, [row for row in rows if row["pass"] == way])
+    rows = [_compiled(name, devices, arguments) for name in names]
+    _print(rows)
     print(NOTE)
     return rows
 
 
-def _compiled(name: str, way: str, devices: list[Any], arguments: argparse.Namespace) -> Row:
-    """Returns what the compiler says of a pass of a method."""
+def _compiled(name: str, devices: list[Any], arguments: argparse.Namespace) -> Row:
+    """Returns what the compiler says about a step with a method."""
     from alibi.model.flops import TRAIN_PASSES, forward_flops
     from alibi.numerics.target import traced_for
     from alibi.parallel.device_kinds import known_device_kind
@@ -98,26 +94,23 @@ def _compiled(name: str, way: str, devices: list[Any], arguments: argparse.Names
     kind = known_device_kind(devices[0].device_kind)
     start = time.perf_counter()
     with traced_for("tpu", len(devices)):
-        build = {"train": _train, "score": _score}[way] if name != FLAX else _flax
-        program = build(config, arguments.vocab_size, devices, way)
+        build = _flax if name == FLAX else _train
+        program = build(config, arguments.vocab_size, devices)
     seconds, text = time.perf_counter() - start, program.as_text()
     cycles, unknown = cycles_by_part(text)
     memory, cost = program.memory_analysis(), program.cost_analysis()
-    length = config.train_length if way == "train" else SCORED
-    of_forward = forward_flops(config, arguments.vocab_size, length)
-    flops = of_forward * (TRAIN_PASSES if way == "train" else 1)
+    flops = forward_flops(config, arguments.vocab_size, config.train_length) * TRAIN_PASSES
     kernels = text.count('custom_call_target="tpu_custom_call"')
     # Tiles of 512 on the diagonal are whole. The forward pass has two products, and again with
     # remat; the two kernels of the backward pass have seven.
-    attention = 4 * config.model.width * (length + 512) / 2 * config.model.num_layers
-    passes = 4.5 + config.model.remat if way == "train" else 1
+    attention = 4 * config.model.width * (config.train_length + 512) / 2 * config.model.num_layers
+    passes = 4.5 + config.model.remat
     tokens = config.train.batch_tokens / len(devices)
     of_kernels = attention * passes * tokens / kind.bfloat16 if kernels else 0.0
     clock = CYCLES[0] if kind.name == "TPU v5e" else CYCLES[1]
     estimate = sum(cycles.values()) / clock + of_kernels
     return {
         "contender": name,
-        "pass": way,
         "device": kind.name,
         "devices": len(devices),
         "compile_seconds": seconds,
@@ -133,31 +126,14 @@ def _compiled(name: str, way: str, devices: list[Any], arguments: argparse.Names
     }
 
 
-def _train(config: Config, vocab_size: int, devices: list[Any], _: str) -> Any:
+def _train(config: Config, vocab_size: int, devices: list[Any]) -> Any:
     from alibi.parallel.sharding import make_mesh
     from benchmarks.training_contenders import compile_step
 
     return compile_step(config, vocab_size, make_mesh(config.mesh, devices))[-1]
 
 
-def _score(config: Config, vocab_size: int, devices: list[Any], _: str) -> Any:
-    """Returns the NLL of windows of `SCORED` tokens, as many in all as a training batch has."""
-    import jax
-
-    from alibi.evaluation.scorer import model_nll
-    from alibi.model.decoder import build_model
-    from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
-
-    mesh = make_mesh(config.mesh, devices)
-    sharding = batch_sharding(mesh)
-    model = build_model(config, vocab_size, sharding=sharding)
-    shape = config.train.batch_tokens // SCORED, SCORED
-    tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-    return jax.jit(model_nll(model)).lower(laid_out(params, mesh), tokens, tokens).compile()
-
-
-def _flax(config: Config, vocab_size: int, devices: list[Any], way: str) -> Any:
+def _flax(config: Config, vocab_size: int, devices: list[Any]) -> Any:
     """Returns the same model without positions as Flax's own layers make it, under AdamW: the plain
     way to write it.
     """
@@ -168,7 +144,7 @@ def _flax(config: Config, vocab_size: int, devices: list[Any], way: str) -> Any:
 
     from alibi.parallel.sharding import batch_sharding, make_mesh
 
-    sizes, length = config.model, config.train_length if way == "train" else SCORED
+    sizes = config.model
 
     class FlaxLM(nn.Module):  # with our names, by which cycles are counted by part
         @nn.compact
@@ -193,15 +169,15 @@ def _flax(config: Config, vocab_size: int, devices: list[Any], way: str) -> Any:
     model, optimizer = FlaxLM(), optax.adamw(1e-3)
     sharding = batch_sharding(make_mesh(config.mesh, devices))
     whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    shape = config.train.batch_tokens // length, length
+    shape = config.train.batch_tokens // config.train_length, config.train_length
     tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
 
-    def nll(params: Any, inputs: Any, targets: Any) -> Any:
+    def mean_nll(params: Any, inputs: Any, targets: Any) -> Any:
         logits = model.apply(params, inputs).astype(jnp.float32)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
     def update(params: Any, state: Any, inputs: Any, targets: Any) -> Any:
-        loss, gradients = jax.value_and_grad(lambda *x: nll(*x).mean())(params, inputs, targets)
+        loss, gradients = jax.value_and_grad(mean_nll)(params, inputs, targets)
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, loss
 
@@ -210,14 +186,12 @@ def _flax(config: Config, vocab_size: int, devices: list[Any], way: str) -> Any:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
         (params, jax.eval_shape(optimizer.init, params)),
     )
-    if way == "score":
-        return jax.jit(nll).lower(params, tokens, tokens).compile()
     return jax.jit(update, donate_argnums=(0, 1)).lower(params, state, tokens, tokens).compile()
 
 
 def cycles_by_part(program: str) -> tuple[dict[str, int], int]:
-    """Returns the estimated cycles of a program compiled for a TPU by part of the model, and the
-    number of its loops whose rounds it does not tell, which count once.
+    """Returns the estimated cycles in each part of the model, for a program compiled for a TPU, and how many
+    loops don't tell their rounds; these count once.
     """
     bodies = dict(re.findall(r"^(?:ENTRY )?%([\w.\-]+) [^\n]*\{\n(.*?)^\}$", program, re.M | re.S))
     (entry,) = re.findall(r"^ENTRY %([\w.\-]+) ", program, re.M)
@@ -242,17 +216,16 @@ def cycles_by_part(program: str) -> tuple[dict[str, int], int]:
 
 
 def _rounds(condition: str) -> int | None:
-    """Returns the rounds of a loop that counts from 0, by its condition; None if it has another."""
+    """Returns how often a loop that counts from 0 runs, from its condition; None for another condition."""
     limits = re.findall(r"= s32\[\]\S* constant\((\d+)\)", condition)
     return int(limits[0]) if len(limits) == 1 and "direction=LT" in condition else None
 
 
-def _print(way: str, rows: list[Row]) -> None:
+def _print(rows: list[Row]) -> None:
     parts = list(PARTS)
     first = rows[0]
-    title = "a training step" if way == "train" else f"scoring windows of {SCORED:,} tokens"
     print(
-        f"\n{title}, {first['devices']} x {first['device']}, millions of cycles a device by part:\n"
+        f"\na training step, {first['devices']} x {first['device']}, millions of cycles a device by part:\n"
     )
     titles = ["", *parts, "kernels, ms", "ms", "of peak", "GB", "GiB", "compiled, s"]
     cells = [

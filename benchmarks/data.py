@@ -39,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
-    """Measures each tokenizer with each number of workers, and its peer, in turn; each turn is a
-    process of its own.
-    """
+    """Measures each tokenizer with each number of workers, and its peer, in turn, each in a fresh process."""
     workers = whole_numbers(arguments.workers, "workers")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -113,8 +111,8 @@ def in_process(call: Callable, *arguments: Any) -> Any:
 
 
 def _timed(make: Callable[..., Callable[[], object]], *arguments: Any) -> tuple[float, float]:
-    """Returns the seconds of wall time, and of processor time with child processes, of the
-    function made by `make`.
+    """Returns wall seconds and processor seconds, with child processes, for the function that `make`
+    returns.
     """
 
     def processor() -> float:

@@ -100,8 +100,8 @@ def compare_batches(arguments: argparse.Namespace) -> list[Row]:
 
 
 def small_config() -> Config:
-    """Returns 4 layers of width 64, 8 heads, cutoffs 2,000 and 6,000, L = 64; without dropout, as
-    in evaluations.
+    """Returns 4 layers with width 64, 8 heads, cutoffs 2,000 and 6,000, L = 64, without dropout, as in
+    evaluations.
     """
     config = wikitext103.get_config("length=64,model.cutoffs=2000:6000")
     config.model.update(
@@ -118,8 +118,7 @@ def small_config() -> Config:
 
 
 def window_flops(config: Config, length: int, stride: int) -> float:
-    """Returns the operations of the necessary products of a window: the last layer has `stride`
-    queries.
+    """Returns the operations in a window's necessary products: the last layer has `stride` queries.
 
     Attention counts the visible keys, the softmax the head alone.
     """
@@ -139,9 +138,7 @@ def window_flops(config: Config, length: int, stride: int) -> float:
 
 
 def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tokens: int) -> Step:
-    """Scores by the run in `workdir`, or the small model with initial parameters, whose speed is
-    the same.
-    """
+    """Scores with the run in `workdir`, or with the small model's initial parameters: the speed is the same."""
     import jax
     import jax.numpy as jnp
 
@@ -163,7 +160,7 @@ def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tok
 
 
 def _torch_pass(length: int, stride: int, rows: int) -> Step:
-    """Scores by the small model in PyTorch, `PEER_WINDOWS` windows a pass, `rows` of them a batch."""
+    """Scores with the small model in PyTorch, `PEER_WINDOWS` windows a pass, `rows` windows a batch."""
     from benchmarks.torch_peer import PaperDecoder, make_scorer
 
     tokens = zipf_words(VOCABULARY, (length + 1 + (PEER_WINDOWS - 1) * stride,))

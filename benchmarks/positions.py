@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare_methods(arguments: argparse.Namespace) -> list[Row]:
-    """Measures training, scoring and the memory of a step of each method in the quickstart's model."""
+    """Measures training, scoring and step memory for each method in the quickstart's model."""
     names = known(arguments.positions, METHODS, "position method")
     lengths = whole_numbers(arguments.lengths, "lengths", divisor_of=arguments.batch_tokens)
     references = [name for name in REFERENCES if name in names]

@@ -19,7 +19,9 @@ from alibi.cli.host_memory import keep_freed_memory
 # as long as the system knows no better (results/benchmarks/startup.md). It is warm after
 # WARM_SECONDS, when its last two turns differ by no more than STEADY from the fastest, or after
 # three times as many.
-WARM_SECONDS, TURN_SECONDS, STEADY = 2.0, 0.5, 1.1
+# (Trials, which measure nothing, set the environment variable.)
+WARM_SECONDS = float(os.environ.get("ALIBI_WARM_SECONDS", "2"))
+TURN_SECONDS, STEADY = 0.5, 1.1
 STOP_SECONDS = 3.0  # that an idle process may take to end
 # Of the product that gives the peak: its rows and columns on CPUs and on accelerators, each of which
 # it fills.
@@ -31,12 +33,12 @@ PARTS: dict[str, Run] = {}  # of the contender of this process
 
 @dataclasses.dataclass
 class Step:
-    """The work of a contender, as its process has built it.
+    """A contender's work, as its process has built it.
 
     Attributes:
-      parts: the timed functions, by name; "run" if there is a single part.
+      parts: the timed functions with their names; "run" if there is a single part.
       facts: other values for the row of results.
-      program: returns the compiled program of a step as text.
+      program: returns a step's compiled program as text.
     """
 
     parts: dict[str, Run]
@@ -62,12 +64,12 @@ def repeated(call: Callable[[], Any], *, one_by_one: bool = False) -> Run:
 
 @dataclasses.dataclass
 class Contender:
-    """A function, by module level name, that builds a `Step`, and its arguments.
+    """A module-level function that builds a `Step`, and its arguments.
 
     Attributes:
-      needed_bytes: a lower bound of the memory it needs, if it is known to be much.
-      warm: warms the step up in its process, and returns the seconds of each part and more facts;
-        None: all parts in turn.
+      needed_bytes: a lower bound on the memory it needs, if that is known to be much.
+      warm: warms the step up in its process; returns the seconds of each part, and facts. Defaults to
+        all parts in turn.
       keeps_memory: its process keeps freed memory, as the entry points do.
     """
 
@@ -79,9 +81,7 @@ class Contender:
 
 
 def prepare(contender: Contender) -> tuple[dict[str, float], dict[str, Any]]:
-    """Builds the step in its process and warms it up; returns the seconds of each part, and facts
-    for the row.
-    """
+    """Builds the step in its process and warms it up. Returns the seconds of each part, and facts for the row."""
     start = time.perf_counter()
     step = contender.build(*contender.arguments)
     PARTS.update(step.parts)
@@ -97,9 +97,7 @@ def prepare(contender: Contender) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def turn(part: str, steps: int) -> tuple[float, int]:
-    """Returns the seconds of some steps of a part, in its process, and the most bytes held by
-    the process.
-    """
+    """Returns how many seconds some steps of a part take in its process, and the process's peak memory in bytes."""
     return seconds_of(PARTS[part], steps), peak_memory()
 
 
@@ -122,7 +120,7 @@ class Process:
         theirs.close()
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns the result of a function of module level in the process.
+        """Returns what a module-level function returns in the process.
 
         Raises:
           RuntimeError: the function failed, or the process died.
@@ -167,7 +165,7 @@ def _serve(connection: multiprocessing.connection.Connection, keeps_memory: bool
 
 
 def peak_memory() -> int:
-    """Returns the most bytes held by this process so far."""
+    """Returns this process's peak memory so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
@@ -181,7 +179,7 @@ def seconds_of(run: Run, steps: int) -> float:
 
 
 def warm_up(run: Run) -> float:
-    """Runs until the time is steady; returns the seconds of a step."""
+    """Runs until the time is steady. Returns the seconds of a step."""
     turns, elapsed, steps = [], 0.0, 1
     while elapsed < 3 * WARM_SECONDS:
         seconds = seconds_of(run, steps)
@@ -194,9 +192,7 @@ def warm_up(run: Run) -> float:
 
 
 def matmul_step() -> Step:
-    """Returns a large matrix product, which gives the machine's peak: of float32 on CPUs, of bfloat16
-    on accelerators.
-    """
+    """Returns a large matrix product, which gives the machine's peak: float32 on CPUs, bfloat16 on accelerators."""
     import jax
 
     on_cpu = jax.default_backend() == "cpu"

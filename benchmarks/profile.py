@@ -1,4 +1,4 @@
-"""`python -m benchmarks profile`: the time of a training step by part of the model."""
+"""`python -m benchmarks profile`: how long each part of the model takes in a training step."""
 
 import argparse
 import collections
@@ -35,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the shares of the step's kernels, a row for each part, kind and pass; `rounds` steps
-    are traced.
+    """Returns each part's share of a step's time, one row for each part, kind and pass; `rounds` steps are
+    traced.
 
     The optimizer, which has no passes, counts as forward.
 
     Raises:
-      ValueError: not a CPU, whose traces name the kernels of the program.
+      ValueError: not a CPU; only there do traces name the program's kernels.
     """
     import jax
 
@@ -95,9 +95,7 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[str, str, str]]:
-    """Returns the seconds of a step by part, kind and pass, from the trace of some steps and their
-    program.
-    """
+    """Returns the seconds of a step for each part, kind and pass, from a trace of some steps and their program."""
     kernels = _kernels(program)
     times: collections.Counter[tuple[str, str, str]] = collections.Counter()
     for plane in trace.planes:
@@ -109,7 +107,7 @@ def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[st
 
 
 def _kernels(program: str) -> dict[str, tuple[str, str, str]]:
-    """Returns part, kind and pass of each instruction of a compiled program, by its name."""
+    """Returns part, kind and pass for each instruction name in a compiled program."""
     bodies = dict(re.findall(r"^%([\w.\-]+) [^\n]*\{\n(.*?)^\}", program, re.M | re.S))
     kernels = {}
     for name, line in re.findall(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$", program, re.M):

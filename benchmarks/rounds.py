@@ -1,6 +1,4 @@
-"""The frame of every benchmark: contenders measured in turn, round by round, and their rows and
-table.
-"""
+"""What every benchmark shares: contenders measured in turn, round after round, and their rows and table."""
 
 import concurrent.futures
 import dataclasses
@@ -30,9 +28,9 @@ class Runner:
     """A contender under measurement, or the reason why it is not measured (any more).
 
     Attributes:
-      facts: the values answered by its process.
+      facts: values that its process answered.
       calls: how many calls of each part make a turn.
-      seconds: of a call of each part, a number for each round.
+      seconds: a number for each part and round: the seconds of a call.
     """
 
     contender: Contender
@@ -43,9 +41,7 @@ class Runner:
     failed: str | None = None
 
     def attempt(self, action: Callable[["Runner"], None]) -> None:
-        """Does `action`, unless it has failed; a failure becomes the reason, and frees the memory
-        for the others.
-        """
+        """Does `action`, unless it has failed. A failure is kept as the reason, and its memory is freed."""
         if self.failed is None:
             try:
                 action(self)
@@ -92,7 +88,7 @@ class Runner:
         )
 
     def rate(self, amount: float, part: str = "run") -> float | None:
-        """Returns `amount` a second, for an amount done by each call."""
+        """Returns `amount` a second, if each call does that amount."""
         seconds = self.median(part)
         return seconds and amount / seconds
 
@@ -111,7 +107,7 @@ Runners = dict[str, Runner]
 
 
 def fastest_peer(runners: Runners, part: str = "run") -> Runner | None:
-    """Returns the contender in PyTorch whose calls of a part took least; None if none was measured."""
+    """Returns the PyTorch contender that took least time for a part; None if none was measured."""
     peers = [
         (seconds, name)
         for name, runner in runners.items()
@@ -121,9 +117,7 @@ def fastest_peer(runners: Runners, part: str = "run") -> Runner | None:
 
 
 def available_memory() -> float:
-    """Returns the bytes available without pushing anything out; infinity if the system doesn't
-    tell.
-    """
+    """Returns the bytes available without pushing anything out; infinity if the system doesn't tell."""
     file = pathlib.Path("/proc/meminfo")
     found = re.search(r"MemAvailable:\s+(\d+)", file.read_text()) if file.exists() else None
     return 1024 * int(found[1]) if found else math.inf
@@ -137,14 +131,13 @@ def run_rounds(
     title: str,
     preparing: int = 1,
 ) -> tuple[Runners, Runner]:
-    """Times every contender in turn in each round; returns them, and the matrix product that is timed
-    among them, which gives the peak.
+    """Times every contender in turn in each round. Returns them, and the matrix product timed among them,
+    which gives the peak.
 
     Args:
-      turn_seconds: time of each part of a contender in a round, but at least a call.
-      title: of the progress line.
-      preparing: contenders prepared at a time; the times of their preparation are then no
-        measurement.
+      turn_seconds: time for each part of a contender in a round, but at least a call.
+      title: shown in the progress line.
+      preparing: contenders prepared at a time; with several, preparation times are no measurement.
     """
     runners = {
         name: Runner(contender)
@@ -178,12 +171,11 @@ def run_rounds(
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the printed table: a number of each row.
+    """A column of the printed table: a number from each row.
 
     Attributes:
-      value: the row's key, or several for values inside values, or a function of the row, which
-        returns text.
-      form, factor: how the number is printed, and a factor before.
+      value: the row's key, several keys for nested values, or a function from the row to text.
+      form, factor: format of the number, and a factor before it.
     """
 
     title: str
@@ -206,11 +198,10 @@ def measure(
     row_of: Callable[[str, Runners, float], Row],
     **how: Any,
 ) -> list[Row]:
-    """Measures the contenders and returns a row of each.
+    """Measures the contenders and returns a row for each.
 
     Args:
-      row_of: returns the benchmark's own values of a contender, from its name, all runners and the
-        peak.
+      row_of: from a contender's name, all runners and the peak to the benchmark's own values.
       how: see `run_rounds`.
     """
     runners, matmul = run_rounds(contenders, rounds, **how)
@@ -275,9 +266,7 @@ def about(rounds: int) -> Row:
 
 
 def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
-    """Returns the comma-separated names, none of them for "none"; raises ValueError for an
-    unknown name.
-    """
+    """Returns the comma-separated names, none for "none"; ValueError for an unknown name."""
     found = [name for name in names.split(",") if name != "none" or "none" in choices]
     if unknown := [name for name in found if name not in choices]:
         raise ValueError(f"unknown {kind} {unknown[0]!r}; use {', '.join(choices)}")
@@ -285,9 +274,7 @@ def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
 
 
 def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
-    """Returns the comma-separated numbers of a flag; ValueError if they are no numbers above 0, or
-    don't divide.
-    """
+    """Returns a flag's comma-separated numbers; ValueError if they are not whole, above 0, and divisors."""
     numbers = words.split(",")
     if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
         raise ValueError(
@@ -302,9 +289,7 @@ def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
 
 
 def print_rows(rows: list[Row], columns: list[Column]) -> None:
-    """Prints a line for each contender, as a Markdown table; as several tables of other columns if
-    one is wider than WIDEST.
-    """
+    """Prints a line for each contender, as a Markdown table; as several if it would be wider than WIDEST."""
     names = ["", *(row["contender"] for row in rows)]
     left = [[column.title, *(column.cell(row) for row in rows)] for column in columns]
     while left:

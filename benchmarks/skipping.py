@@ -1,7 +1,6 @@
-"""`python -m benchmarks skipping`: the share of attention's work that the bias of a trained run
-leaves out.
+"""`python -m benchmarks skipping`: how much of attention's work a trained run's bias leaves out.
 
-Counted are the tiles of `blocked`, on the run's own validation text: the reach of a bias
+Counts the tiles that `blocked` computes on the run's own validation text: how far a bias reaches
 depends on the learned queries and keys.
 """
 
@@ -31,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_runs(arguments: argparse.Namespace) -> list[Row]:
-    """Measures, for each run and epsilon, the tiles skipped by layer, and their effect on the NLL
-    and on the time.
+    """Measures, for each run and epsilon, the tiles skipped in each layer, and the change in NLL and
+    time.
     """
     epsilons = [float(epsilon) for epsilon in arguments.skip_epsilon.split(",")]
     rows = [
@@ -115,7 +114,7 @@ def _measure_run(workdir: str, length: int, epsilons: list[float], rounds: int) 
 
 @contextlib.contextmanager
 def _blocked(skips: bool) -> Iterator[list[float]]:
-    """Notes the share of tiles that each call of `blocked` skips, or makes it skip none."""
+    """Notes the share of tiles that each call to `blocked` skips, or makes it skip none."""
     from jax.core import Tracer
 
     from alibi.attention.backends import BACKENDS

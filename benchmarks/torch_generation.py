@@ -1,4 +1,4 @@
-"""The peer of generation in PyTorch: the decoder of `torch_peer` with a preallocated key-value cache."""
+"""The PyTorch peer for generation: the decoder in `torch_peer` with a preallocated key-value cache."""
 
 import functools
 

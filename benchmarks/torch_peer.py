@@ -1,13 +1,11 @@
-"""The peers in PyTorch: a decoder in two layouts, with its training step and scorer, and attention
-by itself.
+"""The peers in PyTorch: a decoder in two layouts, its training step and scorer, and attention alone.
 
-The layout "fused" is the quickstart's kind of model, written for speed: a fused projection to
-query, key and value, scaled_dot_product_attention with ALiBi's bias and the causal mask in a
-tensor, AdamW as a fused kernel. The layout "paper" is the paper's model as its code is laid out:
-time before batch, projections of their own for query, key and value, products of explicit logits,
-their softmax; bands picked out by boolean masks; Nesterov's momentum a parameter at a time. Its
-evaluation computes all positions of each window, and the log-probabilities of the whole vocabulary
-for each.
+The layout "fused" is the quickstart's kind of model, written for speed: one projection to query, key
+and value, scaled_dot_product_attention with ALiBi's bias and the causal mask in a tensor, fused AdamW.
+The layout "paper" follows the paper's code: time before batch, three projections, explicit logits and
+their softmax, boolean masks that pick bands, Nesterov's momentum one parameter at a time. Its
+evaluation computes all positions in each window, and for each the whole vocabulary's
+log-probabilities.
 """
 
 import itertools
@@ -196,8 +194,8 @@ def make_train_step(
 ) -> Callable[[], Tensor]:
     """Returns a function that makes an update on the batch and returns its loss.
 
-    Adaptive embeddings stand for the layout and the optimizer of the paper, others for the fused
-    ones. With `model.dtype=bfloat16` the model runs under autocast; its parameters stay float32.
+    Adaptive embeddings select the paper's layout and optimizer, others the fused ones. With
+    `model.dtype=bfloat16` the model runs under autocast, with float32 parameters.
     """
     settings = config.optimizer
     torch.manual_seed(config.seed)
@@ -237,8 +235,8 @@ def make_train_step(
 def make_scorer(
     decoder: PaperDecoder, tokens: np.ndarray, length: int, stride: int, rows: int
 ) -> Callable[[], Tensor]:
-    """Returns a function that scores the last `stride` targets of each whole window of tokens,
-    `rows` at a time.
+    """Returns a function that scores the last `stride` targets in each whole window, `rows` windows at a
+    time.
     """
     windows = torch.from_numpy(tokens).long().unfold(0, length + 1, stride)
 
@@ -281,9 +279,9 @@ def dense_attention(shape: Any, dtype: torch.dtype, position: str) -> tuple[Atte
 
 
 def flex_attention(shape: Any, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
-    """Returns FlexAttention, compiled, with the bias as a score_mod and a causal block mask; it
-    holds nothing. The bias is ALiBi's by slopes, FoX's by sums, others' a table by distance; its
-    parameters get no gradient.
+    """Returns FlexAttention, compiled, with the bias as a score_mod and a causal block mask, and 0 bytes
+    held. The bias comes from slopes (ALiBi), sums (FoX) or a table over distance (others), without
+    gradients.
     """
     length, compiled = shape.length, torch.compile(flex.flex_attention, dynamic=False)
     slopes = alibi_slopes(shape.heads)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks train`: training steps, against PyTorch, and by length."""
+"""`python -m benchmarks train`: training steps beside PyTorch, and at several lengths."""
 
 import argparse
 

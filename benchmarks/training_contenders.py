@@ -71,7 +71,7 @@ def training_step(config: Config, vocab_size: int) -> Step:
 
 
 def step_without_attention(config: Config, vocab_size: int) -> Step:
-    """Returns the same step with an attention of next to no cost; its projections stay."""
+    """Returns the same step with an attention that costs next to nothing; its projections stay."""
     from alibi.attention.backends import BACKENDS, Backend
 
     # All three are part of the result and of the gradients: XLA would leave out the projection of
@@ -105,7 +105,7 @@ def make_batch(config: Config, vocab_size: int) -> np.ndarray:
 
 
 def zipf_words(vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns words by Zipf's law with Mandelbrot's shift: as often in each band of a vocabulary as
+    """Returns words that follow Zipf's law with Mandelbrot's shift: as many in each band of a vocabulary as
     in a text.
     """
     weights = 1 / (np.arange(vocab_size) + 2.7)

@@ -1,13 +1,13 @@
-"""NLL by context, by position in the window, and the early token curse, from dumps (paper, appendix
-B).
+"""NLL against context and against position in the window, and the early token curse (paper, appendix B),
+from dumps.
 
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --dump_nll --output_dir=OUT
     python eval_extrapolation.py --workdirs=DIR --lengths=64,512 --stride=1 --dump_nll --output_dir=OUT
     python scripts/analyse_nll.py --dumps='OUT/nll/*.npz' --output_dir=OUT
 
-Writes OUT/by_context.jsonl (the key `analysis` names the kind of a row) and OUT/by_context.png, and
-prints the share of each gain of longer blocks that fewer tokens with short context explain. Texts
-are shown by the first digits of their tokens' SHA-256.
+Writes OUT/by_context.jsonl (the key `analysis` names the kind of a row) and OUT/by_context.png. Prints
+how much of each gain from longer blocks comes from fewer tokens with a short context. The first digits
+of the tokens' SHA-256 name a text.
 """
 
 import json

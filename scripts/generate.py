@@ -1,4 +1,4 @@
-"""Writes text by a trained run; alibi/cli/generate.py has the flags, and `--help` prints them."""
+"""Writes text with a trained run. alibi/cli/generate.py has the flags, and `--help` prints them."""
 
 import clone  # noqa: F401
 

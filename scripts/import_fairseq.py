@@ -1,11 +1,11 @@
-"""Makes a work directory from a checkpoint of the paper's own code (a fork of fairseq).
+"""Makes a work directory from a checkpoint that the paper's own code (a fork of fairseq) wrote.
 
     bash scripts/setup.sh --extra=torch
     python scripts/import_fairseq.py --checkpoint=F.pt --dictionary=dict.txt --workdir=DIR
     python eval_extrapolation.py --workdirs=DIR --text_file=valid.txt --lengths=64,512 --output_dir=OUT
     python train.py --config=DIR/config.py --workdir=DIR
 
-Sizes, position method and dropout rates come from the checkpoint; the text and the settings of
+Sizes, position method and dropout rates come from the checkpoint. The text and the settings for
 further training come from --config. PyTorch reads the file with weights_only=True, which runs no
 code from it.
 """

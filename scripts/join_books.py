@@ -1,11 +1,11 @@
-"""Joins the books of configs/long_books.json to the texts of their splits: train.txt, valid.txt and
+"""Joins the books in configs/long_books.json to one text for each split: train.txt, valid.txt and
 test.txt.
 
     python scripts/join_books.py --books=FOLDER --output_dir=data/long-books
 
-FOLDER holds each listed book as a UTF-8 .txt file of any name, in the form that the list describes:
-books are known by their SHA-256. A line names each book that is missing or differs; texts are
-written only if all books are there. Without --books it checks the texts in --output_dir.
+FOLDER holds each listed book as a UTF-8 .txt file with any name, in the form that the list describes;
+its SHA-256 identifies it. A line names each book that is missing or differs. Texts are only written if
+all books are there. Without --books it checks the texts in --output_dir.
 """
 
 import pathlib

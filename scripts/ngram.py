@@ -1,9 +1,9 @@
-"""N-grams of the train text as a baseline of trained runs, of order 1 to 8, by two smoothings.
+"""N-grams of the train text, order 1 to 8 with two smoothings, as a baseline for trained runs.
 
     python scripts/ngram.py --workdirs=A,B --output_dir=OUT
 
-Prints perplexity and bits per byte of each order, and adds the best order of Witten-Bell and of
-modified Kneser-Ney to the rows, tables and figures of OUT, at the evaluation lengths of the runs.
+Prints perplexity and bits per byte for each order. Adds the best order with Witten-Bell and with
+modified Kneser-Ney smoothing to the rows, tables and figures in OUT, at the runs' evaluation lengths.
 The runs need no checkpoint. --unit=tokens counts tokens of the run's tokenizer in place of bytes.
 """
 

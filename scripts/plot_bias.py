@@ -1,14 +1,14 @@
-"""Draws the additions of each position method to the logits of attention: a picture of each head,
-curves by distance.
+"""Draws what each position method adds to the logits of attention: a picture for each head, curves
+over distance.
 
     python scripts/plot_bias.py --methods=all --heads=8 --length=64
     python scripts/plot_bias.py --config=configs/rnope_swa.py --length=64
 
-Writes METHOD.png to --output_dir for each; with --config a figure for each kind of layer, such as
-layers_0_1_2.png, with its window and the scale of its queries. Parameters are initial, and every
-token has the same content, drawn from a normal distribution, so that all differences come from
-positions. The figure shows the logit with the method minus the logit without it: a bias, or the
-effect of a rotation. Methods that change the token embeddings alone have no figure.
+Writes METHOD.png to --output_dir. With --config, each kind of layer has a figure, such as
+layers_0_1_2.png, with its window and the scale of its queries. Parameters are initial. All tokens have
+the same random content, so all differences come from positions. The figure shows the logit with the
+method minus the logit without it: a bias, or the effect of a rotation. Methods that only change token
+embeddings have no figure.
 """
 
 import pathlib
@@ -38,8 +38,8 @@ command_line.own_flags(__name__)
 
 
 def added_to_logits(kind):
-    """Returns `[heads, q, k]`, the scaled logits in a layer of this kind minus those without
-    positions, NaN beyond its window; None if they are equal.
+    """Returns `[heads, q, k]`, the scaled logits in a layer of this kind minus those without positions.
+    NaN beyond its window; None if nothing is added.
     """
     import jax
     import jax.numpy as jnp
@@ -87,7 +87,7 @@ def added_to_logits(kind):
 
 
 def layers_of(config):
-    """Returns the kinds of layers in a config, by the names of their figures."""
+    """Returns each kind of layer in a config with the name of its figure."""
     from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
     from alibi.positions import method_names
 

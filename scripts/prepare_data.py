@@ -1,11 +1,11 @@
-"""Makes the token files of a config: python scripts/prepare_data.py
+"""Makes a config's token files: python scripts/prepare_data.py
 --config=configs/NAME.py[:KEY=VALUE,...]
 
-Training and evaluation make missing token files themselves; this script makes them before, for
-example on a machine with a network. It works in bounded memory. A second run finds the files of the
-first; after a kill it continues at the shard (64 MiB of text) that was not whole. Any key can be
-overridden: --config.data.cache_dir=DIR. With --workers=8 eight processes make the same tokens. Each
-reads a packed file or a dataset whole, and plain text files only at its own shards.
+Training and evaluation make missing token files themselves. This script makes them before, for
+example on a machine with a network, in bounded memory. A second run finds the files from the first.
+After a kill it continues at the shard (64 MiB of text) that was not whole. Any key can be overridden:
+--config.data.cache_dir=DIR. With --workers=8 eight processes make the same tokens. Each reads a packed
+file or a dataset whole, and plain text files only at its own shards.
 """
 
 import time

@@ -1,9 +1,9 @@
 """Shows the state of runs: python scripts/status.py DIR... [--once]
 
-DIR is the work directory of a run or a sweep, or the directory above several of them, also
-gs://BUCKET/PATH. A line for each run: its state, updates, loss in nats a token, tokens/s, the time
-left and the age of its last status. On a terminal the table is drawn anew every --every seconds,
-elsewhere it is printed again, until all runs have ended; --once: a single time.
+DIR is the work directory of a run or a sweep, or a directory that holds several, also
+gs://BUCKET/PATH. Each run has a line: state, updates, loss in nats a token, tokens/s, time left and
+the age of its last status. On a terminal the table is redrawn every --every seconds, elsewhere it is
+printed again, until all runs have ended. --once shows it one time.
 """
 
 import sys

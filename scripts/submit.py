@@ -127,12 +127,10 @@ def main() -> int:
 
 
 def job_words(workdir: str, *, in_clone: bool) -> list[str]:
-    """Returns the words of the command: with paths of this machine, or `in_clone`, with paths
-    inside a clone.
+    """Returns the words of the command, with paths on this machine, or inside a clone if `in_clone`.
 
     Raises:
-      ValueError: the sweep or config file lies outside the repository, and so outside a clone of
-        it.
+      ValueError: the sweep or config file lies outside the repository, so a clone lacks it.
     """
     from alibi.sweeps.definition import PROJECT, resolve
 

@@ -1,4 +1,4 @@
-"""Trains, evaluates and reports the runs of a sweep; alibi/cli/sweep.py has the flags, and `--help` prints them."""
+"""Trains, evaluates and reports all runs in a sweep. alibi/cli/sweep.py has the flags, and `--help` prints them."""
 
 import clone  # noqa: F401
 

@@ -1,15 +1,14 @@
 """The benchmarks: attention at short lengths, and other benchmarks with made-up seconds."""
 
 import argparse
+import collections
 import importlib
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,7 +16,6 @@ from alibi import attend
 from alibi.attention.backends import BACKENDS
 from alibi.config import replaced
 from alibi.model.decoder import build_model
-from tests.hosts import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -28,28 +26,19 @@ def load(name):
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs a command with given seconds of each contender and part, in place of measuring; returns
-    the rows.
-
-    With `here` the contenders are built in this process, and their parts run once.
+    """Runs a command whose contenders are built in this process, and their parts run once, with
+    given seconds; returns the rows.
     """
+    rounds = load("rounds")
 
-    def rows_of(module, words, seconds, *, here=False):
-        rounds, groups = load("rounds"), []
-
+    def rows_of(module, words, seconds):
         def run_rounds(contenders, number, **_):
-            groups.append(list(contenders))
             runners = {}
             for name, contender in contenders.items():
-                of_parts = seconds(name, len(groups))
-                runners[name] = runner = rounds.Runner(
-                    contender, seconds={k: v[:number] for k, v in of_parts.items()}
-                )
-                if here:
-                    step = contender.build(*contender.arguments)
-                    for part in step.parts.values():
-                        part(1)
-                    runner.facts = step.facts
+                step = contender.build(*contender.arguments)
+                for part in step.parts.values():
+                    part(1)
+                runners[name] = rounds.Runner(contender, facts=step.facts, seconds=seconds[name])
             facts = {"flops": 1e11, "dtype": "float32", "device": None}
             return runners, rounds.Runner(None, facts=facts, seconds={"run": [1.0]})
 
@@ -58,12 +47,22 @@ def run(monkeypatch):
         getattr(module, "add_decode_arguments" if "decode" in words else "add_arguments")(parser)
         parser.add_argument("--rounds", type=int, default=1)
         arguments = parser.parse_args([word for word in words if word != "decode"])
-        return arguments.command(arguments), groups
+        return arguments.command(arguments)
 
     return rows_of
 
 
-def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
+def test_a_ratio_is_the_median_of_those_of_the_rounds():
+    """As the machine drifts; the ratio of the medians would be 1.6."""
+    rounds = load("rounds")
+    seconds = [1.25, 5.0, 2.5], [1.0, 4.0, 4.0]
+    ours, peer = (rounds.Runner(None, seconds={"run": each}) for each in seconds)
+    assert ours.times_as_fast(peer) == pytest.approx(0.8)
+    assert ours.median() == 2.5
+
+
+def test_attention_is_measured_at_each_length_against_a_peer(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ALIBI_WARM_SECONDS", "0.1")
     file = tmp_path / "rows.json"
     words = [
         "--lengths=64",
@@ -73,9 +72,8 @@ def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
         "--skip_epsilon=0",
         "--rounds=1",
     ]
-    command = [sys.executable, "-m", "benchmarks", "attention", *words, f"--json={file}"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "attention", *words, f"--json={file}"])
+    assert load("__main__").main() == 0
     rows = json.loads(file.read_text())
     names = ["alibi auto, skip 0", "Flax, dense bias"]
     assert [(row["length"], row["contender"]) for row in rows] == [(64, name) for name in names]
@@ -101,10 +99,11 @@ def test_attention_is_measured_at_each_length_against_a_peer(tmp_path):
     assert ours["both_of_peers"] == {
         names[1]: pytest.approx(flax["both_seconds"] / ours["both_seconds"])
     }
-    assert f"x {names[1]}" in result.stdout
+    assert f"x {names[1]}" in capsys.readouterr().out
 
 
-def test_a_contender_that_cannot_run_is_a_row_with_its_reason(capsys):
+def test_a_contender_that_cannot_run_is_a_row_with_its_reason(monkeypatch, capsys):
+    monkeypatch.setenv("ALIBI_WARM_SECONDS", "0.1")
     attention, contenders, processes = (
         load("attention"),
         load("attention_contenders"),
@@ -132,27 +131,6 @@ def test_the_memory_of_a_call_is_its_own():
     if growth is not None:
         # The bytes, and the copy of them; the system counts pages in lots, on each processor.
         assert growth == pytest.approx(2**26, abs=2**23)
-
-
-def test_a_process_is_warm_when_its_time_is_steady(monkeypatch):
-    """It may be slow for several turns, all alike; then it takes more turns until two are as fast
-    as the fastest.
-    """
-    processes = load("processes")
-    # seconds of a step; turns are of one step, then of about half a second
-    slow_then_fast = [0.3] * 3 + [0.1] * 20
-    for seconds, taken in (
-        ([0.1] * 20, 5),
-        (slow_then_fast, 5),
-        ([0.3, 0.1] * 20, 9),
-        ([155.0] * 9, 1),
-    ):
-        left = iter(seconds)
-        monkeypatch.setattr(
-            processes, "seconds_of", lambda run, steps, left=left: steps * next(left)
-        )
-        assert processes.warm_up(lambda steps: None) == pytest.approx(seconds[taken - 1])
-        assert len(list(left)) == len(seconds) - taken
 
 
 @pytest.mark.parametrize(
@@ -195,56 +173,6 @@ def test_a_mistake_is_one_line_before_anything_is_measured(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message.format(tmp_path=tmp_path)}")
     assert error.count("\n") == 1
-
-
-def test_a_length_is_compared_by_ratios_of_its_rounds(run, capsys):
-    """ALiBi's step takes 1.25 of sinusoidal's time, and 0.64 of its own without attention, as the
-    machine drifts.
-    """
-    seconds = {
-        "alibi": [1.25, 5.0, 2.5],
-        "sinusoidal": [1.0, 4.0, 4.0],  # the ratio of the medians would be 1.6
-        "alibi, no attention": [0.8, 3.2, 0.4],
-        "sinusoidal, no attention": [0.8, 3.2, 0.4],
-    }
-    words = ["--shapes=none", "--lengths=16,32", "--batch_tokens=64", "--rounds=3"]
-    rows, _ = run(load("training"), words, lambda name, _: {"run": seconds[name]})
-    assert [row["length"] for row in rows[::4]] == [16, 32]
-    alibi, sinusoidal, without, _ = rows[4:]
-    assert (alibi["tokens_per_second"], alibi["of_sinusoidal"]) == (64 / 2.5, pytest.approx(0.8))
-    assert alibi["share_in_attention"] == pytest.approx(1 - 0.64)
-    assert sinusoidal["share_in_attention"] == pytest.approx(0.2)
-    assert "share_in_attention" not in without
-    assert "in attention" in capsys.readouterr().out
-
-
-def test_position_methods_are_measured_in_groups_with_the_references_in_each(run, capsys):
-    """All processes at a time would not fit into memory; each ratio is of rounds with both methods."""
-    # the ratio of the medians would be 1.5
-    training = {"alibi": [1.0, 4.0, 2.0], "none": [2.0, 12.0, 3.0]}
-
-    def seconds(name, group):
-        return {
-            "run": [group * x for x in training.get(name, training["alibi"])],
-            "score": [0.5] * 3,
-        }
-
-    words = [
-        "--positions=t5,none,shaw,fire,fox,alibi,xpos,rotary",
-        "--lengths=64",
-        "--rounds=3",
-        "--batch_tokens=2048",
-    ]
-    rows, groups = run(load("positions"), words, seconds)
-    assert groups == [
-        ["none", "alibi", "t5", "shaw", "fire", "fox", "xpos"],
-        ["none", "alibi", "rotary"],
-    ]
-    assert [row["contender"] for row in rows] == [*groups[0], "rotary"]
-    assert [row["run"]["of_none"] for row in rows] == [1.0, *[2.0] * 7]
-    assert all(row["run"]["of_alibi"] == 1.0 for row in rows[1:])
-    assert rows[1]["run"]["tokens_per_second"] == 2048 / 2.0
-    assert "the quickstart's model at L=64, 2048 tokens a step" in capsys.readouterr().out
 
 
 def test_a_position_method_is_trained_and_scored(tiny_config):
@@ -301,48 +229,6 @@ def test_attention_that_costs_nothing_keeps_its_projections(tiny_config, monkeyp
         np.testing.assert_array_equal(got, expected)
 
 
-def test_exponents_of_counted_tiles(monkeypatch, capsys):
-    """Steep heads see a tile or two whatever the length; without skipping each head has the causal
-    triangle.
-    """
-    attention, contenders = load("attention"), load("attention_contenders")
-    monkeypatch.setattr(jax, "device_count", lambda *args: 1)  # on several all heads go together
-    ones, slopes = jnp.ones((1, 2048, 4, 1)), jnp.asarray([4.0, 1.0, 0.25, 2.0**-6])
-
-    def counted(length, backend, epsilon):
-        return contenders.computed_weights(
-            *[ones[:, :length]] * 3, slopes, contenders.Way(backend, epsilon)
-        )
-
-    # The triangle of 4 by 4 blocks of 512. With all logits 1, keys count up to 104 / m away: the
-    # first three heads reach the block before their own, the last all.
-    assert counted(2048, "blocked", None) == [10 * 512**2] * 4
-    assert counted(2048, "blocked", 0.0) == [7 * 512**2] * 3 + [10 * 512**2]
-    assert counted(64, "auto", 0.0) is None  # another backend's
-    rows = [
-        {
-            "contender": "steep",
-            "length": length,
-            "failed": None,
-            "computed_weights": [length],
-            "both_seconds": None,
-        }
-        for length in (1024, 2048, 4096)
-    ]
-    rows += [
-        {**row, "contender": "square", "computed_weights": [row["length"] ** 2]} for row in rows
-    ]
-    # `saved` took it
-    rows += [{**row, "length": 512, "computed_weights": None} for row in rows[::3]]
-    steep, square = attention.growth(rows)
-    assert steep["counted_lengths"] == [1024, 2048, 4096]
-    assert steep["exponents_of_head_groups"] == [pytest.approx(1.0)]
-    assert square["exponent_of_weights"] == pytest.approx(2.0)
-    assert steep["exponent_of_seconds"] is None
-    attention.print_growth([steep, square])
-    assert "1,024 2,048 4,096" in capsys.readouterr().out
-
-
 def test_the_work_of_a_sliding_window_is_counted():
     """L = 4, S = 1, one layer, width 64: keys and values of 4 tokens; the rest of a token; a head
     of 2,002 rows.
@@ -357,12 +243,11 @@ def test_the_work_of_a_sliding_window_is_counted():
 
 def test_a_token_against_a_cache_is_a_row_for_each_way(run, monkeypatch, capsys):
     attention = load("attention")
-    monkeypatch.delitem(
-        attention.TOKEN_WAYS, "dense, slots first"
-    )  # compiles as much as the others
-    seconds = {"dense": [3e-3], "dense, copied": [1e-3]}
+    # it compiles as much as the others
+    monkeypatch.delitem(attention.TOKEN_WAYS, "dense, slots first")
+    seconds = {"dense": {"run": [3e-3]}, "dense, copied": {"run": [1e-3]}}
     words = ["decode", "--lengths=64", "--heads=2", "--head_dim=8"]
-    rows, _ = run(attention, words, lambda name, _: {"run": seconds[name]}, here=True)
+    rows = run(attention, words, seconds)
     assert [(row["contender"], row["length"], row["of_dense"]) for row in rows] == [
         ("dense", 64, 1.0), ("dense, copied", 64, pytest.approx(3.0))
     ]  # fmt: skip
@@ -372,7 +257,7 @@ def test_a_token_against_a_cache_is_a_row_for_each_way(run, monkeypatch, capsys)
 def test_generation_is_measured_by_its_parts(run):
     seconds = {"prefill": [1e-3], "decode": [4e-3], "memory": [1e-3]}
     words = ["--shapes=quickstart", "--batches=2", "--prompts=6", "--tokens=2"]
-    ((row,), _) = run(load("generate"), words, lambda *_: seconds, here=True)
+    (row,) = run(load("generate"), words, collections.defaultdict(lambda: seconds))
     assert row["prefill"]["tokens_per_second"] == pytest.approx(12_000)
     assert row["decode"]["tokens_per_second"] == pytest.approx(1000)
     assert row["share_of_memory"] == pytest.approx(0.25)

@@ -76,7 +76,7 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
     workdir, template = files["folder"] / "tasks", files["folder"] / "both.sh"
     template.write_text("for TASK in $(seq 0 {{LAST_TASK}}); do {{COMMAND}} & done; wait\n")
     words = (f"--template={template}", f"--sweep={files['sweep']}", f"--workdir={workdir}", "--go")
-    done = run(files, "scripts/submit.py", *words)
+    done = run_script(ROOT / "scripts/submit.py", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": training; ") == 2
     by_cell = {(row["position"], row["cell"]["length"]): row for row in rows(workdir)}
@@ -116,7 +116,9 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
         f"error: the runs of the sweep have changed since it began in {workdir} (alibi-"
     )
     before = {path: path.stat().st_mtime_ns for path in workdir.glob("runs/*/metrics.jsonl")}
-    again = run(files, "scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}")
+    again = run_script(
+        ROOT / "scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}"
+    )
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before, (
         "a finished run was touched"

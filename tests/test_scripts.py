@@ -86,6 +86,7 @@ def test_a_python_that_the_pins_do_not_fit(clone, tools, minor, by_name):
     ) is by_name
 
 
+@pytest.mark.slow
 def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):
     first = setup(clone, tools, PYTHON=sys.executable)
     assert first.returncode == 0, first.stderr
@@ -95,6 +96,21 @@ def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone,
     (clone / "alibi.py").write_text("")
     python = clone / ".venv" / "bin" / "python"
     subprocess.run([python, "-c", "import alibi"], cwd="/", check=True)
+    # Extras that are there are not installed again, whatever else is there, in whatever order.
+    stamp = clone / ".venv" / ".installed-requirements.txt"
+    installed = stamp.read_text().rstrip()
+    stamp.write_text(f"{installed} gcs tpu\n")
+    for asked in ("tpu gcs", "gcs\ttpu tpu", "gcs", ""):
+        assert setup(clone, tools, *(f"--extra={extra}" for extra in asked.split())).stdout == ""
+        assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
+    stamp.write_text(f"{installed} tpu\n")
+    python.unlink()
+    # pip installs nothing
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
+    assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
+    assert setup(clone, tools, "--extra=tpu", "--extra=gcs").stdout == ""
     # Other requirements, or the tools of the tests, are something to do.
     (clone / "requirements.txt").write_text("# changed\n")
     assert "installing requirements.txt" in setup(clone, tools).stdout
@@ -102,6 +118,7 @@ def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone,
     assert setup(clone, tools).stdout == ""
 
 
+@pytest.mark.slow
 def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clone, tools):
     lock = clone / ".setup-lock"
     lock.mkdir()
@@ -121,6 +138,7 @@ def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clon
     assert not lock.exists()
 
 
+@pytest.mark.slow
 def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
     (clone / "requirements.txt").write_text("no-such-package-of-this-project==1.0\n")
     offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
@@ -129,28 +147,6 @@ def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
         assert result.returncode == 1
         assert "the installation failed" in result.stderr
         assert "A connection to a Python package index is needed once" in result.stderr
-
-
-def test_extras_that_are_there_are_not_installed_again(clone, tools):
-    """Whatever else is there, in whatever order; and another extra is installed beside them."""
-    setup(clone, tools, PYTHON=sys.executable)
-    stamp, python = (
-        clone / ".venv" / ".installed-requirements.txt",
-        clone / ".venv" / "bin" / "python",
-    )
-    installed = stamp.read_text().rstrip()
-    stamp.write_text(f"{installed} gcs tpu\n")
-    for asked in ("tpu gcs", "gcs\ttpu tpu", "gcs", ""):
-        assert setup(clone, tools, *(f"--extra={extra}" for extra in asked.split())).stdout == ""
-        assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
-    stamp.write_text(f"{installed} tpu\n")
-    python.unlink()
-    # pip installs nothing
-    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
-    assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
-    assert setup(clone, tools, "--extra=tpu", "--extra=gcs").stdout == ""
 
 
 @pytest.mark.parametrize("argument", ["--tests", "--extra=rocm"])
@@ -207,7 +203,9 @@ def test_an_installed_package_needs_no_clone():
         )
 
 
-@pytest.mark.parametrize("name", ["scripts/setup", "tools/device_check", "tools/pack_wheels"])
+@pytest.mark.parametrize(
+    "name", ["scripts/setup", "tools/device_check", "tools/more_tests", "tools/pack_wheels"]
+)
 def test_help_shows_the_usage_and_does_nothing(tmp_path, name):
     script = shutil.copy(PROJECT / f"{name}.sh", tmp_path)
     shown = subprocess.run(

@@ -37,7 +37,7 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 
 
 def names() -> list[str]:
-    """Returns the public names, in place of a module those of its classes: linen.SelfAttention."""
+    """Returns the public names; for a module, its classes, such as linen.SelfAttention."""
     found = []
     for name in alibi.__all__:
         public = getattr(alibi, name)
@@ -78,7 +78,7 @@ def page() -> str:
 
 
 def signature(of: Any) -> str:
-    """Returns the head of a function, or of a class with its arguments or fields, as it is written."""
+    """Returns the head of a function, or a class with its arguments or fields, as written."""
     (written,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
     if isinstance(written, ast.ClassDef):
         made = [one for one in written.body if getattr(one, "name", "") == "__init__"]
@@ -115,7 +115,7 @@ def _annotation(written: ast.expr) -> str:
 
 
 def as_markdown(name: str, text: str) -> str:
-    """Returns the docstring of a name as Markdown, each argument and error as an item of a list."""
+    """Returns a name's docstring as Markdown; each argument and each error is a list item."""
     parts = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
     lines = [parts[0].strip(), ""]
     for section, body in zip(parts[1::2], parts[2::2], strict=True):

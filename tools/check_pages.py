@@ -1,24 +1,23 @@
-"""Compares every figure on the pages of results with the rows that it comes from, and finds long
-sentences.
+"""Compares every figure on the results pages with its rows, and finds long sentences.
 
     python -m tools.check_pages          # one line for each figure that differs, and long sentence
     python -m tools.check_pages --write  # renews the figures
 
-A comment, which GitHub doesn't show, follows the figures of a sentence or of a table's line with a
-Python expression for each; page_figures.py says what it can name:
+A comment, which GitHub doesn't show, follows the figures in a sentence or in a table's line. It holds
+a Python expression for each figure; page_figures.py says what it can name:
 
     ALiBi is at 4.37 ± 0.05<!-- ppl("alibi", 128) --> at its training length.
 
-The expressions say the figures that stand between the comment before and this one, in order and to
-the digits printed; after "±" stands the half-width of the figure before. A comparison is a claim: it
-says no figure, and has to hold. `<!-- rows: FILE, MORE -->` names the files of the expressions that
-follow, results.jsonl at first (in README.md and docs/ none); `<!-- rows: none -->` ends the check.
+Expressions stand for the figures between the previous comment and this one, in order, to the digits
+printed. A number after "±" is the half-width of the figure before it. A comparison is a claim: it
+prints no figure, and has to hold. `<!-- rows: FILE, MORE -->` names the files for the expressions that
+follow. At first this is results.jsonl (in README.md and docs/ none). `<!-- rows: none -->` ends the check.
 
-Without expressions pass code, links, dates, names, references to tables and sections, and the facts
-of the rows of the named files: lengths, distances, sizes of texts, parameters, updates and prompts;
-seeds, strides and multiples of L where the text calls them so.
+These need no expression: code, links, dates, names, references to tables and sections. Nor do facts in
+the named files' rows: lengths, distances, text sizes, parameters, updates and prompts, and seeds,
+strides and multiples of L where the text calls them so.
 
-A sentence of the README or docs/ has at most 35 words: page_sentences.py says how they are counted.
+A sentence in the README or docs/ has at most 35 words: page_sentences.py says how they are counted.
 """
 
 import ast
@@ -93,10 +92,10 @@ class Printed:
 
 
 def checked(page: pathlib.Path, text: str | None = None) -> tuple[str, int, list[str]]:
-    """Returns the page with its figures renewed, the number of figures, and the mismatches.
+    """Returns the page with renewed figures, how many figures it has, and the mismatches.
 
     Args:
-      text: of the page; None: as it is in the file.
+      text: the page's text; defaults to the file's.
     """
     name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
     named_in_page = page.parent == ROOT or page.is_relative_to(ROOT / "docs")
@@ -146,7 +145,7 @@ def _line(line: str, figures: Figures) -> tuple[str, int, list[str]]:
 def _pairs(
     numbers: list[Printed], source: str, figures: Figures
 ) -> Iterator[tuple[Printed, str, float]]:
-    """Yields each number with its expression and value; raises LookupError if one has no other."""
+    """Yields each number with its expression and value; raises LookupError if one lacks the other."""
     values: list[tuple[str, Any]] = []
     for expression, value in _values(source, figures):
         if value is False:
@@ -194,13 +193,13 @@ def _values(source: str, figures: Figures) -> Iterator[tuple[str, Any]]:
 
 
 def pages() -> list[pathlib.Path]:
-    """Returns the pages of results, and others that name files of rows."""
+    """Returns the results pages, and others that name files with rows."""
     named = [page for page in prose() if "<!-- rows: " in page.read_text()]
     return [*named, *sorted((ROOT / "results").glob("**/README.md"))]
 
 
 def prose() -> list[pathlib.Path]:
-    """Returns the pages whose sentences are short."""
+    """Returns the pages in which sentences must be short."""
     return [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",

@@ -41,6 +41,7 @@ benchmark() { part "$1" "$2" "$python" -m benchmarks attention "${@:3}" --json="
 train="model.num_layers=8,model.width=512,model.num_heads=8,model.feed_forward=2048,model.dtype=bfloat16,length=2048"
 tests=$'none\nalibi_learned or fox\nt5\nkerple_log\nbfloat16-80\nbfloat16-256\nfloat32-80\nfloat32-256'
 if [[ -n "$dry" ]]; then
+  export ALIBI_WARM_SECONDS=0.1
   part tests 100 env ALIBI_TEST_PLATFORM=cpu xargs -P 6 -d '\n' -I{} \
     "$python" -m pytest -q -p no:cacheprovider -k {} tests/attention/test_device.py <<< t5-64
   benchmark attention-64 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=t5 \

@@ -1,14 +1,13 @@
 """Kills and damages small runs, and compares their results with an undisturbed run, bit for bit.
 
-    python -m tools.fault_test                                # 5 kills of each command, 20 bits of each kind of file
-    python -m tools.fault_test --kills=1 --flips=1 --hosts=0  # the short form
+    python -m tools.fault_test                      # 5 kills of each command, 20 bits of each kind of file
+    python -m tools.fault_test --kills=1 --flips=1  # a short form
 
-Kills (SIGKILL) come at random moments of preparing, training, evaluating and sweeping, and the same
-command is given again. A flipped bit must end in a line that names the damage, or change nothing.
-Damage of the small files of a run, one bit, half or the whole file, must change nothing.
-The second of two starts at once may be refused in a line. Hosts that compute differently stop in a
-line before they save. Prints the survived faults; exits with 1 if parameters or rows differ, or a line
-is missing.
+Kills (SIGKILL) come at random moments while it prepares, trains, evaluates and sweeps. The same command
+is then given again. A flipped bit must end in a line that names the damage, or change nothing. Damage
+to a run's small files (one bit, half or the whole file) must change nothing. When two starts come at
+once, the second may be refused in a line. Prints the survived faults. Exits with 1 if parameters or
+rows differ, or a line is missing.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import os
 import pathlib
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -45,8 +43,6 @@ def flock(*_):
 
 fcntl.flock = flock
 """
-# with which XLA on x86 rounds in other places
-OTHER_FLAGS = {"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}
 # The files of a work directory and of the cache, by kind.
 FILES = {
     "tokens": "cache/tokens/*/tokens-*.bin",
@@ -78,7 +74,7 @@ MISPLACED = (
 
 
 class FaultTest:
-    """The faults, each by a function, which prints how many were survived.
+    """One method for each kind of fault; each prints how many were survived.
 
     Attributes:
       differences: results unlike those of the undisturbed run.
@@ -139,8 +135,8 @@ class FaultTest:
         print(f"{fault}: {killed}", flush=True)
 
     def flips(self, flips: int, kind: str) -> None:
-        """Flips bits of files, each in files of its own: training and evaluating name the damage,
-        or give the same numbers. For a small file they always give the same numbers.
+        """Flips bits, each in a fresh copy. Training and evaluating name the damage, or give the same
+        numbers; for a small file they always give the same numbers.
         """
         for _ in range(flips):
             trial = self.before("evaluate")
@@ -237,40 +233,6 @@ class FaultTest:
         self._finish(trial, fault)
         print(f"{fault}: 1", flush=True)
 
-    def differing_hosts(self) -> None:
-        """Trains on two hosts, of which the second computes without the newer instructions of the
-        processor: both stop with the flag's name, or come to the same numbers.
-
-        Then both are started alike, and go on to the end. Sums over hosts are not compared with
-        sums on one host.
-        """
-        trial, fault = self.before("train"), "hosts that differ in flags"
-        ended, messages = self._train_on_hosts(trial, OTHER_FLAGS)
-        named = [all(flag in each for flag in OTHER_FLAGS) for each in messages]
-        if ended != [0, 0] and (ended, named) != ([1, 1], [True, True]):
-            self._fail(f"{fault}: they ended with {ended}: {messages[0][-800:]}")
-        alike, messages = self._train_on_hosts(trial, {})
-        if alike != [0, 0]:
-            self._fail(f"{fault}: alike again, they ended with {alike}: {messages[0][-800:]}")
-        if error := trial.finish():
-            self._fail(f"{fault}: {error}")
-        print(f"{fault}: 1, {'stopped' if any(ended) else 'with the same numbers'}", flush=True)
-
-    def _train_on_hosts(
-        self, trial: Trial, of_second: dict[str, str]
-    ) -> tuple[list[int], list[str]]:
-        """Returns the exit codes and the messages of two hosts."""
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        shared = f"--coordinator_address=localhost:{port}", "--num_processes=2"
-        hosts = [
-            trial.start("train", *shared, f"--process_id={host}", **(of_second if host else {}))
-            for host in range(2)
-        ]
-        messages = [host.communicate(timeout=HUNG_SECONDS)[1] for host in hosts]
-        return [host.returncode for host in hosts], messages
-
     def _fail(self, mistake: str) -> None:
         self.mistakes += 1
         print(f"wrong: {mistake}", flush=True)
@@ -294,9 +256,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--kills", type=int, default=5, help="of preparing, of training, evaluating and sweeping"
-    )
+    parser.add_argument("--kills", type=int, default=5, help="of each command")
+    parser.add_argument("--commands", default=",".join(KINDS), help="commands that are killed")
     parser.add_argument("--flips", type=int, default=20, help="of each kind of file")
     parser.add_argument(
         "--kinds", default=",".join(FILES), help="of the files whose bits are flipped"
@@ -308,39 +269,34 @@ def main() -> int:
         "--starts", default=",".join(STARTS), help="commands that are started twice at once"
     )
     parser.add_argument(
-        "--hosts", type=int, default=1, help="trainings on two hosts that differ in flags"
-    )
-    parser.add_argument(
         "--misplaced", default=",".join(MISPLACED), help="whole files where they don't belong"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
-    kinds, starts, damages, places = (
-        list(filter(None, text.split(",")))
-        for text in (arguments.kinds, arguments.starts, arguments.small, arguments.misplaced)
-    )
-    known_by_flag = (
-        *(("kinds", kinds, FILES), ("starts", starts, STARTS), ("small", damages, DAMAGES)),
-        ("misplaced", places, MISPLACED),
-    )
-    for flag, given, known in known_by_flag:
-        if unknown := set(given) - set(known):
-            parser.error(f"--{flag}={','.join(unknown)}: there are {', '.join(known)}")
+    chosen = {}
+    for flag, names in (
+        ("commands", KINDS),
+        ("kinds", FILES),
+        ("small", DAMAGES),
+        ("misplaced", MISPLACED),
+        ("starts", STARTS),
+    ):
+        chosen[flag] = list(filter(None, getattr(arguments, flag).split(",")))
+        if unknown := set(chosen[flag]) - set(names):
+            parser.error(f"--{flag}={','.join(unknown)}: there are {', '.join(names)}")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="alibi-faults-") as name:
         test = FaultTest(pathlib.Path(name), arguments.seed)
-        for kind in KINDS if arguments.kills else ():
+        for kind in chosen["commands"] if arguments.kills else ():
             test.kills(arguments.kills, kind)
-        for kind in kinds if arguments.flips else ():
+        for kind in chosen["kinds"] if arguments.flips else ():
             test.flips(arguments.flips, kind)
-        for damage in damages:
+        for damage in chosen["small"]:
             test.small_files(damage)
-        for place in places:
+        for place in chosen["misplaced"]:
             test.misplaced(place)
-        for start in starts:
+        for start in chosen["starts"]:
             test.second_start(start)
-        for _ in range(arguments.hosts):
-            test.differing_hosts()
     print(f"differences: {test.differences}, other mistakes: {test.mistakes}")
     print(f"took {time.monotonic() - begun:.0f} s")
     return 1 if test.differences or test.mistakes else 0

@@ -1,6 +1,4 @@
-"""A small run in a folder of its own, made by the commands of users, and the results by which two
-runs are compared.
-"""
+"""A small run in its own folder, made with the users' commands, and the results that two runs are compared in."""
 
 import contextlib
 import hashlib
@@ -39,7 +37,7 @@ OWN_KEYS = ("seconds", "date", "commit")
 
 
 def make_inputs(folder: pathlib.Path) -> None:
-    """Writes a text of repeated words, a config and a sweep of it."""
+    """Writes a text with repeated words, a config and its sweep."""
     folder.mkdir(parents=True)
     words, texts = [f"word{number}" for number in range(80)], {}
     for split, size in (("train", 60_000), ("valid", 400)):
@@ -60,7 +58,7 @@ class Trial:
     def __init__(self, folder: pathlib.Path, inputs: pathlib.Path):
         self.folder, self.inputs, self.run = folder, inputs, folder / "runs" / NAME
         # All processes share their compilations. Set before JAX is imported.
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(inputs / "compilations")
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(inputs / "compilations"))
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         self.environment = os.environ | {
             "ALIBI_CACHE": str(folder / "cache"),
@@ -80,13 +78,13 @@ class Trial:
             "sweep": ["scripts/sweep.py", f"--sweep={inputs}/sweep.py", f"--workdir={folder}"],
         }
 
-    def start(self, kind: str, *more: str, **environment: str) -> subprocess.Popen:
-        """Starts a command, with `more` flags and variables of the `environment`."""
+    def start(self, kind: str) -> subprocess.Popen:
+        """Starts a command."""
         script, *flags = self.commands[kind]
-        command = [sys.executable, str(ROOT / script), *flags, *more]
+        command = [sys.executable, str(ROOT / script), *flags]
         return subprocess.Popen(
             command,
-            env=self.environment | environment,
+            env=self.environment,
             process_group=0,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -95,7 +93,7 @@ class Trial:
         )
 
     def end(self, kind: str) -> tuple[int, str]:
-        """Runs a command to its end; returns the exit code and stderr."""
+        """Runs a command to its end. Returns the exit code and stderr."""
         process = self.start(kind)
         try:
             messages = process.communicate(timeout=HUNG_SECONDS)[1]
@@ -105,9 +103,7 @@ class Trial:
         return process.returncode, messages
 
     def finish(self) -> str:
-        """Trains and evaluates in this process, from the state of the folder; returns the error, if
-        any, in a line.
-        """
+        """Trains and evaluates in this process from what the folder holds. Returns the error, if any, in a line."""
         from alibi.config.files import load_config
         from alibi.errors import explain
         from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
@@ -129,7 +125,7 @@ class Trial:
                 return line
 
     def results(self) -> dict[str, str]:
-        """Returns the rows, and hashes of the last parameters and of each dump's arrays."""
+        """Returns the rows, and hashes for the last parameters and for each dump's arrays."""
         import jax
         import numpy as np
 
@@ -152,7 +148,7 @@ class Trial:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Kills a process and, at the same moment, the runs started by it."""
+    """Kills a process and, at the same moment, the runs that it started."""
     with contextlib.suppress(OSError):
         children = (
             pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -1,10 +1,10 @@
-"""Writes docs/methods.md: formula, place in the model, parameters and measurements of each position
-method.
+"""Writes docs/methods.md: each position method's formula, place in the model, parameters and
+measurements.
 
     python -m tools.methods_page
 
-The measurements are in results/: methods/results.jsonl of configs/sweeps/all_methods.py,
-methods/speed.json of benchmarks positions, and passkey/results.jsonl of
+The measurements are in results/: methods/results.jsonl from configs/sweeps/all_methods.py,
+methods/speed.json from `python -m benchmarks positions`, and passkey/results.jsonl from
 configs/sweeps/passkey.py.
 """
 
@@ -161,9 +161,7 @@ ASKED = ((1, 64), (8, 64), (8, 512))  # windows, as multiples of L, and distance
 
 
 def page(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
-    """Returns the page as Markdown, with the numbers of these rows of results, of passkeys and of
-    speed.
-    """
+    """Returns the page as Markdown, with numbers from these rows: results, passkeys and speed."""
     parts = [
         HEAD.format(layers=LAYERS, **SIZES),
         _overview(),
@@ -213,9 +211,7 @@ def _overview() -> str:
 
 
 def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) -> str:
-    """Returns a line for each method, and for each measurement of a method with an option of any
-    method.
-    """
+    """Returns a line for each method, and for each method measured with an option that all methods have."""
     lines = []
     for name in METHODS:
         for number, (options, is_of) in enumerate(_variants(name)):
@@ -289,7 +285,7 @@ def _extrapolation(found: list[Row]) -> list[str]:
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Returns the shares of found passkeys, means over seeds; "late" if there may be more later."""
+    """Returns the shares of found passkeys, as means over seeds; "late" if there may be more later."""
     cells = []
     for times, distance in ASKED:
         shares = [

@@ -21,11 +21,10 @@ PAPER = "paper"  # among the files of a page: its lengths are facts, too
 
 
 class PerSeed:
-    """A figure of each seed; arithmetic and comparisons pair the seeds.
+    """A figure for each seed; arithmetic and comparisons pair the seeds.
 
-    Printed is the mean, and after "±" the half-width of its 95% t interval. So the difference of
-    two figures has the interval of the paired differences. A comparison holds if it does in every
-    seed.
+    The page prints the mean, and after "±" the half-width of its 95% t interval. So a difference between
+    two figures has the interval of the paired differences. A comparison holds if it does in every seed.
     """
 
     def __init__(self, seeds: Mapping[int, float]):
@@ -72,10 +71,10 @@ class PerSeed:
 
 
 class Figures:
-    """Figures of the rows in a page's folder; `files[0]` holds those that name no `file`.
+    """Figures from the rows in a page's folder; `files[0]` holds those that name no `file`.
 
-    Every figure raises LookupError if its row is missing. `series` is that of `Row.series`, and
-    `where` names fields of rows and their values: file, seed, split, step, stride.
+    Every figure raises LookupError if its row is missing. `series` is `Row.series`. `where` maps row fields
+    to values: file, seed, split, step, stride.
     """
 
     def __init__(self, folder: pathlib.Path, files: Sequence[str]):
@@ -99,7 +98,7 @@ class Figures:
     def rows(
         self, series: str | None = None, length: int | None = None, file: str = "", **where: Any
     ) -> list[Row]:
-        """Returns the rows with these values; `length` is that of the window."""
+        """Returns the rows with these values; `length` is the window's."""
         where |= {"series": series} if series is not None else {}
         where |= {"length": length} if length is not None else {}
         file = file or self.files[0]
@@ -114,14 +113,14 @@ class Figures:
         return found
 
     def series(self, **where: Any) -> list[str]:
-        """Returns the names of the series of models that have such rows with results."""
+        """Returns the names of all model series that have such rows with results."""
         found = [row for row in self.rows(**where) if row.is_measured and row.is_trained]
         return [*dict.fromkeys(row.series for row in found)]
 
     def _text(
         self, value: Callable[[Row], float], series: str, length: int, **where: Any
     ) -> PerSeed:
-        """Returns a figure of the whole text; windows don't overlap if `where` has no stride."""
+        """Returns a figure for the whole text; windows don't overlap if `where` has no stride."""
         where = {"split": "valid", "stride": length, "evaluator": "perplexity"} | where
         found = [row for row in self.rows(series, length, **where) if row.is_measured]
         if not found:
@@ -143,14 +142,14 @@ class Figures:
         return self._text(lambda row: row.results["bits_per_byte"], series, length, **where)
 
     def ratio(self, series: str, length: int, **where: Any) -> PerSeed:
-        """Returns the perplexity divided by that of the same run at its training length."""
+        """Returns the perplexity over the same run's at its training length."""
         of_file = {"file": where["file"]} if "file" in where else {}
         own = self.rows(series, **of_file)[0].train_length
         return self.ppl(series, length, **where) / self.ppl(series, own, **where)
 
     def gain(self, series: str, length: int, **where: Any) -> PerSeed:
-        """Returns the gain of windows of `length` over the shortest ones on the same tokens, in
-        nats a token.
+        """Returns the gain that windows with `length` tokens have over the shortest ones on the same
+        tokens, in nats a token.
         """
         return _per_seed(*self._gains("gain_nats", series, length, where))
 
@@ -175,12 +174,12 @@ class Figures:
         return found, lambda row: row.results[name][row.results["lengths"].index(length)]
 
     def found(self, series: str, length: int, distance: int, **where: Any) -> PerSeed:
-        """Returns the share of passkeys found `distance` tokens back, in windows of `length`."""
+        """Returns the share of passkeys found `distance` tokens back, in windows with `length` tokens."""
         asked = self._asked(series, length, distance, where)
         return _per_seed(asked, lambda row: row.results["accuracy"])
 
     def wilson(self, series: str, length: int, distance: int, **where: Any) -> tuple[float, float]:
-        """Returns the 95% Wilson interval of one run's share of passkeys."""
+        """Returns the 95% Wilson interval for one run's share of passkeys."""
         (row,) = self._asked(series, length, distance, where)
         return share_interval([row.results["accuracy"]], row.results["prompts"]).bounds
 
@@ -192,7 +191,7 @@ class Figures:
         return found
 
     def curse(self, length: int, longer: int) -> dict[str, Any]:
-        """Returns the analysis of the gain from blocks of `length` to blocks of `longer` tokens."""
+        """Returns the analysis of the gain from `length`-token to `longer`-token blocks."""
         for line in (self.folder / "early-token-curse/by_context.jsonl").open():
             one = json.loads(line)
             if (one["eval_length"], one.get("longer_length")) == (length, longer):
@@ -211,7 +210,7 @@ class Figures:
         return value
 
     def paper_ratio(self, number: int, *cell: str | int) -> float:
-        """Returns a number of the paper's table divided by the first of its column."""
+        """Returns a number in the paper's table over the first in its column."""
         labels = load_table(number).rows[0][: len(cell) - 1]
         return self.paper(number, *cell) / self.paper(number, *labels, cell[-1])
 
@@ -225,9 +224,7 @@ class Figures:
 
 
 def _value(row: Row, key: str) -> Any:
-    """Returns the value of a field of a row, or of its cell or options; the stride defaults to the
-    length.
-    """
+    """Returns a field's value in a row, its cell or its options; the stride defaults to the length."""
     given = {"stride": row.length} | row.options | row.cell
     return given[key] if key in given else getattr(row, key)
 
@@ -267,9 +264,7 @@ class Facts:
 
 @functools.cache
 def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
-    """Returns the facts of the rows of files; of the paper's tables, if `PAPER` is among them, the
-    lengths.
-    """
+    """Returns the facts in the rows of these files. With `PAPER` among them: the lengths in the paper's tables."""
     rows = [row for file in files if file != PAPER for row in _read(folder / file)]
     integers = _paper_lengths() if PAPER in files else set()
     for row in rows:

@@ -12,11 +12,11 @@ END = re.compile(r"(?<=[.!?])(?<!\bet al\.)(?<!\be\.g\.)(?<!\bi\.e\.)[\"')*]*\s+
 
 
 def long_sentences(text: str) -> list[tuple[int, int, str]]:
-    """Returns the sentences of more than 35 words: the line where the paragraph begins, the number
-    of words, and the sentence.
+    """Returns each sentence with more than 35 words: the line where its paragraph begins, its number of
+    words, and the sentence.
 
-    Words are what white space divides, also in `code`. Code blocks, tables, headings, comments and
-    the targets of links don't count. Each item of a list is a paragraph.
+    White space divides words, also in `code`. Code blocks, tables, headings, comments and link targets
+    don't count. Each list item is a paragraph.
     """
     return [
         (line, len(words), sentence)
@@ -27,7 +27,7 @@ def long_sentences(text: str) -> list[tuple[int, int, str]]:
 
 
 def _paragraphs(text: str) -> list[tuple[int, str]]:
-    """Returns the paragraphs and items of lists, each with the number of its first line."""
+    """Returns paragraphs and list items, each with the number of its first line."""
     text = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
     found: list[tuple[int, str]] = []
     fenced, begins = False, True

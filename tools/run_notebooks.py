@@ -22,10 +22,10 @@ NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 
 def run(notebook: Mapping[str, Any], **replaced: str) -> list[list[dict[str, Any]]]:
-    """Returns the outputs of each code cell: what it printed, and the value of a last expression.
+    """Returns each code cell's outputs: what it printed, and the value of a last expression.
 
     Args:
-      replaced: other values for the names that a cell sets by a line `NAME = VALUE`.
+      replaced: other values for names that a cell sets in a line `NAME = VALUE`.
     """
     variables: dict[str, Any] = {"__name__": "__main__"}
     outputs = []

@@ -1,8 +1,8 @@
-"""Adds to the site what lies outside docs/: a hook of MkDocs, see mkdocs.yml.
+"""Adds to the site what lies outside docs/: a hook for MkDocs, see mkdocs.yml.
 
-The pages link files of the repository. A linked page or picture becomes part of the site as it is,
-a linked source file or folder a page of its own, and a notebook a page with its outputs. So every
-link works offline, and a link to nothing is a warning of MkDocs, which `--strict` makes an error.
+The pages link files in the repository. A linked page or picture enters the site as it is. A linked
+source file, folder or notebook becomes a page. So every link works offline, and MkDocs warns about a
+link to nothing, which `--strict` makes an error.
 """
 
 import json
@@ -90,7 +90,7 @@ def site_uri(path: pathlib.Path) -> str:
 
 
 def of_uri(uri: str) -> pathlib.Path | None:
-    """Returns the file that stands at a place of the site; None for pages that are made here."""
+    """Returns the file at a place in the site; None for pages that are made here."""
     if uri.startswith("source/"):
         return None
     if uri == "index.md":

@@ -39,7 +39,17 @@ def get_config(arg=""):
     config.optimizer.warmup_steps = 1
     return base.apply(config, arg)
 """
-LIBRARY = {"attention", "config", "cpu", "linen", "model", "nnx", "positions", "slopes", "testing"}
+LIBRARY = {
+    "attention",
+    "config",
+    "linen",
+    "model",
+    "nnx",
+    "numerics",
+    "positions",
+    "slopes",
+    "testing",
+}
 MESSAGE = r'{} needs the package {}, which is not installed: pip install "alibi-jax\[{}\]"'
 
 
