@@ -3,13 +3,12 @@ text.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 from jax.sharding import AbstractMesh
 
-from alibi.config import Config, DataConfig, replaced
+from alibi.config import Config, DataConfig
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import build_model
 from alibi.model.flops import model_flops
@@ -17,12 +16,10 @@ from alibi.parallel.device_kinds import GIB, DeviceKind, known_device_kind
 from alibi.parallel.sharding import AXES, abstract_mesh, batch_parts, batch_sharding
 from alibi.planning.memory import StepMemory, step_memory
 from alibi.reporting.writers import aligned, format_duration
-from alibi.runs.checkpoint import TrainState
 from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_trainable, micro_batches
 from alibi.training.step import abstract_state
 
-MOST_DOUBLINGS = 6  # of the number of devices, if they do not suffice
 UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well used accelerators reach the first two
 WIKITEXT103_WORDS = 267_744  # entries of the dictionary of its train text, by the paper's rule
 
@@ -62,8 +59,6 @@ class TrainingPlan:
       parameters: learned numbers.
       flops_per_token: of training, without the operations repeated by remat.
       checkpoint_bytes: of a single checkpoint.
-      change: config keys with which the run fits, on `devices_needed`; None if it fits, empty if
-        none was found.
     """
 
     config: Config
@@ -76,8 +71,6 @@ class TrainingPlan:
     memory: StepMemory
     flops_per_token: float
     checkpoint_bytes: int
-    change: Mapping[str, Any] | None
-    devices_needed: int
 
     @property
     def fits(self) -> bool:
@@ -118,7 +111,7 @@ def make_plan(
         build_model(config, vocabulary.size), optimizer, AbstractMesh((1, 1, 1), AXES)
     )
     saved = jax.tree.leaves((state.params, state.opt_state))
-    plan = TrainingPlan(
+    return TrainingPlan(
         config=config,
         kind=kind,
         devices=devices,
@@ -129,68 +122,7 @@ def make_plan(
         memory=step_memory(config, vocabulary.size, mesh, state),
         flops_per_token=model_flops(config, vocabulary.size),
         checkpoint_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in saved),
-        change=None,
-        devices_needed=devices,
     )
-    if plan.fits:
-        return plan
-    fitting = (
-        (change, count) for change, count in _changes(plan) if _fits(plan, change, count, state)
-    )
-    change, needed = next(fitting, ({}, devices))
-    return dataclasses.replace(plan, change=change, devices_needed=needed)
-
-
-def _fits(plan: TrainingPlan, change: Mapping[str, Any], devices: int, state: TrainState) -> bool:
-    """Returns whether the run would fit on `devices` devices with `change` in its config."""
-    try:
-        config = replaced(plan.config, change)
-        check_trainable(config, devices)
-    except ValueError:  # the parts do not divide the heads or the batch
-        return False
-    memory = step_memory(config, plan.vocabulary.size, abstract_mesh(config.mesh, devices), state)
-    return memory.total <= plan.kind.usable_memory
-
-
-def _changes(plan: TrainingPlan) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields config keys for less memory, the cheapest first, each with a number of devices.
-
-    First alone: smaller micro-batches, which cost nothing; parameters split by fsdp, which are then
-    sent around; remat, which takes a third more time. Then these together; then bfloat16, which
-    changes the numbers, and heads and features split by tensor; last more devices.
-    """
-    config, length, heads = plan.config, plan.config.train_length, plan.config.model.num_heads
-    shards = plan.mesh["data"] * plan.mesh["fsdp"]
-    tokens = config.train.batch_tokens // shards // plan.micro_batches
-    smaller = [
-        {"train.max_device_tokens": tokens // 2**n}
-        for n in range(1, 12)
-        if tokens // 2**n >= length
-    ]
-    parts = [n for n in range(plan.mesh["fsdp"] + 1, shards + 1) if shards % n == 0]
-    split = [{"mesh.data": -1, "mesh.fsdp": n} for n in parts]
-    again: dict[str, Any] = {} if config.model.remat else {"model.remat": True}
-    rounded: dict[str, Any] = (
-        {} if config.model.dtype == "bfloat16" else {"model.dtype": "bfloat16"}
-    )
-    whole: dict[str, Any] = split[-1] if split else {}
-    least: dict[str, Any] = smaller[-1] if smaller else {}
-    changes: list[dict[str, Any]] = [*smaller, *split, again]
-    changes += [
-        {**batch, **others}
-        for others in (whole, again, {**whole, **again})
-        for batch in ({}, *smaller)
-    ]
-    changes += [rounded, {**least, **whole, **again, **rounded}]
-    for n in range(plan.mesh["tensor"] + 1, heads + 1):
-        if heads % n == 0 and plan.devices % n == 0:
-            changes.append(
-                {**least, **again, **rounded, "mesh.data": 1, "mesh.fsdp": -1, "mesh.tensor": n}
-            )
-    yield from ((change, plan.devices) for change in changes)
-    for doublings in range(1, MOST_DOUBLINGS + 1):
-        smallest = {"train.max_device_tokens": length, "mesh.data": 1, "mesh.fsdp": -1, **again}
-        yield smallest, plan.devices * 2**doublings
 
 
 def describe(plan: TrainingPlan) -> str:
@@ -224,9 +156,7 @@ def describe(plan: TrainingPlan) -> str:
 
 
 def _memory_text(plan: TrainingPlan) -> str:
-    """Returns a line for each part of the memory, and whether the run fits, or the change with
-    which it would.
-    """
+    """Returns a line for each part of the memory, and whether the run fits."""
     memory, model = plan.memory, plan.config.model
     kept = "the inputs of all layers, and one layer" if model.remat else "of all layers"
     twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
@@ -250,17 +180,14 @@ def _memory_text(plan: TrainingPlan) -> str:
     rows += [[f"  {name}", f"{size / GIB:.2f}", note] for name, size, note in parts if size]
     peak = "at a time: the state, and the arrays of the loss or of the update"
     rows.append(["  at most", f"{memory.total / GIB:.2f}", peak])
-    flags = " ".join(f"--config.{key}={value}" for key, value in (plan.change or {}).items())
-    if plan.fits:
-        verdict = "fits"
-    elif not flags:
-        verdict = "does not fit, nor on more devices; use some with more memory, or a smaller model"
-    elif plan.devices_needed == plan.devices:
-        verdict = f"does not fit; it would with {flags}"
-    else:
-        verdict = f"does not fit on {plan.devices:,} in any way; it would on {plan.devices_needed:,} with {flags}"
-    usable = f"of {plan.kind.usable_memory / GIB:.2f} GiB for programs"
-    return f"{aligned(rows, left=(0, 2))}{usable}: {verdict}\n"
+    usable = f"{plan.kind.usable_memory / GIB:.2f} GiB for programs"
+    verdict = f"of {usable}: fits"
+    if not plan.fits:
+        verdict = (
+            f"does not fit: it needs {memory.total / GIB:.2f} GiB and has {usable}; use more --devices or a larger "
+            "--config.mesh.fsdp, --config.model.remat=True, or a smaller --config.train.max_device_tokens or model"
+        )
+    return f"{aligned(rows, left=(0, 2))}{verdict}\n"
 
 
 def _time_text(plan: TrainingPlan) -> str:

@@ -1,12 +1,11 @@
 """The contract of a position method.
 
-The methods that the paper compares differ only in where position enters a transformer. A
-method is a frozen dataclass without arrays. Its fields are its options. Each function is one
-place where position can enter: `embed`, `queries`, `keys`, `bias`, and, for biases that depend
-on content, `content_bias`. `keep` computes data of the tokens for `queries`, `keys` and
-`content_bias`. A method overrides the functions that it uses. `init` makes the parameters that
-all layers share, `init_layer` those of each layer; the other functions get both in one mapping,
-`params`. All are plain functions of arrays, so a method serves Linen, NNX and bare JAX.
+A method is a frozen dataclass without arrays, and its fields are its options. Each function is one
+place where position can enter a transformer: `embed`, `queries`, `keys`, `bias`, or `content_bias`
+for a bias that depends on content. `keep` computes data for each token, which `queries`, `keys` and
+`content_bias` read. A method overrides the functions that it uses. `init` makes the parameters that
+all layers share, `init_layer` the parameters for each layer. The other functions get both in one
+mapping, `params`. All are plain functions on arrays, so a method serves Linen, NNX and bare JAX.
 
 Positions are always passed in, never counted inside, so a key-value cache, padding and packed
 documents work for every method. Ranks are never promoted (the tests raise on promotion): give a
@@ -33,18 +32,17 @@ from alibi.positions.shapes import (
 
 Params = Mapping[str, Any]
 
-# The most tokens that an option may name: distances are computed in float32, which represents no
-# more exactly.
+# The largest option in tokens: float32 distances are exact up to here.
 MOST_TOKENS = 2**24
-MOST_DISTANCE = 2**20  # the same for options by which each distance gets a number or a vector
+MOST_DISTANCE = 2**20  # for options that give each distance a number or a vector
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """The description of a method in docs/methods.md.
+    """A method's description in docs/methods.md.
 
     Attributes:
-      formula: for query i and key j <= i, head h of H, training length L and evaluation length L'.
+      formula: for query i, key j <= i, head h among H, training length L, evaluation length L'.
       source: authors, year and link.
       caveats: known problems.
     """
@@ -56,28 +54,27 @@ class About:
 
 @dataclasses.dataclass(frozen=True)
 class PositionMethod:
-    """A position method that adds nothing; subclasses override the functions that they use.
+    """A position method that adds nothing. Subclasses override the functions that they use.
 
     Attributes:
       num_heads: attention heads.
-      head_dim: features of a head.
-      width: features of the residual stream.
-      train_length: tokens of a training sequence.
-      causal: a token sees only the tokens before it; otherwise it sees both sides.
-      length: tokens of the computed sequences: an evaluation's windows, or the final length in
-        generation. 0: the training length; see `at_length`.
+      head_dim: features in a head.
+      width: features in the residual stream.
+      train_length: tokens in a training sequence.
+      causal: tokens see only earlier tokens, otherwise both sides.
+      length: tokens in the computed sequences, such as an evaluation's windows or the final length
+        in generation. 0 is the training length. `at_length` sets it.
     """
 
     about: ClassVar[About | None] = None  # required in the registry
 
-    # Whether the result stays the same if one number is added to all positions.
+    # The result stays the same if one number is added to all positions.
     shift_invariant = False
-    # Whether heads of keys may be fewer than heads of queries (grouped-query attention).
+    # Keys may have fewer heads than queries (grouped-query attention).
     takes_shared_keys = True
-    # The least and the greatest value of a parameter, by its name: training clips it after each
-    # update.
+    # The least and the greatest value for a parameter. Training clips it after each update.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    # The longest sequence, in tokens, for which the method is defined; None: no limit.
+    # The longest sequence, in tokens, for which the method is defined. None is no limit.
     max_length = cast(Any, None)
 
     num_heads: int
@@ -89,9 +86,7 @@ class PositionMethod:
 
     @classmethod
     def options(cls) -> dict[str, Any]:
-        """Returns the names and defaults of the fields that the method adds, except those with
-        `init=False`.
-        """
+        """Returns the names and defaults of the fields that the class adds, without `init=False`."""
         common = {field.name for field in dataclasses.fields(PositionMethod)}
         added = [
             field for field in dataclasses.fields(cls) if field.init and field.name not in common
@@ -99,7 +94,7 @@ class PositionMethod:
         return {field.name: field.default for field in added}
 
     def shares_parameters(self, other: "PositionMethod") -> bool:
-        """Returns whether parameters of the same name and shape mean the same in both methods."""
+        """Returns whether parameters with the same name and shape mean the same in both methods."""
         for name in ("init", "init_layer"):
             own, theirs, none = (
                 getattr(kind, name) for kind in (type(self), type(other), PositionMethod)
@@ -109,7 +104,7 @@ class PositionMethod:
         return True
 
     def at_length(self, length: int) -> "PositionMethod":
-        """Returns the method for sequences of `length` tokens: functions read `self.length` or
+        """Returns the method for sequences of `length` tokens. Functions read `self.length` or
         `self.scale`.
         """
         return (
@@ -120,12 +115,12 @@ class PositionMethod:
 
     @property
     def reads_kept_of_keys(self) -> bool:
-        """Whether the bias of later queries needs the result of `keep` for earlier tokens."""
+        """Whether the bias of later queries needs what `keep` returned for earlier tokens."""
         return type(self).content_bias is not PositionMethod.content_bias
 
     @property
     def scale(self) -> float:
-        """The length of the computed sequences divided by the training length."""
+        """`length` / `train_length`."""
         return (self.length or self.train_length) / self.train_length
 
     def check_length(self, length: int) -> None:
@@ -141,9 +136,7 @@ class PositionMethod:
         return {}
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        """Returns initial parameters of one layer, float32; their names differ from those of
-        `init`.
-        """
+        """Returns one layer's initial parameters, float32, under other names than `init`'s."""
         return {}
 
     def embed(self, params: Params, x: Features, positions: Positions) -> Features:
@@ -155,21 +148,18 @@ class PositionMethod:
     ) -> TurnedQueries:
         """Returns the queries with position in them, for example rotated, in the dtype of `query`.
 
-        They may have another number of features than `query`, the same as `keys` gives. Attention
-        divides their products by the square root of this number.
+        They may have more or fewer features than `query`, as many as `keys` returns. Attention
+        divides the logits with the square root of this number.
 
         Args:
-          positions: NumPy positions are known when the program is traced; NumPy functions of them
-            are computed once.
-          kept: the result of `keep` for these tokens.
+          positions: NumPy positions are known when the program is traced. NumPy computes functions
+            of them once.
+          kept: what `keep` returned for these tokens.
         """
         return query
 
     def keys(self, params: Params, key: Keys, positions: Positions, kept: PerKey) -> TurnedKeys:
-        """Returns the keys with position in them; arguments as in `queries`.
-
-        A cache holds these, so no key is rotated twice.
-        """
+        """Returns the keys with position in them, as `queries`. A cache holds these keys."""
         return key
 
     def keep(
@@ -181,39 +171,36 @@ class PositionMethod:
         before: PyTree[Float[Array, "batch heads ..."]] | None,
         segments: Int[Array, "batch length"] | None = None,
     ) -> PyTree[Float[Array, "batch length heads ..."]]:
-        """Returns the data of each token that `queries`, `keys` or `content_bias` need besides
+        """Returns data for each token that `queries`, `keys` or `content_bias` need besides
         positions.
 
-        It is computed once, when the token is read. It may depend on earlier tokens, by `before`:
-        running sums, or convolutions, whose last inputs each token keeps. A cache keeps the data
-        of each token for `content_bias`; if the method has none, it keeps only the newest token's.
+        It is computed once, when the token is read, and may depend on earlier tokens through
+        `before`: running sums, or the last inputs for a convolution. A cache keeps each token's data
+        for `content_bias`. Without `content_bias` it keeps only the newest token's data.
 
         Args:
           x: the attention layer's input.
           key: the layer's projected keys, before `keys`.
-          padding: True for cache slots without a token, which may lie between tokens; None: there
-            are none. Data that later tokens need passes through padding unchanged.
-          before: the data of the token, or padding, before the first token of `x`; None, or zeros
-            from an empty cache, if there is none.
-          segments: the number of each token's segment, such as a packed document; no data passes
-            from one segment to the next. None: a single segment, as with a cache.
+          padding: True for cache slots without a token, which may lie between tokens. Data that later
+            tokens need passes through padding unchanged.
+          before: data for the token, or padding, before the first token in `x`. It is None, or zeros
+            from an empty cache, at the start.
+          segments: the number of each token's segment, such as a packed document. No data passes from
+            one segment to the next. None is a single segment, as with a cache.
         """
         return None
 
     def bias(self, params: Params) -> Bias | None:
-        """Returns the bias of the logits, or None, for methods whose bias depends on positions and
-        parameters alone.
-        """
+        """Returns the bias of the logits, or None, if it depends on positions and parameters alone."""
         return None
 
     def content_bias(
         self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
     ) -> Bias | None:
-        """Returns the bias of the logits, for methods whose bias depends on content; by default
-        that of `bias`.
+        """Returns the bias of the logits if it depends on content. Defaults to `bias`.
 
         Args:
-          query: the result of `queries`.
-          of_queries, of_keys: the results of `keep` for the tokens of the queries and of all keys.
+          query: what `queries` returned.
+          of_queries, of_keys: what `keep` returned for the query tokens and for all key tokens.
         """
         return self.bias(params)

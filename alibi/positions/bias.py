@@ -1,7 +1,7 @@
-"""The contract of a bias, which a position method adds to the logits of attention.
+"""The contract for a bias, which a position method adds to the logits.
 
-Attention cuts a bias into tiles by the declared axes of its fields, and reads its properties:
-bounded, linear in distance. It never asks for a class.
+Attention cuts a bias into tiles along the axes that its fields declare, and reads its properties,
+such as bounded or linear in distance. It never asks for a class.
 """
 
 import dataclasses
@@ -24,14 +24,12 @@ from alibi.positions.shapes import (
     Weights,
 )
 
-# start, which may be traced, and size of a range of a dimension; None: all of it
+# start, which may be traced, and size of a range in a dimension. None is the whole dimension.
 Span = tuple[Any, int] | None
 
 
 def consecutive(*sides: KnownPositions) -> bool:
-    """Returns whether each side stands at consecutive positions `[length]`, known when a call is
-    traced.
-    """
+    """Returns whether all positions `[length]` are consecutive and known when a call is traced."""
     return all(
         isinstance(side, np.ndarray) and side.ndim == 1 and bool((np.diff(side) == 1).all())
         for side in sides
@@ -39,9 +37,7 @@ def consecutive(*sides: KnownPositions) -> bool:
 
 
 class Part(NamedTuple):
-    """A part of a call of attention, such as a tile: ranges of its batch entries, heads, queries
-    and keys.
-    """
+    """A range of batch entries, heads, queries and keys in a call of attention, such as a tile."""
 
     batch: Span = None
     heads: Span = None
@@ -50,15 +46,15 @@ class Part(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """All pairs of a block of queries and a block of keys, for which a bias gives bounds.
+    """Pairs of a query block and a key block, for which a bias gives bounds.
 
     Attributes:
-      behind: the least query position minus key position of each pair; negative if a key stands
-        after a query.
-      ahead: the least key position minus query position of each pair.
-      q_blocks, k_blocks: numbers of blocks.
-      key_count: the most keys of each block that a query can see.
-      first_query: the least query position of each block of queries.
+      behind: least query position minus key position in each pair, negative if a key stands after a
+        query.
+      ahead: least key position minus query position in each pair.
+      q_blocks, k_blocks: how many blocks there are.
+      key_count: most keys in each block that a query can see.
+      first_query: least query position in each query block.
     """
 
     behind: Integer[Array, "#batch q_blocks k_blocks"]
@@ -70,54 +66,64 @@ class Blocks(NamedTuple):
 
 
 def per_head(axis: int = 0) -> Any:
-    """Declares a field of a `Bias` whose dimension `axis` is the heads."""
+    """Declares a `Bias` field with heads along the dimension `axis`."""
     return flax.struct.field(metadata={"axes": {"heads": axis}})
 
 
 def per_query() -> Any:
-    """Declares a field of a `Bias` with data for each query and head, `[batch, q, heads, ...]`."""
+    """Declares a `Bias` field with data for each query and head, `[batch, q, heads, ...]`."""
     return flax.struct.field(metadata={"axes": {"batch": 0, "queries": 1, "heads": 2}})
 
 
 def per_key() -> Any:
-    """Declares a field of a `Bias` with data for each key and head, `[batch, k, heads, ...]`."""
+    """Declares a `Bias` field with data for each key and head, `[batch, k, heads, ...]`."""
     return flax.struct.field(metadata={"axes": {"batch": 0, "keys": 1, "heads": 2}})
 
 
 def shared() -> Any:
-    """Declares a field of a `Bias` that all tiles share: a float array, or another bias, which is
-    cut by itself.
+    """Declares a `Bias` field that all tiles share: a float array, or another bias, which cuts
+    itself.
     """
     return flax.struct.field()
 
 
 def static(**default: Any) -> Any:
-    """Declares a field of a `Bias` that is not an array, so it is known when attention is traced."""
+    """Declares a `Bias` field that is no array, so it is known when attention is traced."""
     return flax.struct.field(pytree_node=False, **default)
 
 
-class MissingFunctionError(NotImplementedError):
+class MissingFunctionError(ValueError):
     """A bias lacks a required function."""
 
 
 class Bias(flax.struct.PyTreeNode):
-    """A term of the scaled logits of attention, computed for any tile of them.
+    """A term in the scaled logits, computed for any tile.
 
-    A subclass gives `__call__` and declares its fields by `per_head`, `per_query`, `per_key`,
-    `shared` or `static`. It is a pytree without a decorator. For each tile attention cuts the
-    fields along their axes and calls the cut bias with the tile's positions; gradients reach all
-    arrays. Attention reads the properties below, never a class.
+    A subclass defines `__call__` and declares its fields as `per_head`, `per_query`, `per_key`,
+    `shared` or `static`. It is a pytree without a decorator. For each tile attention cuts the fields
+    along their axes and calls the cut bias with the tile's positions. Gradients reach all arrays.
 
     Attributes:
-      bounded: `upper_bound` is given, by which attention skips keys out of reach.
-      slopes: m of each head, `[heads]`, if the bias is -m (i - j), or -m |i - j| if `symmetric`; else None.
+      bounded: `upper_bound` exists, so attention may skip keys out of reach.
+      slopes: each head's m, `[heads]`, if the bias is -m (i - j), or -m |i - j| if `symmetric`.
       symmetric: the bias depends on |i - j| in place of i - j.
-      query_term, key_term: if the bias is a number of the query plus a number of the key, these
-        numbers, `[batch, q, heads]` and `[batch, k, heads]`; else None. Attention may add the
-        latter alone, since softmax without a sink ignores a term that all keys of a query share.
-      diagonals: the bias of query number i and key number j at k - 1 + i - j, `[heads, q + k - 1]`,
-        if the bias depends on i - j alone; else None.
-      adds_values: `of_values` is given, by which each query sees other values than the layer's.
+      query_term, key_term: `[batch, q, heads]` and `[batch, k, heads]`, if the bias is their sum.
+        Attention may add `key_term` alone, since softmax without a sink ignores a term that all keys
+        share.
+      diagonals: `[heads, q + k - 1]` if the bias depends on i - j alone. Query number i and key
+        number j read index k - 1 + i - j.
+      adds_values: `of_values` exists and adds to the result of each query.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> class Constant(Bias):
+      ...     numbers: jax.Array = per_head()
+      ...     def __call__(self, query_positions, key_positions):
+      ...         ones = jnp.ones((query_positions.size, key_positions.size))
+      ...         return jnp.multiply.outer(self.numbers, ones)
+      >>> bias = Constant(jnp.asarray([0.5, 2.0]))
+      >>> bias.cut(Part(heads=(1, 1)))(jnp.arange(2), jnp.arange(2)).tolist()
+      [[[2.0, 2.0], [2.0, 2.0]]]
     """
 
     # Without annotations, which would make them dataclass fields.
@@ -130,76 +136,70 @@ class Bias(flax.struct.PyTreeNode):
     diagonals = cast(Any, None)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
-        """Returns the bias of each query and key, float32; it is added to logits already scaled by
+        """Returns the bias for each query and key, float32, added to logits after their scaling with
         1/sqrt(head_dim).
 
-        The positions belong to the queries and keys to which the bias has been cut.
+        The positions belong to the queries and keys that the bias has been cut to.
         """
         raise MissingFunctionError(
             f"{type(self).__name__} needs __call__(query_positions, key_positions)"
         )
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
-        """Returns an upper bound of the bias in each pair of blocks, for keys that the causal mask
-        does not hide.
+        """Returns an upper bound for the bias in each pair of blocks, without keys that the causal
+        mask hides.
         """
         raise MissingFunctionError(
             f"{type(self).__name__} is bounded and needs upper_bound(blocks)"
         )
 
     def log_sum_bound(self, blocks: Blocks) -> BlockBounds:
-        """Returns, for each pair of blocks, a bound of log(sum of exp(bias) over the block's keys)
-        for any query.
+        """Returns a bound for log(sum(exp(bias))) over each key block, for any query in the query
+        block.
 
-        No two keys have the same position. By default each key counts with the `upper_bound`.
+        No two keys have the same position. The default counts each key with the `upper_bound`.
         """
         return self.upper_bound(blocks) + jnp.log(jnp.asarray(blocks.key_count, jnp.float32))
 
     def of_values(
         self, weights: Weights, query_positions: QueryPositions, key_positions: KeyPositions
     ) -> Float[Array, "*batch heads q value_dim"]:
-        """Returns the addition to each query's result: the sum over keys of its weight times a
-        vector of the pair.
+        """Returns what to add to each query's result: the sum over keys of weight times a vector for
+        the pair.
 
-        It is linear in the weights, float32, and called if `adds_values`; positions are as in
-        `__call__`.
+        It is linear in the weights, float32. Attention calls it if `adds_values`.
         """
         raise MissingFunctionError(
             f"{type(self).__name__} adds values and needs of_values(weights, ...)"
         )
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "Bias":
-        """Returns the same bias for a call with these positions, with shared work of all tiles done
-        once.
-
-        By default the biases among its fields do theirs.
+        """Returns the same bias for a call with these positions, with work that all tiles share done
+        once. The default tabulates the biases among its fields.
         """
         sides = query_positions, key_positions
         return self._with_fields(lambda value, field: value, lambda bias: bias.tabulated(*sides))
 
     def up_to(self, farthest: int) -> "Bias":
-        """Returns the same bias, for positions known only at run time, at most `farthest` apart.
-
-        It may compute each distance once. By default it is the bias itself.
+        """Returns the same bias for positions known only at run time, at most `farthest` apart. It may
+        compute each distance once.
         """
         return self
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
-        """Returns the range of `part` by dimension of a field; other dimensions stay whole."""
+        """Returns the range of `part` for each dimension that it cuts in a field."""
         axes = field.metadata.get("axes", {})
         spans = {axis: getattr(part, of) for of, axis in axes.items()}
         return {axis: span for axis, span in spans.items() if span is not None}
 
     def cut(self, part: Part) -> "Bias":
-        """Returns the bias of `part` of the call."""
+        """Returns the bias for `part` of the call."""
         return self._with_fields(
             lambda value, field: _cut(value, self.spans(field, part)), lambda bias: bias.cut(part)
         )
 
     def with_added(self, gradient: "Bias", part: Part) -> "Bias":
-        """Returns this gradient of a bias plus the gradient of a part that `cut` returned, at the
-        place of the part.
-        """
+        """Returns this gradient plus the gradient for a part that `cut` returned, in its place."""
         changed: dict[str, Any] = {}
         for field, value in self._arrays():
             spans, of_part = self.spans(field, part), getattr(gradient, field.name)
@@ -215,9 +215,7 @@ class Bias(flax.struct.PyTreeNode):
         return self.replace(**changed)
 
     def folded(self, batch_dims: int) -> "Bias":
-        """Returns the bias with the first `batch_dims` dimensions of its fields for each query or
-        key merged.
-        """
+        """Returns the bias with the first `batch_dims` dimensions merged, in fields with a batch."""
 
         def fold(value: Array, field: dataclasses.Field) -> Array:
             return (
@@ -229,9 +227,7 @@ class Bias(flax.struct.PyTreeNode):
         return self._with_fields(fold, lambda bias: bias.folded(batch_dims))
 
     def padded(self, queries: int, keys: int) -> "Bias":
-        """Returns the bias for so many more queries and keys, with arbitrary values, to fill the
-        last blocks.
-        """
+        """Returns the bias for so many more queries and keys, with any values, to fill up blocks."""
 
         def pad(value: Array, field: dataclasses.Field) -> Array:
             axes = field.metadata.get("axes", {})
@@ -246,9 +242,7 @@ class Bias(flax.struct.PyTreeNode):
         return self._with_fields(pad, lambda bias: bias.padded(queries, keys))
 
     def layouts(self, axes: Mapping[str, Any]) -> list[PartitionSpec]:
-        """Returns the layout of each leaf; `axes` names the mesh axes that split "batch" and
-        "heads".
-        """
+        """Returns the layout of each leaf. `axes` maps "batch" and "heads" to mesh axes."""
         specs: list[PartitionSpec] = []
         for field, value in self._arrays():
             if isinstance(value, Bias):

@@ -92,7 +92,7 @@ def device_table(
     """
     kind = known_device_kind(device_kind)
     shares = [f"at {share:.0%}" for share in UTILISATIONS]
-    rows = [["run", "GiB a device", *shares, "device-hours at 50%", "fits, or would with"]]
+    rows = [["run", "GiB a device", *shares, "device-hours at 50%", "fits"]]
     by_config: dict[str, TrainingPlan] = {}  # without the seed
     plans = []
     for run in runs:
@@ -103,8 +103,7 @@ def device_table(
             raise ValueError(f"run {run.name}: {error}") from None
         by_config[key] = plan
         plans.append(plan)
-        change = ",".join(f"{key}={value}" for key, value in (plan.change or {}).items())
-        fits = "fits" if plan.fits else change or "does not fit"
+        fits = "yes" if plan.fits else "no"
         rows.append([run.name, f"{plan.memory.total / GIB:.2f}", *_hours([plan], devices), fits])
     rows.append(["in all", "", *_hours(plans, devices), ""])
     usable = f"{kind.usable_memory / GIB:.2f} GiB can be used"

@@ -18,7 +18,7 @@ from alibi.attention.reference import dropout_factors
 from alibi.attention.skipping import LOGIT_ROUNDING, computed_ranges
 from alibi.attention.tiles import make_tiling
 from alibi.positions import AlibiBias
-from alibi.positions.fire import LogDistance
+from alibi.positions.t5 import T5Bias
 from tests.attention.calls import inputs, on, reach, value_and_gradients
 from tests.programs import AS_USERS
 
@@ -107,8 +107,8 @@ def test_the_share_of_dropped_weights_is_the_rate():
         (AlibiBias(alibi_slopes(8)), 1, None, "cpu", (1, 1)),
         (AlibiBias(alibi_slopes(8)), 4, 0.0, "cpu", (4, 1)),
         (AlibiBias(alibi_slopes(8)), 4, 0.0, "gpu", (4, 8)),
-        (LogDistance(jnp.ones(8)), 1, 0.0, "cpu", (1, 2)),  # which has no bound
-        (LogDistance(jnp.ones(8)), 4, 0.0, "cpu", (4, 1)),
+        (T5Bias(jnp.ones((32, 8)), 128), 1, 0.0, "cpu", (1, 2)),  # which has no bound
+        (T5Bias(jnp.ones((32, 8)), 128), 4, 0.0, "cpu", (4, 1)),
         (None, 1, 0.0, "cpu", (1, 4)),
     ],
 )

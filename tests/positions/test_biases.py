@@ -533,3 +533,29 @@ def test_products_looked_up_on_a_tpu_are_those_elsewhere(rows, columns, first, d
     np.testing.assert_allclose(
         to_gradient(incoming)[0], to_expected(incoming)[0], rtol=0, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("kind", [products.QueryProducts, products.KeyProducts])
+@pytest.mark.parametrize(("distances", "lowest"), [(200, -150), (5, -4), (1, 0)])
+def test_products_of_consecutive_positions_are_those_of_any(
+    kind, distances: int, lowest: int
+) -> None:
+    """Values and gradients; the first and the last vector serve beyond both ends."""
+    rng, sides = np.random.default_rng(0), (np.arange(30) + 40, np.arange(50))
+    tokens = rng.normal(size=(2, 30 if kind is products.QueryProducts else 50, 3, 8))
+    vectors = rng.normal(size=(distances, 3, 8))
+    plain = kind(jnp.asarray(tokens, jnp.float32), jnp.asarray(vectors, jnp.float32), lowest)
+    in_order = plain.tabulated(*sides)
+    assert (plain.in_order, in_order.in_order) == (False, True)
+
+    @jax.jit
+    def run(bias):
+        whole, to_gradient = jax.vjp(lambda bias: bias(*map(jnp.asarray, sides)), bias)
+        incoming = jax.random.normal(jax.random.key(1), whole.shape)
+        return whole, jax.tree.leaves(to_gradient(incoming))
+
+    expected, of_plain = run(plain)
+    got, of_in_order = run(in_order)
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    for one, other in zip(of_in_order, of_plain, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())

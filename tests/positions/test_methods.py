@@ -459,7 +459,7 @@ def test_a_module_that_fails_is_named(tmp_path, monkeypatch, line: str, message:
     file = tmp_path / "theirs.py"
     file.write_text(f"import sys\n{line}\n")
     installed = {"theirs": "theirs:Method"}
-    monkeypatch.setattr("alibi.positions.installed_methods", lambda: installed)
+    monkeypatch.setattr("alibi.positions.registry.installed_methods", lambda: installed)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("theirs", "theirs:Method"):
         with pytest.raises(ValueError, match=re.escape(message.format(file=file))) as error:

@@ -1,0 +1,205 @@
+"""The registry: a position method is a name here or in an installed package, or a class as
+`package.module:Class`.
+"""
+
+import functools
+import importlib.metadata
+import inspect
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from alibi.config.classes import load_class
+from alibi.config.fields import annotations, did_you_mean, read, without_lists
+from alibi.positions.base import PositionMethod
+from alibi.positions.contract import check_contract
+
+# The group of entry points by which installed packages name their methods.
+GROUP = "alibi.positions"
+
+# The class of each method, imported when the method is used.
+METHODS = {
+    "alibi": "alibi.positions.alibi:Alibi",
+    "alibi_learned": "alibi.positions.alibi_learned:AlibiLearned",
+    "alibi_interpolated": "alibi.positions.alibi_stretched:AlibiInterpolated",
+    "alibi_ntk": "alibi.positions.alibi_stretched:AlibiNtk",
+    "t5": "alibi.positions.t5:T5",
+    "kerple_log": "alibi.positions.kerple:KerpleLog",
+    "kerple_power": "alibi.positions.kerple:KerplePower",
+    "sandwich": "alibi.positions.sandwich:Sandwich",
+    "fire": "alibi.positions.fire:Fire",
+    "fox": "alibi.positions.fox:Fox",
+    "shaw": "alibi.positions.shaw:Shaw",
+    "deberta": "alibi.positions.deberta:Deberta",
+    "rotary": "alibi.positions.rotary:Rotary",
+    "rotary_interpolated": "alibi.positions.rotary_stretched:RotaryInterpolated",
+    "rotary_ntk": "alibi.positions.rotary_stretched:RotaryNtk",
+    "yarn": "alibi.positions.rotary_stretched:Yarn",
+    "xpos": "alibi.positions.xpos:XPos",
+    "pope": "alibi.positions.pope:Pope",
+    "selective_rope": "alibi.positions.selective_rope:SelectiveRope",
+    "sinusoidal": "alibi.positions.sinusoidal:Sinusoidal",
+    "learned": "alibi.positions.learned:Learned",
+    "none": "alibi.positions.none:NoPosition",
+}
+
+# Names in papers and other libraries, for suggestions.
+OTHER_NAMES = {
+    "rope": "rotary",
+    "nope": "none",
+    "kerple": "kerple_log",
+    "t5_bias": "t5",
+    "forgetting_transformer": "fox",
+    "position_interpolation": "rotary_interpolated",
+    "dynamic_ntk": "rotary_ntk",
+}
+
+
+def make_position(
+    name: str | type[PositionMethod],
+    *,
+    num_heads: int,
+    head_dim: int,
+    width: int,
+    train_length: int,
+    causal: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> PositionMethod:
+    """Returns the method called `name`.
+
+    Args:
+      name: a key of `METHODS`, the name of an installed package's method, `package.module:Class`, or
+        a class.
+      causal: tokens see only earlier tokens.
+      options: values for the fields that the class adds, by name.
+
+    Raises:
+      ValueError: an unknown name or option (the message suggests the nearest), an option or size that
+        the method refuses, a class that can't be imported or is no position method, or a method
+        from outside that breaks the contract (with file and line).
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> method = make_position("t5", num_heads=8, head_dim=32, width=256, train_length=128)
+      >>> params = method.init(jax.random.key(0))  # learned; add it to your model's parameters
+      >>> method.bias(params)(jnp.arange(4), jnp.arange(4)).shape
+      (8, 4, 4)
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(
+            f"options={options!r:.60} of position method {name!r} must be a mapping of names to values, such as "
+            "{'share': 0.25} for rotary"
+        )
+    method = method_class(name)
+    name = name if isinstance(name, str) else method.__name__
+    defaults, types, options = method.options(), annotations(method), dict(options or {})
+    for option, value in options.items():
+        if option not in defaults:
+            raise ValueError(
+                f"position method {name!r} has no option {option!r}{_suggestion(option, defaults)}"
+            )
+        label = f"option {option}={without_lists(value)!r} of position method {name!r}"
+        options[option] = read(label, value, types[option], defaults[option])
+    sizes = {
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "width": width,
+        "train_length": train_length,
+    }
+    for size, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            raise ValueError(
+                f"{size}={value!r} of position method {name!r} must be a whole number of at least 1"
+            )
+    made = method(**sizes, causal=causal, **options)
+    if not method.__module__.startswith("alibi."):  # tests hold this library's methods to it
+        check_contract(name, made)
+    return made
+
+
+def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
+    """Returns the class of a position method by its name (in `METHODS`, in `installed_methods`, or
+    `package.module:Class`), or ValueError; a class itself is only checked.
+    """
+    if not isinstance(name, str):
+        return _checked(getattr(name, "__name__", repr(name)), name)
+    place = METHODS.get(name, name)
+    if name in METHODS and (other := installed_methods().get(name)):
+        warnings.warn(
+            f"position={name} is this library's method. An installed package gives the same name to {other}; write "
+            f"position={other} for that method",
+            stacklevel=2,
+        )
+    if ":" not in place:
+        known = {**installed_methods(), **METHODS}
+        if name not in known:
+            word = name.lower().replace("-", "_")
+            meant = _suggestion(OTHER_NAMES.get(word, word), known)
+            raise ValueError(f"unknown position method {name!r}{meant}")
+        place = known[name]
+    return _checked(name, load_class(f"position={name}", place))
+
+
+@functools.cache
+def installed_methods() -> dict[str, str]:
+    """Returns the classes, as `package.module:Class`, that installed packages name in the group of
+    entry points `alibi.positions`, by their names there; a name in `METHODS` stays the library's.
+    """
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+def method_names(position: str) -> tuple[str, ...]:
+    """Returns the names in a config's `position`, a name or a list of them."""
+    return tuple(position.split(","))
+
+
+def known_options(position: str) -> dict[str, Any]:
+    """Returns the options of a config's `position` with their defaults, "its own" for an option
+    whose default differs between the methods of a list.
+    """
+    known: dict[str, Any] = {}
+    for name in dict.fromkeys(method_names(position)):
+        for option, default in method_class(name).options().items():
+            known[option] = default if known.get(option, default) == default else "its own"
+    return known
+
+
+def changed_options(
+    position: str, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Returns the options of a config's `position` that differ between two configs, each with its
+    two values.
+
+    Args:
+      before, now: the options in each config; the others have their defaults.
+    """
+    defaults = known_options(position)
+    before, now = (defaults | without_lists(given) for given in (before, now))
+    return {
+        option: (before[option], now[option])
+        for option in defaults
+        if before[option] != now[option]
+    }
+
+
+def _checked(name: str, found: Any) -> type[PositionMethod]:
+    """Returns `found`; ValueError if it is no position method."""
+    if not (isinstance(found, type) and issubclass(found, PositionMethod)):
+        raise ValueError(
+            f"position={name} is no subclass of alibi.positions.PositionMethod, but {found!r}"
+        )
+    if (
+        lost := inspect.get_annotations(found).keys()
+        - getattr(found, "__dataclass_fields__", {}).keys()
+    ):
+        raise ValueError(
+            f"position={name} has {', '.join(sorted(lost))}, which are no options of it; put "
+            "@dataclasses.dataclass(frozen=True) above the class"
+        )
+    return found
+
+
+def _suggestion(word: str, known: Mapping[str, Any]) -> str:
+    there = f"there are: {', '.join(known)}"
+    return f"; {did_you_mean(word, known)}{there}" if known else "; it has none"
