@@ -53,9 +53,10 @@ def check_contract(name: str, method: PositionMethod) -> None:
             start = 1 if function == "__call__" and len(found) == 4 else 0
             if dtype not in FLOATS or found[start:][: len(shape)] != shape:
                 got = type(array).__name__ if dtype is None else f"{dtype}{list(found)}"
+                here = f", here float32{list(shape)}" if shape else ""
                 raise ValueError(
                     f"position method {name!r}: {_definition(owner, function)} returned {got}; it must return "
-                    f"{RESULTS[function]}, here float32{list(shape)}"
+                    f"{RESULTS[function]}{here}"
                 )
         return result
 

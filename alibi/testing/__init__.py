@@ -1,4 +1,4 @@
-"""The test of any position method, of this project or of yours.
+"""The test for any position method, ours or yours.
 
 from alibi.testing import check_position_method
 
@@ -50,30 +50,37 @@ __all__ = [
 def check_position_method(
     method: str | type[PositionMethod] | PositionMethod, **options: Any
 ) -> None:
-    """Checks the contract of a position method and its own declarations, and prints each check that
-    passes with its time: a minute or two in all.
+    """Checks a position method against the contract and its own declarations, in a minute or less, and
+    prints each check that passes.
 
-    The bias is checked both under a causal mask and without one, unless the method raises
-    ValueError for either.
+    The bias is checked under a causal mask and without one, unless the method refuses either with a
+    ValueError. The checks are:
 
-    Checked are: a finite bias, which attention can take and cut anywhere; no influence of later
-    tokens, nor of earlier segments through `keep`; the same result at shifted positions, if
-    it is `shift_invariant`; a cache, with a prompt in pieces, padding and single tokens; tiles, on 4
-    devices if there are so many, bfloat16, recomputed and scanned layers against the dense formula in float32, in value
-    and in the gradient of every parameter and input; and, if the bias is `bounded`, its bound and
-    the loss by skipping.
+    - the bias is finite, and equal wherever attention cuts it.
+    - a token depends on no later token, and through `keep` on no earlier segment.
+    - a `shift_invariant` method gives the same result at shifted positions.
+    - a cache, with a prompt in pieces, padding and single tokens, gives the same features.
+    - tiles (on 4 devices, if there are 4), recomputed layers and scanned layers agree with the dense
+      formula in value and gradients, and bfloat16 in value.
+    - a `bounded` bias keeps its bound, and attention without far keys stays near.
 
-    CPUs have 4 devices after `jax.config.update("jax_num_cpu_devices", 4)` before the first use of
-    JAX.
+    Call `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX for 4 devices on
+    CPUs.
 
     Args:
-      method: a class, its name in the registry or `package.module:Class`, or an instance with
-        4 heads of 8 features and a training length of 16.
-      options: of the method.
+      method: a class, a name in the registry, `package.module:Class`, or an instance with 4 heads of
+        8 features and a training length of 16.
+      options: values for the method's options.
 
     Raises:
       PositionMethodError: names the broken property, with the smallest example.
       ValueError: from the method itself, see `alibi.positions.make_position`.
+
+    Example:
+      >>> check_position_method("none")  # doctest: +ELLIPSIS
+      check_finite under a causal mask: passed in ... s
+      ...
+      check_layers: passed in ... s
     """
     if not isinstance(method, PositionMethod):
         sizes: dict[str, Any] = {
@@ -84,9 +91,9 @@ def check_position_method(
         }
         method = make_position(method, **sizes, options=options)
 
-    def passes(check: Callable[[Any], object], what: Any, note: str = "") -> None:
+    def passes(check: Callable[[Any], object], checked: Any, note: str = "") -> None:
         started = time.perf_counter()
-        check(what)
+        check(checked)
         seconds = time.perf_counter() - started
         print(f"{check.__name__}{note}: passed in {seconds:.1f} s", flush=True)
 

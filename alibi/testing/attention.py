@@ -1,5 +1,5 @@
-"""Checks of a layer's attention: it is finite and causal, and every way to compute it agrees with the
-dense formula in float32.
+"""Checks on a layer's attention: it is finite and causal, and each backend agrees with the dense
+formula in float32.
 """
 
 import contextlib
@@ -34,21 +34,21 @@ from alibi.testing.samples import (
 
 
 def both_directions(method: PositionMethod) -> list[PositionMethod]:
-    """Returns the method, and its form with the other value of `causal` if it has a bias and this
-    form.
+    """Returns the method and, if it has a bias, its form with the other value of `causal`, unless the
+    method refuses it.
     """
-    if bias_of(method.at_length(9), params_of(method), inputs_of(method, 9)) is None:
-        return [method]
-    with contextlib.suppress(ValueError):
-        return [method, dataclasses.replace(method, causal=not method.causal)]
-    return [method]
+    directions = [method]
+    if bias_of(method.at_length(9), params_of(method), inputs_of(method, 9)) is not None:
+        with contextlib.suppress(ValueError):
+            directions.append(dataclasses.replace(method, causal=not method.causal))
+    return directions
 
 
 def check_finite(method: PositionMethod, moved: float = 0.1) -> None:
-    """Checks that the bias is finite for all keys that a query sees, or -inf for some of them.
+    """Checks that each query's bias is finite, or -inf for some of the keys that it sees.
 
     Args:
-      moved: see `params_of`.
+      moved: how far `params_of` moves the parameters.
     """
     every = np.arange(SHORT if method.reads_kept_of_keys else method.train_length)
     # of a bias that reads no content, the first and the last query have all distances
@@ -74,31 +74,31 @@ def check_finite(method: PositionMethod, moved: float = 0.1) -> None:
 
 
 def check_few_tokens(method: PositionMethod) -> None:
-    """Checks that attention of a few tokens is finite, with its gradient at the initial parameters, and
-    the same without the last token.
+    """Checks that attention over a few tokens is finite, with its gradient at the initial parameters,
+    and that no token depends on the last one.
     """
     length = min(SHORT, method.train_length, method.max_length or SHORT)
 
     def attended(params: Any, count: int, last: float = 1.0) -> Array:
-        own = {
+        inputs = {
             name: x.at[:, -1].multiply(last)[:, :count]
             for name, x in inputs_of(method, length).items()
         }
-        own["x"] = method.embed(params, own["x"], np.arange(count))
-        own["value"] += own["x"].sum(axis=-1)[..., None, None]
-        return attend(method, AttentionOptions(backend="reference"), params, own, count, 0)
+        inputs["x"] = method.embed(params, inputs["x"], np.arange(count))
+        inputs["value"] += inputs["x"].sum(axis=-1)[..., None, None]
+        return attend(method, AttentionOptions(backend="reference"), params, inputs, count, 0)
 
     @jit
     def look() -> Any:
         shorter = attended(params_of(method), max(length - 1, 1))
         # a large token, since a small one may be lost in a mean
         longer = attended(params_of(method), length, 100.0)[:, : shorter.shape[1]]
-        own = jax.value_and_grad(lambda params: attended(params, length).sum())
-        return own(params_of(method, 0.0)), jnp.abs(longer - shorter) > 1e-4
+        total = jax.value_and_grad(lambda params: attended(params, length).sum())
+        return total(params_of(method, 0.0)), jnp.abs(longer - shorter) > 1e-4
 
     (total, gradient), changed = jax.device_get(look())
-    found = jax.tree.leaves_with_path({"attention": total, "gradient": gradient})
-    if wrong := [place for place, x in found if not np.isfinite(x).all()]:
+    results = jax.tree.leaves_with_path({"attention": total, "gradient": gradient})
+    if wrong := [path for path, x in results if not np.isfinite(x).all()]:
         fail(
             method,
             f"the {jax.tree_util.keystr(wrong[0], simple=True, separator=' by ')} of its first {length} tokens is not "
@@ -113,7 +113,7 @@ def check_few_tokens(method: PositionMethod) -> None:
 
 
 def check_blocks(method: PositionMethod) -> None:
-    """Checks that a part cut from a bias equals this part of the whole."""
+    """Checks that a part cut from a bias equals this part in the whole bias."""
 
     @jit
     def blocks() -> Any:
@@ -124,18 +124,17 @@ def check_blocks(method: PositionMethod) -> None:
         part = Part((1, 1), (2, 2), (4, 3), (1, 6))
         whole = bias(positions, positions)
         cut = bias.cut(part)(positions[4:7], positions[1:7])
-        known = bias.tabulated(np.arange(9) + 3, np.arange(9) + 3).cut(part)(
-            positions[4:7], positions[1:7]
-        )
-        return whole, cut, known, bias.key_term
+        table = bias.tabulated(np.arange(9) + 3, np.arange(9) + 3)
+        tabulated = table.cut(part)(positions[4:7], positions[1:7])
+        return whole, cut, tabulated, bias.key_term
 
-    if (found := jax.device_get(blocks())) is None:
+    if (computed := jax.device_get(blocks())) is None:
         return
-    whole, cut, known, key_term = found
+    whole, cut, tabulated, key_term = computed
     whole = whole if whole.ndim == 4 else np.broadcast_to(whole, (2, *whole.shape))
     expected = whole[1:2, 2:4, 4:7, 1:7]
     visible = (np.arange(4, 7)[:, None] >= np.arange(1, 7)) | (not method.causal)
-    for name, got in (("cut", cut), ("tabulated", known)):
+    for name, got in (("cut", cut), ("tabulated", tabulated)):
         got = got if got.ndim == 4 else got[None]
         if got.shape != expected.shape or not np.allclose(
             np.where(visible, got, 0), np.where(visible, expected, 0), atol=1e-5
@@ -185,17 +184,15 @@ def check_tiles(method: PositionMethod) -> None:
 
 
 def check_half_precision(method: PositionMethod) -> None:
-    """Checks that in bfloat16 only the rounding of queries, keys and values changes the result."""
+    """Checks that in bfloat16 only the rounded queries, keys and values change the result."""
     params, inputs = params_of(method), inputs_of(method, LENGTH)
 
     @jit
     def both() -> Any:
         half = {name: x.astype(jnp.bfloat16) for name, x in inputs.items()}
         rounded = {name: x.astype(jnp.float32) for name, x in half.items()}
-        options = AttentionOptions(backend="reference")
-        return attend(method.at_length(LENGTH), options, params, half), attend(
-            method.at_length(LENGTH), options, params, rounded
-        )
+        sized, options = method.at_length(LENGTH), AttentionOptions(backend="reference")
+        return [attend(sized, options, params, each) for each in (half, rounded)]
 
     half, whole = (np.asarray(x, np.float64) for x in both())
     if not np.abs(half - whole).max() < 0.05:
@@ -206,14 +203,14 @@ def check_half_precision(method: PositionMethod) -> None:
 
 
 def check_bounds(method: PositionMethod) -> None:
-    """Checks that no bias exceeds its bound, and that skipping far keys loses no more than
-    `skip_epsilon`.
+    """Checks that no bias exceeds its bound, and that attention without far keys is off by no more
+    than `skip_epsilon`.
     """
     length, block = 512, 32
     params, inputs = params_of(method), inputs_of(method, length)
 
     @jit
-    def found() -> Any:
+    def bounds() -> Any:
         bias = bias_of(method.at_length(length), params, inputs)
         if bias is None or not bias.bounded:
             return None
@@ -226,9 +223,9 @@ def check_bounds(method: PositionMethod) -> None:
         whole = bias(jnp.asarray(positions), jnp.asarray(positions))
         return whole, bias.upper_bound(blocks), bias.log_sum_bound(blocks)
 
-    if (bounds := jax.device_get(found())) is None:
+    if (computed := jax.device_get(bounds())) is None:
         return
-    whole, bound, log_sum = bounds
+    whole, bound, log_sum = computed
     hidden = (
         np.arange(length)[:, None] < np.arange(length)
         if method.causal
@@ -257,8 +254,8 @@ def check_bounds(method: PositionMethod) -> None:
 
 
 def _check_skipping(method: PositionMethod, params: Any) -> None:
-    """Checks attention without far keys of the most weight: they lie along the queries, and near
-    keys against them.
+    """Checks attention where far keys weigh most: they lie along the queries, near keys against
+    them.
     """
     along = jnp.ones((2, LENGTH, HEADS, HEAD_DIM), jnp.float32) * 0.7
     far = (jnp.arange(LENGTH) < 4)[None, :, None, None]

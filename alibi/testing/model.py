@@ -1,4 +1,4 @@
-"""Checks of a small model with the method: causality, shifts, the cache of decoding, recomputed and
+"""Checks on a small model with the method: causality, shifts, the decoding cache, recomputed and
 scanned layers.
 """
 
@@ -18,19 +18,19 @@ from alibi.model.positions import LayerKind
 from alibi.positions import PositionMethod
 from alibi.testing.samples import HEADS, TOKENS, WIDTH, compare, fail, jit
 
-PADDING = (0, 4, 5)  # empty slots of the second sequence in `check_cache`
+PADDING = (0, 4, 5)  # empty slots in the second sequence of `check_cache`
 
 
 class SmallModel:
-    """A model of two layers with its parameters, two sequences and their features.
+    """A model with one layer, its parameters, two sequences and their features.
 
     Args:
-      keys: of `config.model`.
+      keys: other values in `config.model`.
     """
 
     def __init__(self, method: PositionMethod, **keys: Any):
         self.method = method
-        config = ModelConfig(num_layers=2, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH, **keys)
+        config = ModelConfig(num_layers=1, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH, **keys)
         self.model = DecoderLM(config, (LayerKind(method),), vocab_size=TOKENS)
         self.length = min(TOKENS, method.max_length or TOKENS)
         self.tokens = jnp.stack([jnp.arange(self.length), jnp.arange(self.length)[::-1]])
@@ -40,9 +40,7 @@ class SmallModel:
 
 
 def check_causality(model: SmallModel) -> None:
-    """Checks that a token's features have a gradient with respect to the token, and none to a later
-    token.
-    """
+    """Checks that a token's features depend on the token and not on a later one, by gradients."""
     if not model.method.causal:
         return
 
@@ -53,10 +51,8 @@ def check_causality(model: SmallModel) -> None:
             return model.model.apply({"params": params}, model.tokens[:1], method="features")[0]
 
         _, to_gradient = jax.vjp(features, embedding)
-        each = (
-            jnp.eye(model.length, dtype=jnp.float32)[:, :, None]
-            * jnp.cos(jnp.arange(WIDTH, dtype=jnp.float32))[None, None]
-        )
+        weights = jnp.cos(jnp.arange(WIDTH, dtype=jnp.float32))
+        each = jnp.multiply.outer(jnp.eye(model.length, dtype=jnp.float32), weights)
         return jax.vmap(lambda cotangent: to_gradient(cotangent)[0])(each)
 
     # [token, on token]
@@ -81,9 +77,7 @@ def check_causality(model: SmallModel) -> None:
 
 
 def check_shift(model: SmallModel) -> None:
-    """Checks that the same tokens at later positions have the same features, if the method is
-    `shift_invariant`.
-    """
+    """Checks that a `shift_invariant` method gives the same features at later positions."""
     if not model.method.shift_invariant:
         return
     for shift in (1, 5):
@@ -101,19 +95,20 @@ def check_shift(model: SmallModel) -> None:
 
 
 def check_cache(model: SmallModel) -> None:
-    """Checks that a prompt in two pieces, then single tokens, through a cache, have the whole
-    sequence's features.
+    """Checks that a prompt in two pieces and then single tokens, read through a cache, have the
+    features of the whole sequence.
 
-    The cache has more slots than there are tokens, and in the second sequence padding stands before
-    the first token and between others. Only causal methods have a cache.
+    The cache has more slots than tokens. In the second sequence padding stands before the first token
+    and between others. Only causal methods have a cache.
     """
     if not model.method.causal:
         return
     lm, slots = model.model, np.arange(model.length)
     places = [slots, np.delete(slots, PADDING)]
     tokens, positions = np.array(model.tokens), np.full((2, model.length), -1)
-    for row, own in enumerate(places):
-        tokens[row, own], positions[row, own] = tokens[row, : own.size].copy(), np.arange(own.size)
+    for row, filled in enumerate(places):
+        tokens[row, filled] = tokens[row, : filled.size].copy()
+        positions[row, filled] = np.arange(filled.size)
     apply = functools.partial(lm.apply, decode=True, mutable=["cache"], method="features")
     first, later = jit(functools.partial(apply, fresh=True)), jit(apply)
     empty = jnp.zeros((2, model.length + 5), jnp.int32)
@@ -121,24 +116,20 @@ def check_cache(model: SmallModel) -> None:
     cache = jit(
         lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length)["cache"]
     )()
-    pieces = []
-    for part in (
-        slice(0, 4),
-        slice(4, 8),
-        *(slice(number, number + 1) for number in range(8, model.length)),
-    ):
-        given = {"positions": positions[:, part]} if part.stop <= 8 else {}
-        read = later if part.start else first
-        features, updated = read({"params": model.params, "cache": cache}, tokens[:, part], **given)
+    features = []
+    for start, stop in ((0, 4), (4, 8), *((slot, slot + 1) for slot in range(8, model.length))):
+        piece = np.s_[:, start:stop]
+        keywords = {"positions": positions[piece]} if stop <= 8 else {}
+        variables = {"params": model.params, "cache": cache}
+        new, updated = (later if start else first)(variables, tokens[piece], **keywords)
         cache = updated["cache"]
-        pieces.append(features)
-    got = np.concatenate(pieces, axis=1)
+        features.append(new)
+    got = np.concatenate(features, axis=1)
     wrong = []
-    for row, own in enumerate(places):
-        error = np.abs(got[row, own] - model.features[row, : own.size]).max(axis=1)
-        wrong += [
-            (int(own[token]), row, token, error[token]) for token in np.flatnonzero(~(error < 1e-3))
-        ]
+    for row, filled in enumerate(places):
+        error = np.abs(got[row, filled] - model.features[row, : filled.size]).max(axis=1)
+        bad = np.flatnonzero(~(error < 1e-3))
+        wrong += [(int(filled[token]), row, token, error[token]) for token in bad]
     if wrong:
         slot, row, token, off = min(wrong)
         padding = f" with padding in slots {', '.join(map(str, PADDING))}" if row else ""
@@ -150,9 +141,7 @@ def check_cache(model: SmallModel) -> None:
 
 
 def check_segments(model: SmallModel) -> None:
-    """Checks that no data of `keep` reaches the features of a later segment, such as a packed
-    document.
-    """
+    """Checks that no data from `keep` reaches a later segment, such as a packed document."""
     if type(model.method).keep is PositionMethod.keep:
         return
     first = model.length // 2
@@ -173,9 +162,7 @@ def check_segments(model: SmallModel) -> None:
 
 
 def check_layers(model: SmallModel) -> None:
-    """Checks that layers that run in a loop, and are recomputed there, give the same loss and
-    gradients.
-    """
+    """Checks that two layers, run in a loop and recomputed there, give the same loss and gradients."""
 
     def loss(params: Any, lm: DecoderLM) -> Array:
         params = stacked(params) if lm.config.scan_layers else params
@@ -183,8 +170,8 @@ def check_layers(model: SmallModel) -> None:
         return nll.sum()
 
     compute = jit(jax.value_and_grad(loss), static_argnums=1)
-    looped = model.model.clone(
-        config=dataclasses.replace(model.model.config, remat=True, scan_layers=True)
-    )
-    got, expected = (compute(model.params, lm) for lm in (looped, model.model))
+    config = dataclasses.replace(model.model.config, num_layers=2)
+    looped = dataclasses.replace(config, remat=True, scan_layers=True)
+    params = model.params | {"layers_1": model.params["layers_0"]}
+    got, expected = (compute(params, model.model.clone(config=one)) for one in (looped, config))
     compare(model.method, "a model with remat and scan_layers", got, expected, 1e-4)

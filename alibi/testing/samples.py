@@ -1,4 +1,4 @@
-"""Sizes, parameters and inputs for the checks of position methods, and a layer's attention."""
+"""Sizes, parameters and inputs for the checks, and a layer's attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,14 @@ from alibi.positions import Bias, PositionMethod
 
 HEADS, HEAD_DIM, TRAIN_LENGTH = 4, 8, 16
 WIDTH = HEADS * HEAD_DIM
-TOKENS = 19  # most tokens of the sequences of a model: more than in training
-SHORT = 12  # tokens of the sequences before training
-# tokens of the sequences of attention, and of its tiles: the last of three is filled up
+TOKENS = 19  # longest sequence of the model: more than in training
+SHORT = 12  # tokens in the check before training
+# tokens in a call of attention and in its tiles, the last of which is filled up
 LENGTH, BLOCK = 40, 16
 
-# The programs of the checks are small and run once: without XLA's expensive passes, and by the older
-# of its code generators for CPUs, compiling takes a sixth of the time. Later versions may lack that
-# one, and refuse unknown options.
+# The checks run small programs once. Without XLA's expensive passes, and with its older code
+# generator for CPUs, compiling takes a sixth of the time. Later versions may lack that generator, and
+# refuse unknown options.
 QUICK: dict[str, bool | int] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -28,7 +28,7 @@ QUICK: dict[str, bool | int] = {
 
 
 def jit(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
-    """Returns `jax.jit` of a function, compiled quickly on CPUs."""
+    """Returns a jitted function that compiles quickly on CPUs."""
     return jax.jit(
         function,
         compiler_options=QUICK if jax.default_backend() == "cpu" else None,
@@ -37,21 +37,19 @@ def jit(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
 
 
 class PositionMethodError(AssertionError, ValueError):
-    """A position method breaks the contract, or one of its declarations."""
+    """A position method breaks the contract or one of its declarations."""
 
 
 def fail(method: PositionMethod, problem: str) -> None:
     raise PositionMethodError(f"position method {type(method).__name__}: {problem}")
 
 
-def params_of(method: PositionMethod, by: float = 0.1) -> dict[str, Any]:
-    """Returns parameters moved `by` so much off their initial values, since zeros would hide
-    mistakes.
-    """
+def params_of(method: PositionMethod, moved: float = 0.1) -> dict[str, Any]:
+    """Returns parameters moved off their initial values, since zeros would hide mistakes."""
     shared, of_layer = jax.random.split(jax.random.key(0))
     params = {**method.init(shared), **method.init_layer(of_layer)}
     return jax.tree.map(
-        lambda x: x + by * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
+        lambda x: x + moved * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
     )
 
 
@@ -73,7 +71,7 @@ def attend(
     queries: int = LENGTH,
     first: int = 3,
 ) -> Array:
-    """Returns a layer's attention of the last `queries` tokens, at positions from `first` on."""
+    """Returns a layer's attention for the last `queries` tokens, at positions from `first` on."""
     positions = np.arange(inputs["x"].shape[1]) + first
     attention = method_attention_fn(
         method,
@@ -87,7 +85,7 @@ def attend(
 
 
 def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bias | None:
-    """Returns the method's bias of these inputs."""
+    """Returns the method's bias for these inputs."""
     kept = method.keep(params, inputs["x"], inputs["key"], padding=None, before=None)
     return method.content_bias(params, inputs["query"], kept, kept)
 
@@ -95,9 +93,7 @@ def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bi
 def compare(
     method: PositionMethod, result: str, got: PyTree, expected: PyTree, tolerance: float
 ) -> None:
-    """Raises PositionMethodError if `got` is off by more than the tolerance, relative to the
-    largest value.
-    """
+    """Raises PositionMethodError if `got` is off by more than the tolerance times the largest value."""
     for (path, right), value in zip(
         jax.tree.leaves_with_path(expected), jax.tree.leaves(got), strict=True
     ):

@@ -395,11 +395,11 @@ class Method(PositionMethod):
             {
                 "def queries": "def init(self, key):\n        return {'m': jnp.arange(4)}\n\n    def queries"
             },
-            "Method.init ({file}:14) returned int32[4]; it must return a dictionary of float32 arrays, here float32[4]",
+            "Method.init ({file}:14) returned int32[4]; it must return a dictionary of float32 arrays",
         ),
         (
             {"def queries": "def init(self, key):\n        return {'m': 0.5}\n\n    def queries"},
-            "Method.init ({file}:14) returned float; it must return a dictionary of float32 arrays, here float32[]",
+            "Method.init ({file}:14) returned float; it must return a dictionary of float32 arrays",
         ),
         ({"at": "None"}, "Root.at ({file}:9) returned NoneType; it must return"),
         (
@@ -414,20 +414,15 @@ class Method(PositionMethod):
         ),
         (
             {"at(self, distance)": "at(self)"},
-            "Root.at ({file}:9) takes (self); it must take (self, distance) and return [heads, *distance.shape]",
-        ),
-        (
-            {"at(self, distance)": "at(self, distance, head)"},
-            "Root.at ({file}:9) takes (self, distance, head); it must take (self, distance) and return",
+            "Root.at ({file}:9) fails: TypeError: Root.at() takes 1 positional argument but 2 were given; it must",
         ),
         (
             {"positions, kept)": "positions)"},
-            "Method.queries ({file}:14) takes (self, params, query, positions); it must take (self, params, query, "
-            "positions, kept) and return [batch, queries, heads, features]",
+            "Method.queries ({file}:14) fails: TypeError: Method.queries() takes 4 positional arguments but 5 were",
         ),
         (
             {"def queries": "keys: int = 3\n    def queries"},
-            "Method.keys=3 hides a function of that name; give the option another one",
+            "Method.keys fails: TypeError: 'int' object is not callable; it must return",
         ),
     ],
 )
