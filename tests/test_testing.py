@@ -31,34 +31,54 @@ from alibi.testing import (
 )
 from alibi.testing.model import SmallModel, check_cache, check_segments
 
-# One for each place where a position enters: the logits by a line, by a table and by a network of the
-# distance, by the queries and by the layer's input; the queries and keys; the embedding.
-QUICK = {"alibi", "t5", "fire", "shaw", "fox", "rotary", "sinusoidal"}
+SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
+# One for each place where a position enters: the logits by a line and by a table of the distance, by
+# the queries and by the layer's input; the queries and keys; the embedding.
+QUICK = {"alibi", "t5", "shaw", "fox", "rotary", "sinusoidal"}
+# They differ from another method in numbers alone.
+DERIVED = (
+    "alibi_learned",
+    "alibi_interpolated",
+    "alibi_ntk",
+    "kerple_power",
+    "rotary_interpolated",
+    "rotary_ntk",
+)
+# One for each kind of field that devices split.
+SPLIT = {"alibi", "t5", "shaw", "fox", "deberta"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+        if name not in DERIVED
+    ],
 )
-def test_registered_methods(name: str) -> None:
+def test_registered_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name not in SPLIT:
+        monkeypatch.setattr(jax, "device_count", lambda: 1)
     check_position_method(name)
 
 
+@pytest.mark.parametrize("name", DERIVED)
+def test_methods_with_other_numbers(name: str) -> None:
+    for length in (16, 64):
+        method = make_position(name, **SIZES).at_length(length)
+        for check in (check_finite, check_bounds):
+            check(method)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "option"), [("alibi_learned", "per_layer"), ("shaw", "values")])
 def test_options_that_add_parameters(name: str, option: str) -> None:
     check_position_method(name, **{option: True})
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("alibi", {"slopes_after": "closed_form", "alibi_bias_max": 16.0}),
-        ("alibi_learned", {"slopes_after": "closed_form"}),
-    ],
-)
-def test_slopes_of_two_sides(name: str, options: dict) -> None:
-    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
-    method = make_position(name, **sizes, causal=False, options=options)
+def test_slopes_of_two_sides() -> None:
+    options = {"slopes_after": "closed_form", "alibi_bias_max": 16.0}
+    method = make_position("alibi_learned", **SIZES, causal=False, options=options)
     for check in (check_blocks, check_tiles, check_bounds):
         check(method)
 
@@ -281,7 +301,8 @@ def test_what_a_method_lacks_is_named_with_the_smallest_example(method: type, me
         (LooksAhead, {}, "not causal: in a sequence of 12 tokens, token 10 depends on token 11"),
         (KeepsMean, {}, "not causal: in a sequence of 12 tokens, token 1 depends on token 11"),
         (RunningSum, {}, ""),
-        *((name, {}, "") for name in METHODS),
+        ("shaw", {}, ""),
+        ("learned", {}, ""),
     ],
 )
 def test_a_method_is_looked_at_before_it_is_trained(method, options: dict, message: str) -> None:

@@ -25,7 +25,7 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def number(default: float, *, or_all: int | None = None, **bounds: float) -> Any:
+def number(default: float | None, *, or_all: int | None = None, **bounds: float) -> Any:
     """Returns a dataclass field of a number.
 
     Args:

@@ -32,21 +32,22 @@ def alibi_bias(
     symmetric: bool = False,
     convention: str | Sequence[float | int] = "paper",
 ) -> Tile:
-    """Returns ALiBi's bias -m_h (i - j) of query i and key j, float32 `[heads, q, k]`.
+    """Returns ALiBi's bias -m_h (i - j) for query i and key j, float32 `[heads, q, k]`.
 
-    `alibi_bias(num_heads, length)` is the bias of a sequence's tokens at 0, 1, ..., length - 1;
-    queries and keys of other positions are given as two arrays or lists.
+    `alibi_bias(num_heads, length)` is the bias for a sequence at positions 0, 1, ..., length - 1. For
+    other positions give two arrays or lists.
 
     Add it to the logits after their scaling by 1/sqrt(head_dim). Positions are integers, so
-    distances are exact at any length. Keys after the query get a positive bias, which a causal
-    mask hides; `symmetric=True` gives -m_h |i - j| for attention without a mask. `convention`
-    is that of `alibi_slopes`; `"random"` is the first draw.
+    distances are exact at any length. Keys after the query get a positive bias, which a causal mask
+    hides. `symmetric=True` gives -m_h |i - j| for attention without a mask. `convention` is passed
+    to `alibi_slopes`.
 
     Raises:
-      ValueError: positions are not integers, or a length below 1; see also `alibi_slopes`.
+      ValueError: positions that are no integers, a length below 1, or slopes that `alibi_slopes`
+        refuses.
 
     Example:
-      >>> alibi_bias(8, 512).shape  # heads, queries, keys of a sequence
+      >>> alibi_bias(8, 512).shape  # heads, queries, keys
       (8, 512, 512)
       >>> alibi_bias(8, [3], [0, 1, 2, 3])[0].tolist()  # one query, four keys
       [[-1.5, -1.0, -0.5, -0.0]]
@@ -67,10 +68,10 @@ def alibi_bias(
 
 
 class AlibiBias(DistanceBias):
-    """-m_h (i - j) for any block of positions.
+    """-m_h (i - j) for any positions.
 
     Attributes:
-      slopes: m of each head, float32.
+      slopes: each head's m, float32.
       symmetric: use |i - j| in place of i - j.
     """
 
@@ -102,7 +103,7 @@ class AlibiBias(DistanceBias):
             else blocks.behind
         )
         bound = self.at(nearest)
-        # A slope below zero favours far keys, and their distance is not known here.
+        # A slope below zero favours far keys, at distances unknown here.
         bound = jnp.where((self.slopes >= 0).reshape(-1, 1, 1, 1), bound, jnp.inf)
         return jnp.moveaxis(bound, 0, 1)
 
@@ -121,10 +122,10 @@ class AlibiBias(DistanceBias):
 
 
 class AlibiBiasByEntry(Bias):
-    """-m_bh (i - j): slopes of each batch entry and head.
+    """-m_bh (i - j), with slopes for each batch entry and head.
 
     Attributes:
-      slopes_of_queries: m of each query's batch entry and head, float32.
+      slopes_of_queries: m for each query's batch entry and head, float32.
       symmetric: use |i - j| in place of i - j.
     """
 
@@ -142,11 +143,11 @@ class AlibiBiasByEntry(Bias):
 def bias_of_slopes(
     slopes: Float[Array, "*batch heads"], query_shape: tuple[int, ...], *, symmetric: bool
 ) -> AlibiBias | AlibiBiasByEntry:
-    """Returns the bias of slopes `[heads]`, or `[*batch, heads]` for each batch entry, for queries
-    of `query_shape` `[*batch, q, heads, head_dim]`.
+    """Returns the bias for slopes `[heads]` or `[*batch, heads]`, and for queries with the shape
+    `[*batch, q, heads, head_dim]`.
 
     Raises:
-      ValueError: slopes of another shape.
+      ValueError: slopes with another shape.
     """
     *batch, length, heads, _ = query_shape
     if slopes.shape == (heads,):
@@ -161,10 +162,10 @@ def bias_of_slopes(
 
 
 class TwoSidedAlibiBias(DistanceBias):
-    """-m_h d for keys at a distance d before the query, and -n_h d for keys after it.
+    """-m_h d for keys at distance d before the query, and -n_h d for keys after it.
 
     Attributes:
-      before, after: m and n of each head, float32, at least 0.
+      before, after: each head's m and n, float32, at least 0.
     """
 
     bounded = True
@@ -182,14 +183,17 @@ class TwoSidedAlibiBias(DistanceBias):
 
 @dataclasses.dataclass(frozen=True)
 class Alibi(PositionMethod):
-    """No position embedding; each head's logits fall linearly with distance, at a fixed slope.
+    """Each head's logits fall linearly with distance, at a fixed slope. There is no embedding.
+
+    Config: `position=alibi,position_options.slopes=closed_form`
 
     Attributes:
-      slopes: `"paper"`, `"closed_form"` or `"random"` (see `alibi_slopes`), or a number for each
-        head.
-      draw: number of the draw of random slopes.
-      alibi_bias_max: of named slopes; 8 in the paper.
-      slopes_after: slopes for keys after the query, if attention is not causal; None: the same.
+      slopes: `"paper"`, `"closed_form"` or `"random"` (`alibi_slopes` describes them), or a number
+        for each head.
+      draw: which random slopes to draw.
+      alibi_bias_max: the flattest named slope is 2^-this. 8 in the paper.
+      slopes_after: slopes for keys after the query in attention that is not causal. Defaults to
+        `slopes`.
 
     Raises:
       ValueError: slopes that `alibi_slopes` refuses, or `slopes_after` under a causal mask.
@@ -217,11 +221,11 @@ class Alibi(PositionMethod):
         Alibi.sides(self, {})  # raises for wrong slopes
 
     def sides(self, params: Params) -> list[PerHead]:
-        """Returns the slopes of keys before the query and, if they differ, of keys after it."""
-        given = [slopes for slopes in (self.slopes, self.slopes_after) if slopes is not None]
+        """Returns slopes for keys before the query and, if they differ, for keys after it."""
         return [
-            alibi_slopes(self.num_heads, one, self.draw, alibi_bias_max=self.alibi_bias_max)
-            for one in given
+            alibi_slopes(self.num_heads, slopes, self.draw, alibi_bias_max=self.alibi_bias_max)
+            for slopes in (self.slopes, self.slopes_after)
+            if slopes is not None
         ]
 
     def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
@@ -233,7 +237,7 @@ class Alibi(PositionMethod):
         )
 
     def check_logarithms(self) -> None:
-        """Raises ValueError for a slope whose logarithm float32 doesn't hold."""
+        """Raises ValueError for a slope without a logarithm in float32."""
         for slopes in map(np.asarray, Alibi.sides(self, {})):
             if slopes.min() < 2.0**-MOST_BIAS_MAX:
                 raise ValueError(

@@ -11,22 +11,24 @@ from alibi.positions.alibi import Alibi
 from alibi.positions.base import About, Params
 from alibi.positions.shapes import PerHead
 
-NAMES = ("log_slopes", "log_slopes_after")  # parameters, for keys before and after the query
+NAMES = ("log_slopes", "log_slopes_after")  # for keys before and after the query
 
 
 @dataclasses.dataclass(frozen=True)
 class AlibiLearned(Alibi):
-    """A trained slope for each head, shared by the layers; it starts as `Alibi`'s with the same
+    """A trained slope for each head, which all layers share. It starts as in `Alibi` with the same
     options.
 
-    The parameter is its logarithm, so the slope stays above zero. The paper doesn't describe its
-    own trainable slopes.
+    The parameter is the logarithm, so the slope stays above zero. The paper doesn't describe its own
+    trainable slopes.
+
+    Config: `position=alibi_learned,position_options.per_layer=True`
 
     Attributes:
       per_layer: each layer has its own slopes.
 
     Raises:
-      ValueError: a slope of 0, or too small for its logarithm in float32; see also `Alibi`.
+      ValueError: as `Alibi`, and for a slope that is 0 or has no logarithm in float32.
     """
 
     about = About(

@@ -13,10 +13,11 @@ from alibi.positions.shapes import PerHead
 
 @dataclasses.dataclass(frozen=True)
 class AlibiInterpolated(Alibi):
-    """Slopes times L / L' for sequences of L' tokens, more than the L of training.
+    """Slopes times L / L' for sequences with L' tokens, more than the training length L.
 
-    The farthest key then gets the bias that it had in training; shorter sequences are as with
-    `Alibi`.
+    The farthest key then gets the bias that it had in training. Shorter sequences are as in `Alibi`.
+
+    Config: `position=alibi_interpolated,position_options.slopes=closed_form`
     """
 
     about = About(
@@ -32,16 +33,17 @@ class AlibiInterpolated(Alibi):
 
 @dataclasses.dataclass(frozen=True)
 class AlibiNtk(Alibi):
-    """The flattest slope divided by a = L' / L, the steepest unchanged, the others divided by
-    powers of a below 1.
+    """Divides the flattest slope by a = max(1, L' / L), keeps the steepest, and divides the others by
+    powers of a with exponents between 0 and 1.
 
-    L' is the length of the computed sequences, L that of training; a is at least 1. The power is
-    linear in the logarithm of the slope, so for 2^(-8h/n) head h is divided by a^((h - 1) / (n -
-    1)), as in the source, and any other slopes keep their order. A single head is the steepest and
-    stays unchanged.
+    L' is the computed length, L the training length. The exponent is linear in the slope's logarithm:
+    for slopes 2^(-8h/n) it is (h - 1) / (n - 1), as in the source, and all slopes keep their order. A
+    single head is the steepest.
+
+    Config: `position=alibi_ntk,position_options.slopes=closed_form`
 
     Raises:
-      ValueError: a slope of 0, or too small for its logarithm in float32.
+      ValueError: a slope that is 0 or has no logarithm in float32.
     """
 
     about = About(

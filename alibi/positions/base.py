@@ -149,7 +149,7 @@ class PositionMethod:
         """Returns the queries with position in them, for example rotated, in the dtype of `query`.
 
         They may have more or fewer features than `query`, as many as `keys` returns. Attention
-        divides the logits with the square root of this number.
+        divides the logits by the square root of this number.
 
         Args:
           positions: NumPy positions are known when the program is traced. NumPy computes functions

@@ -136,7 +136,7 @@ class Bias(flax.struct.PyTreeNode):
     diagonals = cast(Any, None)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
-        """Returns the bias for each query and key, float32, added to logits after their scaling with
+        """Returns the bias for each query and key, float32, added to logits after their scaling by
         1/sqrt(head_dim).
 
         The positions belong to the queries and keys that the bias has been cut to.

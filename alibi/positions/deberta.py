@@ -1,4 +1,4 @@
-"""Disentangled attention of content and position (DeBERTa; He et al. 2020, arXiv 2006.03654)."""
+"""Attention with content and position disentangled (DeBERTa; He et al. 2020, arXiv 2006.03654)."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from alibi.config.fields import number
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, shared
 from alibi.positions.products import KeyProducts, QueryProducts
@@ -19,14 +20,14 @@ from alibi.positions.shapes import (
     Weights,
 )
 
-PARTS = 3  # of a logit: content to content, content to position, position to content
+PRODUCTS = 3  # content to content, content to position, position to content
 
 
 class DebertaBias(Bias):
     """(q_i . Kr[i - j] + k_j . Qr[j - i]) / sqrt(3 head_dim).
 
     Attributes:
-      to_positions, from_positions: the first product, and the second.
+      to_positions, from_positions: the first and the second product.
     """
 
     to_positions: Bias = shared()
@@ -40,20 +41,18 @@ class DebertaBias(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class Deberta(PositionMethod):
-    """Logits are the sum of three products: content to content, content to position, position to
-    content.
+    """Logits add up three products: content to content, content to position, position to content.
 
-    The layers share a table of vectors of relative positions; each layer projects it to its own
-    keys Kr and queries Qr (equation 4). A relative position d is row d + k of the table, from d =
-    -k to k - 1, and greater distances are clipped (equation 3). The sum is divided by sqrt(3
-    head_dim). This is the paper's formula; its authors' code, and `transformers`, read Qr at query
-    minus key, as Kr, and not at key minus query.
+    The layers share a table with a vector for each relative position. Each layer projects it to its
+    own keys Kr and queries Qr (equation 4). Relative position d is row d + k, from d = -k to k - 1,
+    and greater distances are clipped (equation 3). The sum is divided by sqrt(3 head_dim). This is the
+    paper's formula. Its authors' code and `transformers` read Qr at query minus key, as Kr, and not
+    at key minus query.
+
+    Config: `position=deberta,position_options.max_distance=64`
 
     Attributes:
-      max_distance: k, in tokens; 0: the training length (512 in the paper).
-
-    Raises:
-      ValueError: a `max_distance` below 0 or above 2^20.
+      max_distance: k, in tokens. 0 is the training length (512 in the paper).
     """
 
     about = About(
@@ -63,16 +62,9 @@ class Deberta(PositionMethod):
     )
 
     shift_invariant = True
-    takes_shared_keys = False  # each head of queries has keys of its own
+    takes_shared_keys = False  # each query head has its own keys
 
-    max_distance: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_distance <= MOST_DISTANCE:
-            raise ValueError(
-                f"deberta needs a max_distance from 1 to {MOST_DISTANCE:,} tokens, or 0 for the training length, and "
-                f"got {self.max_distance}"
-            )
+    max_distance: int = number(0, at_least=0, at_most=MOST_DISTANCE)
 
     def init(self, key: PRNGKeyArray) -> Params:
         rows = 2 * (self.max_distance or self.train_length)
@@ -91,7 +83,7 @@ class Deberta(PositionMethod):
         self, params: Params, query: Queries, positions: Positions, kept: PerQuery
     ) -> Queries:
         # Attention divides by sqrt(head_dim); the products with Kr use these queries too.
-        return (query.astype(jnp.float32) * PARTS**-0.5).astype(query.dtype)
+        return (query.astype(jnp.float32) * PRODUCTS**-0.5).astype(query.dtype)
 
     def keep(
         self,
@@ -102,7 +94,7 @@ class Deberta(PositionMethod):
         before: PyTree[Float[Array, "batch heads ..."]] | None,
         segments: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch length heads head_dim"]:
-        return key.astype(jnp.float32) * (PARTS * self.head_dim) ** -0.5
+        return key.astype(jnp.float32) * (PRODUCTS * self.head_dim) ** -0.5
 
     def content_bias(
         self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
@@ -113,7 +105,7 @@ class Deberta(PositionMethod):
         def projected(
             kernel: str, first: int, end: int
         ) -> Float[Array, "distances heads head_dim"]:
-            # The last row first: by j - i for Kr, and by i - j for Qr.
+            # Last row first: the order is j - i for Kr and i - j for Qr.
             weights = params[kernel].astype(jnp.float32)
             return jnp.einsum("nw,whd->nhd", table[first:end][::-1], weights, precision="highest")
 

@@ -1,4 +1,4 @@
-"""A bias by distance alone: a function of the distance, evaluated once a distance."""
+"""A bias that is a function of the distance, evaluated once for each distance."""
 
 import dataclasses
 from typing import Any
@@ -30,39 +30,46 @@ from alibi.positions.shapes import (
 
 
 class DistanceBias(Bias):
-    """A bias that depends on the distance alone: a subclass gives `at`, and nothing else is needed.
+    """A bias that depends on the distance alone. A subclass defines `at`, and nothing else is needed.
 
-    Attention evaluates `at` once for each distance, not for each pair of query and key, however
-    expensive it is. If the bias never grows with distance, `bounded = True` lets attention skip
-    keys that are too far to matter; if it grows in places, give `envelope` too.
+    Attention evaluates `at` once for each distance, not for each query and key. If the bias never
+    grows with distance, `bounded = True` lets attention skip keys too far to matter. If it grows in
+    places, define `envelope` too.
 
     Attributes:
-      signed: `at` gets query position minus key position, and so tells keys before and after the query apart.
-        Otherwise it gets |i - j| if `symmetric`, else 0 for keys after the query.
-      in_table: values are computed once and looked up, if the bias adds none to the layer's values;
+      signed: `at` gets i - j, query position minus key position. Otherwise it gets |i - j| if
+        `symmetric`, else max(i - j, 0).
+      in_table: values are computed once and looked up, unless the bias adds to the layer's values.
         False if `at` costs less than a look-up.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> class Root(DistanceBias):
+      ...     bounded = True
+      ...     scale: jax.Array = per_head()
+      ...     def at(self, distance):
+      ...         return -jnp.multiply.outer(self.scale, jnp.sqrt(distance))
+      >>> Root(jnp.ones(2))(jnp.arange(4, 5), jnp.arange(5))[0].tolist()
+      [[-2.0, -1.7320507764816284, -1.4142135381698608, -1.0, 0.0]]
     """
 
     signed = False
     in_table = True
 
     def at(self, distance: Distances) -> AtDistances:
-        """Returns the bias of a key at each distance, in tokens as `counted` returns it; float32.
-
-        NumPy distances, which are known when the call is traced, make a table.
+        """Returns the bias at each distance, in tokens as `counted` returns them, float32. NumPy
+        distances are known when the call is traced.
         """
         raise MissingFunctionError(f"{type(self).__name__} needs at(distance)")
 
     def counted(self, distance: Any) -> Any:
-        """Returns the argument of `at` for query position minus key position, a NumPy or JAX array."""
+        """Returns the argument for `at`, from query position minus key position."""
         if self.symmetric:
             return abs(distance)
         return distance if self.signed else distance.clip(0)
 
     def envelope(self, distance: Integer[Array, "*shape"]) -> AtDistances:
-        """Returns the largest bias at each distance and beyond, on the same side if `signed`; for
-        `bounded` biases.
-        """
+        """Returns the largest bias at each distance and beyond, on the same side if `signed`."""
         return self.at(distance)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
@@ -73,7 +80,7 @@ class DistanceBias(Bias):
     def between(
         self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]
     ) -> Tile:
-        """Returns the bias of each query and key, computed pair by pair, without a table."""
+        """Returns the bias for each query and key, without a table."""
         return jnp.moveaxis(self.at(self.counted(rows - columns)).astype(jnp.float32), 0, -3)
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
@@ -110,15 +117,14 @@ class DistanceBias(Bias):
 
 
 class DistanceTable(Bias):
-    """A `DistanceBias` as a table with a value for each distance; each tile reads its range.
+    """A `DistanceBias` as a table with a value for each distance. Each tile reads its range.
 
     Attributes:
       values: the bias at the distances `lowest`, `lowest` + 1, ..., float32.
       function: the bias itself, for distances outside the table.
       lowest: the first distance in the table.
-      first_distance: position of the first query minus position of the first key, if both stand at
-        consecutive positions: the rows of a tile are then ranges of the table. Otherwise None, and
-        each value is looked up by the positions of its query and key.
+      first_distance: first query position minus first key position if all positions are consecutive,
+        so that the rows in a tile are ranges of the table. None if values are looked up pair by pair.
       bounded: as in `function`.
     """
 
@@ -166,9 +172,8 @@ class DistanceTable(Bias):
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         if self.first_distance is not None:
-            # Each row of the tile is a range of the table's `q + k - 1` values. To copy ranges
-            # takes a quarter of the time of gathering single values, and a sixth in the backward
-            # pass.
+            # Each row of the tile is a range of the table's `q + k - 1` values. Copying ranges takes a
+            # quarter of the time for gathering single values, and a sixth in the backward pass.
             queries, keys = query_positions.shape[-1], key_positions.shape[-1]
             descending = self.values[:, ::-1]
             take = jax.vmap(
@@ -177,8 +182,7 @@ class DistanceTable(Bias):
             )
             return take(jnp.arange(queries - 1, -1, -1))
         rows, columns = rows_and_columns(query_positions, key_positions)
-        # Free slots of a cache stand after all tokens; `counted` gives them the distance of any
-        # later key.
+        # Free slots in a cache stand after all tokens, as any later key.
         places = self.function.counted(rows - columns) - self.lowest
         inside = (places >= 0) & (places < self.values.shape[1])
         return jax.lax.cond(
@@ -191,10 +195,8 @@ class DistanceTable(Bias):
 def rows_and_columns(
     of_queries: Integer[Array, "*#batch q"], of_keys: Integer[Array, "*#batch k"]
 ) -> tuple[Integer[Array, "*#batch q 1"], Integer[Array, "*#batch 1 k"]]:
-    """Returns positions of queries as a column and of keys as a row, which broadcast to `[*batch,
-    q, k]`.
-
-    Either may lack batch dimensions.
+    """Returns query positions as a column and key positions as a row, which broadcast to `[*batch, q,
+    k]`. Either may lack batch dimensions.
     """
     rank = max(of_queries.ndim, of_keys.ndim)
     # Signed, since differences of unsigned positions wrap around.
@@ -207,11 +209,10 @@ def rows_and_columns(
 
 
 def as_array(x: Any) -> Any:
-    """Returns a list as a NumPy array, or as JAX's if it holds arrays of JAX; arrays and None as they
-    are.
+    """Returns a list as a NumPy array, or as a JAX array if it holds JAX arrays. Arrays and None stay.
 
     Raises:
-      ValueError: rows of several lengths, or texts and other objects.
+      ValueError: rows with several lengths, texts or other objects.
     """
     if x is None or hasattr(x, "shape"):
         return x
@@ -228,7 +229,7 @@ def as_array(x: Any) -> Any:
 
 
 def check_integers(name: str, positions: Array | np.ndarray) -> None:
-    """Raises ValueError if positions are not an array of integers."""
+    """Raises ValueError unless positions are an array of integers."""
     if not isinstance(positions, jax.Array | np.ndarray | np.generic):
         raise ValueError(
             f"{name}_positions={positions!r:.60} must be an array of integers, such as jnp.arange(8)"

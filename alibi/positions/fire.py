@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from alibi.config.fields import number
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
 from alibi.positions.bias import Bias, per_head, shared
 from alibi.positions.distance import rows_and_columns
@@ -53,14 +54,13 @@ class FireBias(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class Fire(PositionMethod):
-    """A learned function of the distance relative to the query's position; each layer has its own.
+    """A learned function of the distance relative to the query's position, another in each layer.
+
+    Config: `position=fire,position_options.threshold=32`
 
     Attributes:
-      threshold: tokens; a learned multiple of it is the least divisor of distances. 0: a quarter of
-        the training length, as in the paper's code (512 for 2,048).
-
-    Raises:
-      ValueError: a threshold below 0 or above 2^24.
+      threshold: in tokens. A learned multiple of it is the least divisor. 0 is a quarter of the
+        training length, as in the paper's code (512 for 2,048).
     """
 
     about = About(
@@ -70,20 +70,13 @@ class Fire(PositionMethod):
         caveats="beyond the threshold it is not a function of the distance, so each pair of query and key is computed",
     )
 
-    threshold: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= MOST_TOKENS:
-            raise ValueError(
-                f"fire needs a threshold from 1 to {MOST_TOKENS:,} tokens, or 0 for a quarter of the training length, "
-                f"and got {self.threshold}"
-            )
+    threshold: int = number(0, at_least=0, at_most=MOST_TOKENS)
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        def uniform(number: int, shape: tuple[int, ...], inputs: int) -> Array:
+        def uniform(index: int, shape: tuple[int, ...], inputs: int) -> Array:
             bound = inputs**-0.5  # as PyTorch initializes linear layers
             return jax.random.uniform(
-                jax.random.fold_in(key, number), shape, jnp.float32, -bound, bound
+                jax.random.fold_in(key, index), shape, jnp.float32, -bound, bound
             )
 
         return {
@@ -95,11 +88,11 @@ class Fire(PositionMethod):
         }
 
     def bias(self, params: Params) -> FireBias:
-        c, threshold = jnp.abs(params["c"]), self.threshold or max(self.train_length // 4, 1)
+        threshold = self.threshold or max(self.train_length // 4, 1)
         return FireBias(
             hidden_kernel=params["hidden_kernel"],
             hidden_bias=params["hidden_bias"],
             kernel=params["kernel"],
-            c=c,
+            c=jnp.abs(params["c"]),
             threshold=jnp.abs(params["threshold_multiple"]) * threshold,
         )

@@ -1,4 +1,4 @@
-"""The Forgetting Transformer: ALiBi with slopes that the tokens choose (Lin et al. 2025, arXiv
+"""The Forgetting Transformer: ALiBi with slopes that tokens choose (Lin et al. 2025, arXiv
 2503.02130).
 """
 
@@ -22,12 +22,12 @@ from alibi.positions.shapes import (
 
 
 class FoxBias(Bias):
-    """c_i - c_j for query i and key j; c is the sum of the logarithms of all forget gates so far.
+    """c_i - c_j for query i and key j. c is the running sum over log(forget gate).
 
     In float32 a sum of n nats is off by about n * 6e-8, so a bias at 16,000 tokens by a thousandth.
 
     Attributes:
-      of_queries, of_keys: c of their tokens.
+      of_queries, of_keys: c for the query tokens and for the key tokens.
     """
 
     bounded = True
@@ -56,11 +56,12 @@ class FoxBias(Bias):
 
 @dataclasses.dataclass(frozen=True)
 class Fox(PositionMethod):
-    """In each head each token has a gate between 0 and 1, by which earlier tokens are forgotten
-    (equation 5).
+    """Each token has a gate between 0 and 1 in each head, which forgets earlier tokens (equation 5).
 
-    The gate is the sigmoid of a linear function of the attention layer's input. Constant gates
-    give ALiBi with slopes -log(gate).
+    The gate is sigmoid(w . x + b) for the attention layer's input x. Constant gates give ALiBi with
+    slopes -log(gate).
+
+    Config: `position=fox`
 
     Raises:
       ValueError: attention that is not causal, and so has no past.

@@ -1,4 +1,4 @@
-"""KERPLE: learned kernels of the distance (Chi et al. 2022, arXiv 2205.09921)."""
+"""KERPLE: learned kernels over distance (Chi et al. 2022, arXiv 2205.09921)."""
 
 import dataclasses
 from typing import ClassVar
@@ -8,20 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from alibi.config.fields import number
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import per_head, static
 from alibi.positions.distance import DistanceBias
 from alibi.positions.shapes import AtDistances, Distances, PerHead
 
-LEAST = 0.01  # of both parameters: the paper's code clips them to it after each update
-GREATEST = 2.0  # exponent of a kernel that is conditionally positive definite
+LEAST = 0.01  # the paper's code clips both parameters to it after each update
+GREATEST = 2.0  # exponent for a kernel that is conditionally positive definite
 
 
 class KerpleLogBias(DistanceBias):
     """-r1 log(1 + r2 d) for a key at distance d.
 
     Attributes:
-      r1, r2: of each head, above 0.
+      r1, r2: a number for each head, above 0.
       symmetric: the distance counts on both sides.
     """
 
@@ -39,7 +40,7 @@ class KerpleLogBias(DistanceBias):
         return -r1 * self.kernel(distance, r2)
 
     def kernel(self, distance: Float[Array, "1 ..."], r2: AtDistances) -> AtDistances:
-        """Returns the factor of -r1: 0 at distance 0, and never less at a greater one."""
+        """Returns the factor that -r1 multiplies: 0 at distance 0, never less at a greater one."""
         return jnp.log1p(r2 * distance)
 
 
@@ -47,15 +48,17 @@ class KerplePowerBias(KerpleLogBias):
     """-r1 d^r2 for a key at distance d."""
 
     def kernel(self, distance: Float[Array, "1 ..."], r2: AtDistances) -> AtDistances:
-        # By the logarithm, clipped at distance 0, so that no gradient contains 0 times infinity.
+        # Through a clipped logarithm, so that no gradient is 0 times infinity at distance 0.
         power = jnp.exp(r2 * jnp.log(jnp.maximum(distance, 1.0)))
         return jnp.where(distance > 0, power, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class KerpleLog(PositionMethod):
-    """A bias that falls with the logarithm of distance, by two learned numbers of each head; layers
-    share them.
+    """A bias that falls with the logarithm of distance, with two learned numbers in each head, which
+    all layers share.
+
+    Config: `position=kerple_log`
     """
 
     about = About(
@@ -76,15 +79,14 @@ class KerpleLog(PositionMethod):
 
 @dataclasses.dataclass(frozen=True)
 class KerplePower(PositionMethod):
-    """A bias that falls with a power of distance, by two learned numbers of each head; layers share
-    them.
+    """A bias that falls with a power of distance, with two learned numbers in each head, which all
+    layers share.
+
+    Config: `position=kerple_power,position_options.exponent=1.0`
 
     Attributes:
-      exponent: a fixed r2 for all heads; None: each head learns its own. With 1 it is ALiBi with
-        trained slopes, but without their logarithms.
-
-    Raises:
-      ValueError: an exponent that is not above 0, or above 2.
+      exponent: a fixed r2 for all heads. With 1 this is ALiBi with trained slopes, but without their
+        logarithms. Defaults to None: each head learns its own.
     """
 
     about = About(
@@ -96,14 +98,7 @@ class KerplePower(PositionMethod):
     shift_invariant = True
     limits: ClassVar = {"r1": (LEAST, np.inf), "r2": (LEAST, GREATEST)}
 
-    exponent: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.exponent is not None and not 0 < self.exponent <= GREATEST:
-            raise ValueError(
-                f"kerple_power needs an exponent above 0 and of at most {GREATEST:g}, such as 1, or None to learn one "
-                f"for each head, and got {self.exponent}"
-            )
+    exponent: float | None = number(None, above=0, at_most=GREATEST)
 
     def init(self, key: PRNGKeyArray) -> Params:
         r1 = {"r1": drawn(key, 0, self.num_heads, 1.0)}
@@ -114,9 +109,9 @@ class KerplePower(PositionMethod):
         return KerplePowerBias(params["r1"], r2, symmetric=not self.causal)
 
 
-def drawn(key: PRNGKeyArray, number: int, heads: int, greatest: float) -> PerHead:
-    """Returns a number of each head, uniform from 0 to `greatest` and then raised to `LEAST`."""
+def drawn(key: PRNGKeyArray, index: int, heads: int, greatest: float) -> PerHead:
+    """Returns a number for each head, uniform from 0 to `greatest` and then at least `LEAST`."""
     return jnp.maximum(
-        jax.random.uniform(jax.random.split(key)[number], (heads,), jnp.float32, maxval=greatest),
+        jax.random.uniform(jax.random.split(key)[index], (heads,), jnp.float32, maxval=greatest),
         LEAST,
     )

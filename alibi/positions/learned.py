@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from alibi.config.fields import number
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
 from alibi.positions.shapes import Features, Positions
 
@@ -14,11 +15,13 @@ from alibi.positions.shapes import Features, Positions
 class Learned(PositionMethod):
     """A learned vector for each position, added to the token embeddings (paper, section 2.1).
 
+    Config: `position=learned,position_options.num_positions=1024`
+
     Attributes:
-      num_positions: rows of the table; 0: the training length. Longer sequences are undefined.
+      num_positions: rows in the table. 0 is the training length. Longer sequences are undefined.
 
     Raises:
-      ValueError: `num_positions` below the training length or above 2^24.
+      ValueError: `num_positions` below the training length.
     """
 
     about = About(
@@ -27,13 +30,13 @@ class Learned(PositionMethod):
         caveats="not defined beyond its table",
     )
 
-    num_positions: int = 0
+    num_positions: int = number(0, at_least=0, at_most=MOST_TOKENS)
 
     def __post_init__(self) -> None:
-        if self.num_positions and not self.train_length <= self.num_positions <= MOST_TOKENS:
+        if self.max_length < self.train_length:
             raise ValueError(
-                f"learned needs num_positions of at least the training length {self.train_length} and at most "
-                f"{MOST_TOKENS:,}, or 0 for just that length; got {self.num_positions}"
+                f"learned needs num_positions of at least the training length {self.train_length}, or 0 for just that "
+                f"length; got {self.num_positions}"
             )
 
     @property
@@ -48,8 +51,7 @@ class Learned(PositionMethod):
         }
 
     def embed(self, params: Params, x: Features, positions: Positions) -> Features:
-        # A position outside the table, which only a caller's own positions can name, gives NaN, not
-        # the last row.
+        # A caller's own positions may lie outside the table: NaN, not the last row.
         inside = jnp.where(positions < 0, self.max_length, positions)
         embedding = params["table"].at[inside].get(mode="fill", fill_value=jnp.nan)
         return x + embedding.reshape((1,) * (x.ndim - embedding.ndim) + embedding.shape).astype(

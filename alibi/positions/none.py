@@ -7,7 +7,10 @@ from alibi.positions.base import About, PositionMethod
 
 @dataclasses.dataclass(frozen=True)
 class NoPosition(PositionMethod):
-    """Adds nothing anywhere (Haviv et al. 2022, arXiv 2203.16634)."""
+    """Adds nothing anywhere (Haviv et al. 2022, arXiv 2203.16634).
+
+    Config: `position=none`
+    """
 
     about = About(
         formula="nothing: the causal mask alone orders the tokens",

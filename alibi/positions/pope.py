@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from alibi.config.fields import number
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.rotary import by_position
 from alibi.positions.shapes import (
@@ -26,19 +27,18 @@ from alibi.positions.shapes import (
 
 @dataclasses.dataclass(frozen=True)
 class Pope(PositionMethod):
-    """Feature c of a query or key becomes a point of the plane: its softplus is the distance from 0,
-    the token's position times base^(-c/head_dim) the angle.
+    """Feature c in a query or key becomes a point in the plane: its softplus is the radius, the
+    token's position times base^(-c/head_dim) the angle.
 
-    Keys have a learned angle besides, delta of each head and feature. So a logit is a sum of
-    products of content, each times a cosine that knows positions alone, and queries and keys have 2
-    head_dim features in attention and in the cache. delta begins at 0, with which the authors found
-    the best extrapolation, and stays in [-2 pi, 0].
+    Keys add a learned angle delta for each head and feature. So a logit adds up products of content,
+    each times a cosine that depends on positions alone, and queries and keys have 2 head_dim features
+    in attention and in the cache. delta begins at 0, where the authors found the best extrapolation,
+    and stays in [-2 pi, 0].
+
+    Config: `position=pope,position_options.base=1000.0`
 
     Attributes:
-      base: of the geometric series of frequencies.
-
-    Raises:
-      ValueError: a base that is not above 0.
+      base: frequencies are base^(-c/head_dim).
     """
 
     about = About(
@@ -48,14 +48,10 @@ class Pope(PositionMethod):
     )
 
     shift_invariant = True
-    takes_shared_keys = False  # each head of queries has keys of its own
+    takes_shared_keys = False  # each query head has its own keys
     limits: ClassVar = {"delta": (-2 * math.pi, 0.0)}
 
-    base: float = 10_000.0
-
-    def __post_init__(self) -> None:
-        if not self.base > 0:
-            raise ValueError(f"pope needs a base above 0, such as 10000, and got base={self.base}")
+    base: float = number(10_000.0, above=0)
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         return {"delta": jnp.zeros((self.num_heads, self.head_dim), jnp.float32)}
@@ -77,11 +73,11 @@ class Pope(PositionMethod):
         turned: Any,
         scale: float,
     ) -> Float[Array, "*batch length heads turned_dim"]:
-        """Returns both coordinates of each feature of `x`, the first of all features before the
-        second, in the dtype of `x`.
+        """Returns both coordinates for each feature in `x`, all first coordinates before all second
+        ones, in the dtype of `x`.
 
         Args:
-          turned: angles besides those of the positions, radians.
+          turned: angles to add to the positions' angles, radians.
           scale: a factor.
         """
         rates = self.base ** (-np.arange(self.head_dim) / self.head_dim)

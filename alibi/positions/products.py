@@ -1,4 +1,4 @@
-"""Products of tokens with a vector for each distance: the biases of Shaw et al. and DeBERTa."""
+"""Products of tokens with a vector for each distance: the biases in Shaw et al. and DeBERTa."""
 
 import functools
 from collections.abc import Callable
@@ -17,13 +17,12 @@ SELECTED = 64  # distances, at most, that are compared one by one on a TPU: the 
 
 
 class QueryProducts(Bias):
-    """The product of each query with the vector of its distance to each key, key position minus
-    query position.
+    """The product of each query with the vector for its distance to each key, j - i.
 
     Attributes:
-      tokens: the queries, scaled, float32.
-      vectors: for the distances `lowest`, `lowest` + 1, ...; farther distances use the first or
-        last vector.
+      tokens: scaled queries, float32.
+      vectors: for the distances `lowest`, `lowest` + 1, ... Farther distances use the first or last
+        vector.
       in_order: queries and keys stand at consecutive positions.
     """
 
@@ -40,7 +39,7 @@ class QueryProducts(Bias):
         row_positions: Integer[Array, "*#batch rows"],
         column_positions: Integer[Array, "*#batch columns"],
     ) -> Float[Array, "*batch heads rows columns"]:
-        """Returns the product of each token, a row, with the vector of its distance to each column."""
+        """Returns each token's product, a row, with the vector for its distance to each column."""
         if column_positions.shape[-1] == 1:
             row, column = rows_and_columns(row_positions, column_positions)
             places = jnp.clip(column - row - self.lowest, 0, self.vectors.shape[0] - 1)[..., 0]
@@ -56,9 +55,7 @@ class QueryProducts(Bias):
 
 
 class KeyProducts(QueryProducts):
-    """The product of each key with the vector of its distance to each query, query position minus
-    key position.
-    """
+    """The product of each key with the vector for its distance to each query, i - j."""
 
     tokens: Float[Array, "*batch k heads head_dim"] = per_key()
 
@@ -74,14 +71,12 @@ def looked_up(
     *,
     in_order: bool = False,
 ) -> Float[Array, "*batch heads rows columns"]:
-    """Returns for each row and column the row's product for their distance, column position minus
-    row position.
+    """Returns each row's product for its distance to each column, column minus row position.
 
     Args:
-      products: of each row for the distances `lowest`, `lowest` + 1, ...; farther distances use the
-        first or last.
-      in_order: both sides stand at consecutive positions. The gradient is then gathered, which
-        takes a tenth of the time of scattered additions, and only in reverse mode.
+      products: for the distances `lowest`, `lowest` + 1, ... Farther distances use the first or last.
+      in_order: both sides stand at consecutive positions. The gradient, in reverse mode alone, is then
+        gathered in a tenth of the time for scattered additions.
     """
     of_rows = jnp.swapaxes(products, -3, -2)
     row, column = rows_and_columns(row_positions, column_positions)
@@ -98,16 +93,16 @@ def looked_up(
 def _selected(
     products: Float[Array, "*batch rows distances"], places: Int[Array, "rows columns"]
 ) -> Float[Array, "*batch rows columns"]:
-    """Returns the same as `_spread`, by a comparison for each distance.
+    """Returns what `_spread` does, with a comparison for each distance.
 
-    With 17 distances, attention takes 0.7 of the cycles of gathering by the estimate of the compiler
-    for TPUs, and a training step a thirteenth of the bytes. (To cut ranges of longer rows by a
-    reshape takes five times as many cycles.)
+    With 17 distances, the compiler for TPUs estimates 0.7 of the cycles for gathering in attention, and
+    a thirteenth of the bytes in a training step. (A reshape that cuts ranges from longer rows takes
+    five times as many cycles.)
     """
-    found = jnp.broadcast_to(products[..., :1], (*products.shape[:-1], places.shape[1]))
-    for number in range(1, products.shape[-1]):
-        found = jnp.where(places >= number, products[..., number, None], found)
-    return found
+    selected = jnp.broadcast_to(products[..., :1], (*products.shape[:-1], places.shape[1]))
+    for place in range(1, products.shape[-1]):
+        selected = jnp.where(places >= place, products[..., place, None], selected)
+    return selected
 
 
 def _selected_forward(products: Array, places: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -115,7 +110,7 @@ def _selected_forward(products: Array, places: Array) -> tuple[Array, tuple[Arra
 
 
 def _selected_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
-    products, places = saved  # products for their number alone
+    products, places = saved  # products for their shape alone
     last = products.shape[-1] - 1
     places = jnp.clip(places, 0, last)
     sums = [jnp.where(places == n, gradient, 0.0).sum(axis=-1) for n in range(last + 1)]
@@ -131,9 +126,7 @@ def _spread(
     places: Int[Array, "rows columns"],
     distances: int,
 ) -> Float[Array, "*batch rows columns"]:
-    """Returns for each row and column the row's product at their place, clipped to the first and
-    last.
-    """
+    """Returns each row's products at the places of its columns, clipped to the first and last."""
     return _taken(products, jnp.clip(places, 0, distances - 1))
 
 
@@ -143,9 +136,7 @@ def _gathered(
     places: Int[Array, "rows columns"],
     distances: int,
 ) -> Float[Array, "*batch rows distances"]:
-    """Returns the transpose of `_spread`: the sum of the columns that read a product, for each row
-    and product.
-    """
+    """Returns the transpose of `_spread`: for each product the sum over the columns that read it."""
     if distances == 1:
         return of_pairs.sum(axis=-1, keepdims=True)
     ends = (_like(end, of_pairs) for end in (places <= 0, places >= distances - 1))
@@ -178,7 +169,7 @@ _gathered.defvjp(functools.partial(_and_places, _gathered), functools.partial(_t
 def _taken(
     x: Float[Array, "*batch rows n"], places: Int[Array, "*#batch rows m"], **how: Any
 ) -> Float[Array, "*batch rows m"]:
-    """Returns the numbers of each row at its places."""
+    """Returns each row's numbers at its places."""
     places = jnp.broadcast_to(_like(places, x), (*x.shape[:-1], places.shape[-1]))
     return jnp.take_along_axis(x, places, axis=-1, **how)
 

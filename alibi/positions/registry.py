@@ -94,13 +94,15 @@ def make_position(
     method = method_class(name)
     name = name if isinstance(name, str) else method.__name__
     defaults, types, options = method.options(), annotations(method), dict(options or {})
+    fields = method.__dataclass_fields__
     for option, value in options.items():
         if option not in defaults:
             raise ValueError(
                 f"position method {name!r} has no option {option!r}{_suggestion(option, defaults)}"
             )
         label = f"option {option}={without_lists(value)!r} of position method {name!r}"
-        options[option] = read(label, value, types[option], defaults[option])
+        limits = fields[option].metadata
+        options[option] = read(label, value, types[option], defaults[option], limits)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoFormer, arXiv 2104.09864), of whole heads or of a share of them."""
+"""Rotary position embeddings (RoFormer, arXiv 2104.09864), for whole heads or a share of them."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from alibi.config.fields import choice, number
 from alibi.numerics.kernels import in_own_kernel
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
@@ -19,19 +20,20 @@ MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables make large programs
 class Rotary(PositionMethod):
     """Turns pairs of query and key features by angles that grow with position.
 
-    Pair k is features k and k + head_dim/2, turned by position * base^(-2k/head_dim);
-    angles, sines and cosines are float32. (RoFormer pairs neighbouring features: the
-    same method, with the features of a head in another order.)
+    Pair k is features k and k + head_dim/2, turned by position * base^(-2k/head_dim). Angles, sines and
+    cosines are float32. (RoFormer pairs neighbouring features: the same method with the features in
+    another order.)
+
+    Config: `position=rotary,position_options.base=500000.0,position_options.share=0.25`
 
     Attributes:
-      base: of the geometric series of frequencies.
-      share: part of the head that is turned; the rest knows no position.
-      share_of: "features": the first features of a head are turned, as a head of their own
-        (GPT-NeoX); "frequencies": the pairs with the highest frequencies are turned (p-RoPE, arXiv
-        2410.06205).
+      base: frequencies are base^(-2k/head_dim).
+      share: how much of the head is turned. The rest knows no position.
+      share_of: "features" turns the first features in a head, as a smaller head (GPT-NeoX).
+        "frequencies" turns the pairs with the highest frequencies (p-RoPE, arXiv 2410.06205).
 
     Raises:
-      ValueError: an odd head_dim, a base that is not above 0, or a share without whole pairs.
+      ValueError: an odd head_dim, or a share without whole pairs.
     """
 
     about = About(
@@ -41,44 +43,36 @@ class Rotary(PositionMethod):
     )
 
     shift_invariant = True
-    base: float = 10_000.0
-    share: float = 1.0
-    share_of: str = "features"
+    base: float = number(10_000.0, above=0)
+    share: float = number(1.0, above=0, at_most=1)
+    share_of: str = choice("features", ("features", "frequencies"))
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
             raise ValueError(
                 f"rotary needs an even head_dim and got {self.head_dim}; change num_heads or width"
             )
-        if not self.base > 0:
-            raise ValueError(
-                f"rotary needs a base above 0, such as 10000, and got base={self.base}"
-            )
-        if self.share_of not in ("features", "frequencies"):
-            raise ValueError(
-                f"rotary needs a share_of features or frequencies and got share_of={self.share_of!r}"
-            )
         pairs = self.share * self.head_dim / 2
-        if not (0 < self.share <= 1 and abs(pairs - round(pairs)) < 1e-6 and round(pairs)):
+        if abs(pairs - round(pairs)) > 1e-6 or not round(pairs):
             raise ValueError(
-                f"rotary needs a share above 0 and at most 1 that makes whole pairs of features, such as "
+                f"rotary needs a share that makes whole pairs of features, such as "
                 f"{max(self.head_dim // 4, 1) * 2 / self.head_dim:.6g} of head_dim={self.head_dim}, and got "
                 f"share={self.share}"
             )
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head for which frequencies are computed."""
+        """Features in a head that have frequencies."""
         return round(self.share * self.head_dim) if self.share_of == "features" else self.head_dim
 
     @property
     def turned(self) -> np.ndarray:
-        """The mask of the turned pairs of features, `[rotary_dim / 2]`."""
+        """Which pairs of features are turned, `[rotary_dim / 2]`."""
         return np.arange(self.rotary_dim // 2) < round(self.share * self.head_dim / 2)
 
     def frequencies(self) -> np.ndarray:
-        """Returns the angle of each pair of features, radians a token, float64 `[rotary_dim / 2]`,
-        turned or not.
+        """Returns the angle for each pair, turned or not, radians per token, float64 `[rotary_dim /
+        2]`.
         """
         half = self.rotary_dim // 2
         return self.base ** (-np.arange(half) / half)
@@ -97,12 +91,10 @@ class Rotary(PositionMethod):
         positions: Positions,
         amplitude: Any = 1.0,
     ) -> Float[Array, "*batch length heads head_dim"]:
-        """Returns features turned by the angles of their positions and multiplied, in their own
-        dtype.
+        """Returns features turned by their positions' angles and multiplied, in their own dtype.
 
         Args:
-          amplitude: a number, or one for each position and pair, `[*batch, length, 1, rotary_dim /
-            2]`.
+          amplitude: a factor, or one for each position and pair, `[*batch, length, 1, rotary_dim / 2]`.
         """
         angles = by_position(positions, np.where(self.turned, self.frequencies(), 0.0), x.ndim)
         if isinstance(angles, np.ndarray):
@@ -119,8 +111,8 @@ class Rotary(PositionMethod):
 def rotated(
     x: Float[Array, "*batch length heads head_dim"], cos: Any, sin: Any
 ) -> Float[Array, "*batch length heads head_dim"]:
-    """Returns features with pair k, features k and k + pairs, turned by the angle of these waves, in
-    the dtype of `x`; features beyond the pairs stay.
+    """Returns features with pair k, features k and k + pairs, turned by the waves' angle, in the dtype
+    of `x`. Features beyond the pairs stay.
 
     Args:
       cos, sin: `[..., length, heads or 1, pairs]`, float32.
@@ -134,11 +126,10 @@ def rotated(
 def by_position(
     positions: Positions, rates: np.ndarray, ndim: int
 ) -> Float[Array | np.ndarray, "... length 1 pairs"]:
-    """Returns position times rate for each pair, float32, with the rank `ndim` of the features.
+    """Returns position times rate for each pair, float32, with `ndim` dimensions.
 
-    The product of NumPy positions stays NumPy's if it is small, so that its sines and powers are
-    constants of the program. XLA's CPU backend would compute them again for each head, where they
-    multiply its features.
+    Small products of NumPy positions stay NumPy arrays, so that their sines and powers are constants
+    in the program. XLA's CPU backend would compute them again for each head.
     """
     if positions.size * rates.size > MOST_IN_TABLE:
         positions = jnp.asarray(positions)
@@ -155,5 +146,5 @@ def _waves(angles: Float[Array, "*shape"]) -> Float[Array, "two ..."]:
 
 @functools.lru_cache(maxsize=8)
 def _same(content: bytes, shape: tuple[int, ...]) -> Float[np.ndarray, "*shape"]:
-    """Returns a single array for equal contents, so that the layers of a program share a constant."""
+    """Returns the same array for equal contents, so that the layers in a program share a constant."""
     return np.frombuffer(content, np.float32).reshape(shape)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
+from alibi.config.fields import choice, number
 from alibi.positions.base import MOST_TOKENS, About, PositionMethod
 from alibi.positions.rotary import Rotary
 from alibi.positions.shapes import Positions
@@ -16,15 +17,14 @@ from alibi.positions.shapes import Positions
 class RotaryInterpolated(Rotary):
     """Rotary at position / s, so that sequences s times as long have the angles of training.
 
-    Attributes:
-      factor: s; None: the length of the computed sequences divided by that of training, at least 1
-        (dynamic; in generation by the final length).
-      original_length: tokens of the sequences in which the model learned its rotations, if the run
-        started from another run's checkpoint; 0: this run's training length. Dynamic factors and
-        YaRN's turns are computed from it; with a given factor the other methods ignore it.
+    Config: `position=rotary_interpolated,position_options.factor=4.0`
 
-    Raises:
-      ValueError: a factor below 1, or a length that is negative or above 2^24; see also `Rotary`.
+    Attributes:
+      factor: s. Defaults to None, a dynamic s: the computed length (in generation the final length)
+        divided by `original_length`, at least 1.
+      original_length: tokens in the sequences from which the model learned its rotations, if the run
+        started from another run's checkpoint. 0 is this run's training length. Dynamic factors and
+        YaRN's turns depend on it.
     """
 
     about = About(
@@ -33,30 +33,17 @@ class RotaryInterpolated(Rotary):
         caveats="needs some training at the new length, 1,000 updates in its paper",
     )
 
-    factor: float | None = None
-    original_length: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.factor is not None and not 1 <= self.factor < math.inf:
-            raise ValueError(
-                "stretched rotary embeddings need a finite factor of at least 1, or None for a dynamic one, and got "
-                f"{self.factor!r}"
-            )
-        if not 0 <= self.original_length <= MOST_TOKENS:
-            raise ValueError(
-                f"stretched rotary embeddings need an original_length from 1 to {MOST_TOKENS:,} tokens, or 0 for the "
-                f"training length, and got {self.original_length}"
-            )
+    factor: float | None = number(None, at_least=1)
+    original_length: int = number(0, at_least=0, at_most=MOST_TOKENS)
 
     @property
     def learned_length(self) -> int:
-        """The tokens of the sequences in which the model learned its rotations."""
+        """Tokens in the sequences from which the model learned its rotations."""
         return self.original_length or self.train_length
 
     @property
     def stretch(self) -> float:
-        """s, given or dynamic."""
+        """s, fixed or dynamic."""
         length = self.length or self.train_length
         return max(1.0, length / self.learned_length) if self.factor is None else self.factor
 
@@ -69,10 +56,12 @@ class RotaryNtk(RotaryInterpolated):
     """Rotary with base * s^(head_dim / (head_dim - 2)): the slowest pair turns s times slower, the
     fastest as before.
 
-    With a dynamic s this is "dynamic NTK". In a partial embedding head_dim is its part.
+    With a dynamic s this is "dynamic NTK". If a share is turned, head_dim counts its features.
+
+    Config: `position=rotary_ntk,position_options.factor=4.0`
 
     Raises:
-      ValueError: a head_dim of 2; see also `RotaryInterpolated`.
+      ValueError: as `Rotary`, and for a head_dim of 2.
     """
 
     about = About(
@@ -96,24 +85,24 @@ class RotaryNtk(RotaryInterpolated):
 
 @dataclasses.dataclass(frozen=True)
 class Yarn(RotaryInterpolated):
-    """Fast pairs turn as in training, slow pairs s times slower, others by a ramp; logits are
+    """Fast pairs turn as in training, slow pairs s times slower, a ramp lies between, and logits are
     sharpened.
 
-    Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow`
-    times. Queries and keys are multiplied by temperature * ln(s) + 1.
+    Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow` times.
+    Queries and keys are multiplied by temperature * ln(s) + 1.
+
+    Config: `position=yarn,position_options.factor=4.0,position_options.fast=32.0`
 
     Attributes:
-      fast, slow: turns in a training sequence (beta in the paper). fast=0: 32 for 4,096 tokens, as
-        the paper chose for Llama 2, and in proportion for other lengths, so pairs with a wavelength
-        of up to 128 tokens are fast; at least twice `slow`.
-      temperature: 0 leaves the size of queries and keys.
-      ramp: linear in "pairs" from the fast to the slow ones, as in the paper, or in a pair's "turns"
-        in a training sequence, as in Llama 3.1 (which has fast=4, slow=1, temperature=0, factor=8
-        and original_length=8192; arXiv 2407.21783).
+      fast, slow: turns in a training sequence (beta in the paper). fast=0 means 32 turns in 4,096
+        tokens, as the paper chose for Llama 2, and as many per token at other lengths: pairs with
+        wavelengths up to 128 tokens are fast. It is at least twice `slow`.
+      temperature: how much logits are sharpened. 0 doesn't.
+      ramp: linear in "pairs", as in the paper, or in a pair's "turns" in a training sequence, as in
+        Llama 3.1 (fast=4, slow=1, temperature=0, factor=8, original_length=8192; arXiv 2407.21783).
 
     Raises:
-      ValueError: a base of at most 1, turns other than 0 < slow < fast, a negative temperature, or
-        another ramp; see also `RotaryInterpolated`.
+      ValueError: as `Rotary`, and for slow >= fast.
     """
 
     about = About(
@@ -122,30 +111,23 @@ class Yarn(RotaryInterpolated):
         caveats="designed for a few hundred updates at the new length",
     )
 
-    fast: float = 0.0
-    slow: float = 1.0
-    temperature: float = 0.1
-    ramp: str = "pairs"
+    base: float = number(10_000.0, above=1)
+    fast: float = number(0.0, at_least=0)
+    slow: float = number(1.0, above=0)
+    temperature: float = number(0.1, at_least=0)
+    ramp: str = choice("pairs", ("pairs", "turns"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.base > 1:
-            raise ValueError(f"yarn needs a base above 1, such as 10000, and got base={self.base}")
-        if not 0 < self.slow < self.fast_turns < math.inf:
+        if not self.slow < self.fast_turns:
             raise ValueError(
-                "yarn needs 0 < slow < fast turns, such as 1 and 32, or fast=0 by the training length, and got "
+                "yarn needs slow < fast turns, such as 1 and 32, or fast=0 for the training length, and got "
                 f"slow={self.slow}, fast={self.fast}"
             )
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(
-                f"yarn needs a temperature of at least 0, such as 0.1, and got {self.temperature}"
-            )
-        if self.ramp not in ("pairs", "turns"):
-            raise ValueError(f"yarn needs a ramp of pairs or turns and got ramp={self.ramp!r}")
 
     @property
     def fast_turns(self) -> float:
-        """`fast`, given or by the learned length."""
+        """`fast`, or its default for the learned length."""
         return self.fast or max(2 * self.slow, 32 * self.learned_length / 4096)
 
     def turn(
@@ -163,12 +145,12 @@ class Yarn(RotaryInterpolated):
         return of_training / self.stretch * slowed + of_training * (1.0 - slowed)
 
     def _ramp(self, of_training: np.ndarray) -> np.ndarray:
-        """Returns the share of each pair's frequency that is divided by s, `[rotary_dim / 2]`."""
+        """Returns how much of each pair's frequency is divided by s, from 0 to 1, `[rotary_dim / 2]`."""
         if self.ramp == "turns":
             turns = self.learned_length * of_training / (2 * math.pi)
             return np.clip((self.fast_turns - turns) / (self.fast_turns - self.slow), 0.0, 1.0)
 
-        # a fraction: the pair that turns so many times in a training sequence
+        # the pair, a fraction, that turns so many times in a training sequence
         def pair(turns: float) -> float:
             wavelengths = math.log(self.learned_length / (2 * math.pi * turns))
             return self.rotary_dim * wavelengths / (2 * math.log(self.base))
@@ -182,12 +164,12 @@ class Yarn(RotaryInterpolated):
 def check_known_length(
     method: PositionMethod, trained: PositionMethod, of: str, option: str
 ) -> None:
-    """Raises ValueError if `method` would stretch the positions of `trained` from another length
-    than it learned.
+    """Raises ValueError if `method` would stretch the positions in `trained` from another length than
+    it learned.
 
     Args:
-      of: the source of the parameters, for the message.
-      option: the way to set `original_length`, for the message.
+      of: where the parameters come from, for the message.
+      option: how to set `original_length`, for the message.
     """
     if (
         not (isinstance(method, RotaryInterpolated) and isinstance(trained, Rotary))

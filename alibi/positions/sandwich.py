@@ -1,5 +1,5 @@
-"""Sandwich: the bias that sinusoidal embeddings would leave in the logits (Chi et al. 2023, ACL,
-arXiv 2212.10356).
+"""Sandwich: the bias that sinusoidal embeddings leave in the logits (Chi et al. 2023, ACL, arXiv
+2212.10356).
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from alibi.config.fields import number
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, per_head, static
 from alibi.positions.distance import DistanceBias
@@ -22,7 +23,7 @@ MOST_FEATURES = 2**13  # each pair of them is a cosine in the program of a step
 def cosines(features: int, distances: int) -> Float[np.ndarray, " distances"]:
     """Returns the sum over k of cos(d / 10000^(2k / features)) - 1 at distances 0, 1, ..., float64."""
     frequencies = 10_000.0 ** (-2 * np.arange(features // 2) / features)
-    # Frequencies in turn: memory for a single number a distance.
+    # One frequency at a time: memory for a single number per distance.
     return sum(
         (np.cos(np.arange(distances) * frequency) - 1.0 for frequency in frequencies),
         np.zeros(distances),
@@ -33,9 +34,9 @@ class SandwichBias(DistanceBias):
     """(1 / c_h) sum over k of (cos(d / 10000^(2k / features)) - 1) for a key at distance d.
 
     Attributes:
-      compression: c of each head.
-      features: twice the number of cosines.
-      longest: the largest distance of the call, if it is known when the call is traced, else 0.
+      compression: each head's c.
+      features: twice as many as cosines.
+      longest: the largest distance in the call if known when the call is traced, else 0.
       symmetric: the distance counts on both sides.
     """
 
@@ -59,7 +60,7 @@ class SandwichBias(DistanceBias):
 
     def envelope(self, distance: Integer[Array, "*shape"]) -> AtDistances:
         # The sum rises in places, so the bound is its largest value at any farther key. Beyond the
-        # distances of the call, the bound is 0, since no cosine exceeds 1.
+        # call's distances the bound is 0, since no cosine exceeds 1.
         beyond = np.maximum.accumulate(cosines(self.features, self.longest + 1)[::-1])[::-1]
         largest = jnp.asarray(beyond, jnp.float32)[jnp.minimum(distance, self.longest)]
         return self._compressed(jnp.where(distance <= self.longest, largest, 0.0))
@@ -77,14 +78,16 @@ class SandwichBias(DistanceBias):
 
 @dataclasses.dataclass(frozen=True)
 class Sandwich(PositionMethod):
-    """The product of two tokens' sinusoidal embeddings, divided by c_h = 8 h / num_heads; nothing
-    is learned.
+    """The product of two tokens' sinusoidal embeddings, divided by c_h = 8 h / num_heads. Nothing is
+    learned.
+
+    Config: `position=sandwich,position_options.features=64`
 
     Attributes:
-      features: sines and cosines of the embeddings; the paper's D.
+      features: sines and cosines in an embedding, the paper's D.
 
     Raises:
-      ValueError: features that are not even, below 2 or above 8,192.
+      ValueError: an odd number of features.
     """
 
     about = About(
@@ -95,13 +98,12 @@ class Sandwich(PositionMethod):
 
     shift_invariant = True
 
-    features: int = 128
+    features: int = number(128, at_least=2, at_most=MOST_FEATURES)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.features <= MOST_FEATURES or self.features % 2:
+        if self.features % 2:
             raise ValueError(
-                f"sandwich needs an even number of features from 2 to {MOST_FEATURES:,}, such as 128, and got "
-                f"{self.features}"
+                f"sandwich needs an even number of features, such as 128, and got {self.features}"
             )
 
     def bias(self, params: Params) -> SandwichBias:

@@ -1,4 +1,4 @@
-"""A bias that is scaled with the logits that it is added to."""
+"""A bias that is scaled together with its logits."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,11 +16,11 @@ from alibi.positions.shapes import (
 
 
 class ScaledBias(Bias):
-    """A bias times s ln n, n the number of keys that a query sees: its position plus one.
+    """A bias times s ln n for a query that sees n keys: its position plus one.
 
     Attributes:
-      bias: of the logits before their scale.
-      scale: s of each head, float32.
+      bias: the bias before it is scaled.
+      scale: each head's s, float32.
     """
 
     bias: Bias = shared()
@@ -44,8 +44,8 @@ class ScaledBias(Bias):
         return tile * (of_rows * scale)
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
-        # A bound of at most 0 is scaled least for the first query of a block. No bound is known for
-        # a bias above 0, or one that a learned s below 0 turns.
+        # A bound of at most 0 is scaled least for the first query in a block. No bound is known for a
+        # bias above 0, or for a learned s below 0.
         unscaled, scale = self.bias.upper_bound(blocks), self.scale[None, :, None, None]
         least = scale * log_keys(jnp.asarray(blocks.first_query))[:, None, :, None]
         return jnp.where((scale >= 0) & (unscaled <= 0), least * unscaled, jnp.inf)
@@ -57,5 +57,5 @@ class ScaledBias(Bias):
 
 
 def log_keys(positions: Array) -> Float[Array, "*shape"]:
-    """Returns ln n for queries at these positions; padding, at positions below 0, counts as 0."""
+    """Returns ln n for queries at these positions. Padding, below 0, counts as position 0."""
     return jnp.log(jnp.maximum(positions + 1, 1).astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""Selective RoPE: rotary embeddings whose angles the tokens choose (Movahedi et al. 2025, arXiv
+"""Selective RoPE: rotary embeddings with angles that tokens choose (Movahedi et al. 2025, arXiv
 2511.17388).
 """
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
+from alibi.config.fields import number
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.rotary import rotated
 from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
@@ -17,24 +18,26 @@ from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveRope(PositionMethod):
-    """Turns pair p of the queries and keys of head h by an angle that is a running sum over tokens.
+    """Turns each pair of query and key features by an angle that is a running sum over tokens.
 
-    Each token adds temperature_p times a causal convolution, over `taps` tokens, of a projection of
-    its layer's input: U V x, with V of `rank` rows. x is first divided by its norm, by heads: head
-    h has the h-th part of the features. temperature_p is base^(-2p/head_dim), as rotary's
-    frequencies, and pairs lie as rotary's. All this is the default of the authors' code; its
-    options, a sigmoid gate of the angles and a bias, are left out.
+    Each token adds temperature_p times a causal convolution, over `taps` tokens, of U V x, a projection
+    of the layer's input with `rank` rows in V. x is first divided by its norm in each head, which has
+    its share of the features. temperature_p is base^(-2p/head_dim), and pairs lie as in rotary. This
+    is the default in the authors' code. Its options, a sigmoid gate on the angles and a bias, are left
+    out.
 
     In float32 a sum of n radians is off by about n * 6e-8.
 
+    Config: `position=selective_rope,position_options.taps=8`
+
     Attributes:
-      base: of the geometric series of temperatures.
-      taps: tokens of the convolution, the token itself included.
-      rank: of the projection.
+      base: temperatures are base^(-2p/head_dim).
+      taps: tokens in the convolution, the token itself included.
+      rank: rank of the projection.
 
     Raises:
-      ValueError: an odd head_dim, a width that the heads don't divide, a base that is not above 0,
-        taps or a rank out of range, or attention that is not causal.
+      ValueError: an odd head_dim, a width that num_heads doesn't divide, or attention that is not
+        causal.
     """
 
     about = About(
@@ -44,11 +47,11 @@ class SelectiveRope(PositionMethod):
     )
 
     shift_invariant = True
-    takes_shared_keys = False  # each head of queries has keys of its own
+    takes_shared_keys = False  # each query head has its own keys
 
-    base: float = 500_000.0
-    taps: int = 4
-    rank: int = 16
+    base: float = number(500_000.0, above=0)
+    taps: int = number(4, at_least=2, at_most=64)
+    rank: int = number(16, at_least=1, at_most=2**20)
 
     def __post_init__(self) -> None:
         if self.head_dim % 2 or self.width % self.num_heads:
@@ -56,15 +59,6 @@ class SelectiveRope(PositionMethod):
                 f"selective_rope needs an even head_dim and a width that num_heads={self.num_heads} divides, and got "
                 f"head_dim={self.head_dim}, width={self.width}; change num_heads or width"
             )
-        if not self.base > 0:
-            raise ValueError(
-                f"selective_rope needs a base above 0, such as 500000, and got base={self.base}"
-            )
-        for option, least, most in (("taps", 2, 64), ("rank", 1, 2**20)):
-            if not least <= (value := getattr(self, option)) <= most:
-                raise ValueError(
-                    f"selective_rope needs {option} from {least} to {most:,} and got {option}={value}"
-                )
         if not self.causal:
             raise ValueError(
                 "selective_rope needs causal=True (objective=next_token): its angles are sums over the past"
@@ -79,9 +73,9 @@ class SelectiveRope(PositionMethod):
             "taps": (self.taps, *heads),
         }
         return {
-            name: jax.random.uniform(jax.random.fold_in(key, number), shape, jnp.float32, -1.0, 1.0)
+            name: jax.random.uniform(jax.random.fold_in(key, index), shape, jnp.float32, -1.0, 1.0)
             * shape[0] ** -0.5
-            for number, (name, shape) in enumerate(shapes.items())
+            for index, (name, shape) in enumerate(shapes.items())
         }
 
     def keep(
@@ -93,8 +87,8 @@ class SelectiveRope(PositionMethod):
         before: PyTree[Float[Array, "batch heads ..."]] | None,
         segments: Int[Array, "batch length"] | None = None,
     ) -> dict[str, Float[Array, "batch length heads ..."]]:
-        """Returns the sum of each token's pairs so far, without temperature, and, for the
-        convolution of the next tokens, the projections of the last taps - 1 tokens.
+        """Returns each token's angles so far, without temperature, and the projections of its last
+        taps - 1 tokens, for the next convolution.
         """
         down, up, weights = (params[name].astype(jnp.float32) for name in ("down", "up", "taps"))
         parts = x.astype(jnp.float32).reshape(*x.shape[:2], self.num_heads, -1)
@@ -129,7 +123,7 @@ class SelectiveRope(PositionMethod):
     def turn(
         self, x: Float[Array, "batch length heads head_dim"], kept: Any
     ) -> Float[Array, "batch length heads head_dim"]:
-        """Returns features turned by the angles of their tokens, in their own dtype."""
+        """Returns features turned by their tokens' angles, in their own dtype."""
         half = self.head_dim // 2
         temperature = (self.base ** (-np.arange(half) / half)).astype(np.float32)
         angles = kept["angles"] * temperature[None, None, None]
@@ -141,13 +135,11 @@ def last_inputs(
     before: Shaped[Array, "batch heads earlier features"],
     padding: Bool[Array, "batch length"] | None,
 ) -> list[Shaped[Array, "batch length heads features"]]:
-    """Returns, for each token, the inputs of the tokens up to it: the list's last item is its own,
-    the item before that of the token before it, and so on, as many as `before` has and one more.
-
-    Padding is no token: it has the inputs of the token before it.
+    """Returns each token's last inputs, the oldest first and its own last, one more than `before` has.
+    Padding has the inputs of the token before it.
 
     Args:
-      before: the inputs of the tokens before the first token of `x`.
+      before: inputs of the tokens before the first token in `x`.
     """
     earlier, length = before.shape[2], x.shape[1]
     if padding is None:

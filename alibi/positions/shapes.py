@@ -1,4 +1,4 @@
-"""Array shapes in the contracts of position methods and biases, as jaxtyping writes them."""
+"""Array shapes in the contracts for position methods and biases, as jaxtyping writes them."""
 
 from collections.abc import Sequence
 

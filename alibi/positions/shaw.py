@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from alibi.config.fields import number
 from alibi.positions.base import MOST_DISTANCE, About, Params, PositionMethod
 from alibi.positions.bias import Bias, consecutive, per_query, shared, static
 from alibi.positions.products import looked_up
@@ -21,12 +22,12 @@ from alibi.positions.shapes import (
 
 
 class ShawBias(Bias):
-    """q_i . a_{clip(j - i, -k, k)} / sqrt(head_dim), from the products of each query with all
+    """q_i . a_{clip(j - i, -k, k)} / sqrt(head_dim), looked up in each query's products with all
     vectors.
 
     Attributes:
-      products: of each query with each vector a, scaled, from `lowest` = -k to k, or to 0 under a
-        causal mask.
+      products: each query's scaled products with the vectors a, from `lowest` = -k to k, or to 0 under
+        a causal mask.
       in_order: queries and keys stand at consecutive positions.
     """
 
@@ -44,10 +45,10 @@ class ShawBias(Bias):
 
 
 class ShawValuesBias(ShawBias):
-    """The same bias, and for each distance a vector that is added to the values.
+    """The same bias, with a vector for each distance that is added to the values.
 
     Attributes:
-      value_vectors: for the same distances as the products.
+      value_vectors: vectors for the same distances as the products.
     """
 
     adds_values = True
@@ -66,15 +67,13 @@ class ShawValuesBias(ShawBias):
 
 @dataclasses.dataclass(frozen=True)
 class Shaw(PositionMethod):
-    """A learned vector for each distance up to a largest one, added to the keys (equation 4); each
-    layer has its own.
+    """A learned vector for each distance up to k, added to the keys (equation 4), others in each layer.
+
+    Config: `position=shaw,position_options.max_distance=32`
 
     Attributes:
-      max_distance: k, in tokens; farther keys share a vector.
+      max_distance: k, in tokens. Farther keys share a vector.
       values: add further vectors to the values (equation 3), which changed little in the paper.
-
-    Raises:
-      ValueError: a `max_distance` below 1 or above 2^20.
     """
 
     about = About(
@@ -85,22 +84,16 @@ class Shaw(PositionMethod):
 
     shift_invariant = True
 
-    max_distance: int = 16
+    max_distance: int = number(16, at_least=1, at_most=MOST_DISTANCE)
     values: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_distance <= MOST_DISTANCE:
-            raise ValueError(
-                f"shaw needs a max_distance from 1 to {MOST_DISTANCE:,} tokens, such as 16, and got {self.max_distance}"
-            )
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         shape = (2 * self.max_distance + 1, self.head_dim)
         names = ["vectors", *["value_vectors"] * self.values]
         make = jax.nn.initializers.xavier_uniform()
         return {
-            name: make(jax.random.fold_in(key, number), shape, jnp.float32)
-            for number, name in enumerate(names)
+            name: make(jax.random.fold_in(key, index), shape, jnp.float32)
+            for index, name in enumerate(names)
         }
 
     def content_bias(

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from alibi.config.fields import number
 from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
 from alibi.positions.shapes import Features, Positions
 
@@ -13,16 +14,14 @@ from alibi.positions.shapes import Features, Positions
 class Sinusoidal(PositionMethod):
     """Sines, then cosines, concatenated and added to the token embeddings (Vaswani et al. 2017).
 
-    Feature i of each half has frequency max_period^(-i / (width/2 - 1)), as in the
-    paper's code. An odd width has a last feature of zero.
+    Feature i in each half has the frequency max_period^(-i / (width/2 - 1)), as in the paper's code.
+    An odd width has a last feature of zero.
+
+    Config: `position=sinusoidal,position_options.max_period=1000.0`
 
     Attributes:
-      first_position: position of the first token; 2 in the paper's code.
-      max_period: tokens, over 2 pi, of the slowest wave.
-
-    Raises:
-      ValueError: a first_position of more than 2^24 tokens before or after 0, or a max_period that
-        is not above 0.
+      first_position: the first token's position, 2 in the paper's code.
+      max_period: the slowest wave's length in tokens, over 2 pi.
     """
 
     about = About(
@@ -31,19 +30,8 @@ class Sinusoidal(PositionMethod):
         caveats="perplexity rises a few dozen tokens beyond the training length (paper, table 2)",
     )
 
-    first_position: int = 2
-    max_period: float = 10_000.0
-
-    def __post_init__(self) -> None:
-        if abs(self.first_position) > MOST_TOKENS:
-            raise ValueError(
-                f"sinusoidal needs a first_position from {-MOST_TOKENS:,} to {MOST_TOKENS:,}, such as 2, and got "
-                f"{self.first_position}"
-            )
-        if not self.max_period > 0:
-            raise ValueError(
-                f"sinusoidal needs a max_period above 0, such as 10000, and got {self.max_period}"
-            )
+    first_position: int = number(2, at_least=-MOST_TOKENS, at_most=MOST_TOKENS)
+    max_period: float = number(10_000.0, above=0)
 
     def embed(self, params: Params, x: Features, positions: Positions) -> Features:
         half = self.width // 2

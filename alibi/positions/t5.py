@@ -1,4 +1,4 @@
-"""The T5 bias: one learned number for each head and bucket of distances (Raffel et al. 2020)."""
+"""The T5 bias: a learned number for each head and bucket of distances (Raffel et al. 2020)."""
 
 import dataclasses
 import functools
@@ -16,12 +16,11 @@ from alibi.positions.shapes import AtDistances, Distances
 
 @functools.cache
 def causal_buckets(num_buckets: int, max_distance: int) -> np.ndarray:
-    """Returns the bucket of each distance 0..max_distance, int32 `[max_distance + 1]`; farther ones
+    """Returns the bucket for each distance 0..max_distance, int32 `[max_distance + 1]`. Farther ones
     share the last.
 
-    The first half of the buckets hold one distance each, the others grow geometrically.
-    Computed in float64 on the host: the float32 logarithm puts some distances at a bucket's
-    edge on the wrong side.
+    Half the buckets hold one distance each, the others grow geometrically. Computed in float64 on the
+    host, since a float32 logarithm puts some distances at a bucket's edge on the wrong side.
     """
     exact = num_buckets // 2
     distance = np.arange(max_distance + 1)
@@ -34,10 +33,10 @@ class T5Bias(DistanceBias):
     """table[bucket(i - j), h].
 
     Attributes:
-      table: float32.
-      max_distance: tokens; farther keys share a bucket.
-      signed: the first half of the buckets is for keys up to the query, the second for keys after
-        it; otherwise keys after the query share bucket 0.
+      table: learned, float32.
+      max_distance: in tokens. Farther keys share a bucket.
+      signed: half the buckets are for keys up to the query, half for keys after it. Otherwise keys
+        after the query share bucket 0.
     """
 
     table: Float[Array, "buckets heads"] = per_head(axis=1)
@@ -55,17 +54,19 @@ class T5Bias(DistanceBias):
 
 @dataclasses.dataclass(frozen=True)
 class T5(PositionMethod):
-    """A learned bias by bucket of distance, shared by the layers.
+    """A learned bias for each bucket of distances, which all layers share.
+
+    Config: `position=t5,position_options.num_buckets=64,position_options.max_distance=128`
 
     Attributes:
-      num_buckets: rows of the table; half of them for each side if attention is not causal.
-      max_distance: tokens; greater distances fall into the last bucket. 0: a quarter of the
-        training length, as in the source (128 for 512), but at least the buckets of a side, so that
+      num_buckets: rows in the table, half of them for each side if attention is not causal.
+      max_distance: in tokens. Greater distances fall into the last bucket. 0 is a quarter of the
+        training length, as in the source (128 for 512), but at least the buckets on a side, so that
         training reaches the last bucket at short lengths too.
 
     Raises:
-      ValueError: fewer than two buckets a side, or a `max_distance` within the buckets of one
-        distance.
+      ValueError: fewer than two buckets on a side, or a `max_distance` within the buckets that hold
+        one distance each.
     """
 
     about = About(
@@ -97,7 +98,7 @@ class T5(PositionMethod):
 
     @property
     def farthest(self) -> int:
-        """`max_distance`, given or by the training length, in tokens."""
+        """`max_distance` or its default, in tokens."""
         of_side = self.num_buckets // (1 if self.causal else 2)
         return self.max_distance or max(self.train_length // 4, of_side)
 

@@ -1,4 +1,4 @@
-"""xPos: rotary embeddings whose pairs decay with distance (Sun et al. 2022, arXiv 2212.10554)."""
+"""xPos: rotary embeddings that decay with distance (Sun et al. 2022, arXiv 2212.10554)."""
 
 import dataclasses
 import math
@@ -7,34 +7,37 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from alibi.config.fields import number
 from alibi.positions.base import About, Params
 from alibi.positions.rotary import Rotary, by_position
 from alibi.positions.shapes import Keys, PerKey, PerQuery, Positions, Queries
 
-LEAST_ZETA = 0.4 / 1.4  # of the fastest pair
+LEAST_ZETA = 0.4 / 1.4  # for the fastest pair
 LARGEST_EXPONENT = 80.0  # e to this power, and its inverse, times a feature are float32
-# tokens: in sequences up to this length attention may hide later keys by adding -1e30
+# In sequences up to so many tokens attention may add -1e30 to hide later keys.
 MASKED_BY_SUM = 1024
-LARGEST_HIDDEN = 60.0  # e to this power times a product of features is hidden by -1e30
+LARGEST_HIDDEN = 60.0  # -1e30 hides e to this power times a product of features
 
 
 @dataclasses.dataclass(frozen=True)
 class XPos(Rotary):
-    """Rotary, with pair k of a query and key at distance d multiplied by zeta_k^(d / b).
+    """Rotary, with pair k multiplied by zeta_k^(d / b) for a query and key at distance d.
 
-    zeta_k is (2k + 0.4 head_dim) / (1.4 head_dim), below 1. Queries are multiplied by zeta^(n /
-    b) at position n and keys by zeta^(-n / b); n counts from the middle of the sequence, as in the
-    paper's code, so that both are float32 in sequences twice as long.
+    zeta_k is (2k + 0.4 head_dim) / (1.4 head_dim), below 1. Position n multiplies queries by zeta^(n /
+    b) and keys by zeta^(-n / b). n counts from the sequence's middle, as in the paper's code, so that
+    both are float32 in sequences twice as long.
 
-    Attention can skip no far keys: the decay takes their logits to 0, not to minus infinity.
+    Attention can skip no far keys: their logits decay to 0, not to minus infinity.
+
+    Config: `position=xpos,position_options.scale_base=512.0`
 
     Attributes:
-      scale_base: b, in tokens; the larger, the slower the decay. 0: half the training length, as in
-        the paper's code (512 for 1,024).
+      scale_base: b, in tokens. A larger b decays more slowly. 0 is half the training length, as in the
+        paper's code (512 for 1,024).
 
     Raises:
-      ValueError: attention that is not causal, in which products with later keys would grow with
-        distance, or a scale_base below 0; see also `Rotary`.
+      ValueError: as `Rotary`, and for attention that is not causal, where products with later keys
+        would grow with distance.
     """
 
     about = About(
@@ -44,7 +47,7 @@ class XPos(Rotary):
         "for b below 22",
     )
 
-    scale_base: float = 0.0
+    scale_base: float = number(0.0, at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,22 +55,17 @@ class XPos(Rotary):
             raise ValueError(
                 "xpos needs causal=True (objective=next_token): products with later keys would grow with distance"
             )
-        if not 0 <= self.scale_base < math.inf:
-            raise ValueError(
-                f"xpos needs a scale_base above 0 and finite, or 0 for half the training length, or its decay would "
-                f"grow with distance; got {self.scale_base}"
-            )
 
     @property
     def base_length(self) -> float:
-        """b, given or by the training length, in tokens."""
+        """b or its default, in tokens."""
         return self.scale_base or self.train_length / 2
 
     @property
     def max_length(self) -> int:
-        """The length whose decays are float32, 65,391 tokens for b = 512.
+        """The longest sequence with float32 decays, 65,391 tokens for b = 512.
 
-        For a small b, the length up to which the causal mask hides later keys.
+        For a small b it is the longest one in which the causal mask hides later keys.
         """
         of_token = -math.log(LEAST_ZETA) / self.base_length
         hidden = math.floor(LARGEST_HIDDEN / of_token)
@@ -84,7 +82,7 @@ class XPos(Rotary):
     def decay(
         self, positions: Positions, ndim: int
     ) -> Float[Array | np.ndarray, "... length 1 pairs"]:
-        """Returns the factor of each pair of features of queries at these positions."""
+        """Returns the factor for each pair of query features at these positions."""
         dim = self.rotary_dim
         zeta = (np.arange(0, dim, 2) + 0.4 * dim) / (1.4 * dim)
         middle = (self.length or self.train_length) // 2

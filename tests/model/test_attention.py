@@ -34,7 +34,7 @@ def test_a_learned_sink_begins_as_softmax1() -> None:
     learned, fixed = small("alibi", normalizer="sink"), small("alibi", normalizer="softmax1")
     added = {
         path[0].key: leaf.shape
-        for path, leaf in jax.tree.leaves_with_path(learned.params["layers_1"])
+        for path, leaf in jax.tree.leaves_with_path(learned.params["layers_0"])
         if len(path) == 1
     }
     assert added == {"sink": (4,)}

@@ -106,7 +106,10 @@ def test_a_list_that_does_not_divide_the_layers_is_said_and_repeated(caplog) -> 
             "position=rotary,position_options.base=1,2,3,model.num_layers=2",
             "position_options.base=1,2,3 lists 3 values",
         ),
-        ("position=rotary,position_options.base=1,-1", "rotary needs a base above 0"),
+        (
+            "position=rotary,position_options.base=1,-1",
+            "base=-1 of position method .rotary. must be above 0",
+        ),
         (
             "position=rotary,sinusoidal",
             "position=rotary,sinusoidal: sinusoidal adds to the token embeddings, which all layers read",

@@ -1,6 +1,7 @@
 """Masked tokens: their shares, their independence of windows and hosts, and a model that learns from them."""
 
 import dataclasses
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -136,14 +137,12 @@ def test_a_model_sees_both_sides():
     assert np.abs(after - same)[0, 3].max() > 1e-3
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_a_form_for_both_sides_or_refuses(name):
-    config = make_config("objective=masked", position=name)
-    if name in ("fox", "xpos", "selective_rope"):
-        with pytest.raises(ValueError, match=rf"{name} needs causal=True \(objective=next_token\)"):
-            build_model(config, 256)
-    else:
-        build_model(config, 256)
+def test_every_method_has_a_form_for_both_sides_or_refuses():
+    refuse = ("fox", "xpos", "selective_rope")
+    for name in METHODS:
+        needed = rf"{name} needs causal=True \(objective=next_token\)"
+        with pytest.raises(ValueError, match=needed) if name in refuse else nullcontext():
+            build_model(make_config("objective=masked", position=name), 256)
 
 
 def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):

@@ -34,17 +34,13 @@ def planned(config: Config, devices: int = 8, kind: str = "L4") -> TrainingPlan:
     return make_plan(config, devices, kind, VOCABULARY)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "tolerance"),
-    [({"data": 2, "fsdp": 4}, 0.25), ({"data": 2, "fsdp": 2, "tensor": 2}, 0.35)],
-)
-def test_against_the_compiled_step(mesh: dict[str, int], tolerance: float) -> None:
+def test_against_the_compiled_step() -> None:
     """Parameters and optimizer state to the byte; the whole step, without remat, as far as eight
     CPU devices tell.
 
     On CPUs XLA keeps elementwise results; accelerators compute them again.
     """
-    config = medium(**{f"mesh__{axis}": size for axis, size in mesh.items()})
+    config = medium(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
     real = make_mesh(config.mesh, jax.devices()[:8])
     model = build_model(config, VOCABULARY, sharding=batch_sharding(real))
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
@@ -59,12 +55,12 @@ def test_against_the_compiled_step(mesh: dict[str, int], tolerance: float) -> No
     )
     memory, analysis = planned(config).memory, step.memory_analysis()
     # inputs and targets, int32
-    batch = 2 * 4 * config.train.batch_tokens // (mesh["data"] * mesh["fsdp"])
+    batch = 2 * 4 * config.train.batch_tokens // 4
     assert memory.parameters + memory.optimizer + 4 + batch == analysis.argument_size_in_bytes, (
         "4: the update's number"
     )
     whole = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
-    assert memory.total == pytest.approx(whole, rel=tolerance)
+    assert memory.total == pytest.approx(whole, rel=0.35)
     # FLOPs are of each device; XLA also counts norms and the optimizer.
     flops = config.train.batch_tokens * training_flops(config, VOCABULARY) / 8
     assert step.cost_analysis()["flops"] == pytest.approx(flops, rel=0.15)

@@ -451,32 +451,20 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         (
             "kerple_power",
             {"exponent": 2.5},
-            "exponent above 0 and of at most 2, such as 1, or None .* and got 2.5",
+            "option exponent=2.5 of position method 'kerple_power' must be above 0 and at most 2",
         ),
-        ("kerple_power", {"exponent": 0.0}, "exponent above 0 and of at most 2"),
         (
             "sandwich",
             {"features": 7},
-            "sandwich needs an even number of features from 2 to 8,192, such as 128, and got 7",
+            "sandwich needs an even number of features, such as 128, and got 7",
         ),
         ("t5", {"causal": False, "num_buckets": 5}, "with causal=False an even num_buckets >= 4"),
         (
             "deberta",
             {"max_distance": -1},
-            "deberta needs a max_distance from 1 to 1,048,576 tokens, or 0",
+            "max_distance=-1 .* must be at least 0 and at most 1,048,576",
         ),
         ("fox", {"causal": False}, "fox needs causal=True"),
-        (
-            "fire",
-            {"threshold": -1},
-            "fire needs a threshold from 1 to 16,777,216 tokens, or 0 for a quarter .* and got -1",
-        ),
-        (
-            "shaw",
-            {"max_distance": 0},
-            "shaw needs a max_distance from 1 to 1,048,576 tokens, such as 16, and got 0",
-        ),
-        ("rotary_ntk", {"base": 0.0}, "rotary needs a base above 0"),
         ("rotary", {"bass": 3.0}, "has no option 'bass'; did you mean 'base'"),
     ],
 )

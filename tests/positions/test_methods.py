@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes
+from alibi.config import make_config
 from alibi.config.fields import annotations, read
+from alibi.model.decoder import build_model
 from alibi.model.positions import randomised_positions
 from alibi.positions import (
     METHODS,
@@ -59,6 +61,13 @@ def test_learned_table_ends_at_the_training_length() -> None:
             ValueError, match=f"{longest} positions and got .*; use {longest} or fewer, or train it"
         ):
             longer.check_length(longest + 1)
+
+
+def test_the_config_in_each_docstring_makes_the_method() -> None:
+    for name in METHODS:
+        keys = re.search(r"Config: `(.*)`", method_class(name).__doc__ or "")[1]
+        model = build_model(make_config(f"{keys},length=128"), 256)
+        assert type(model.pattern[0].position) is method_class(name)
 
 
 def test_random_slopes_are_options_of_the_method() -> None:

@@ -36,7 +36,7 @@ from alibi.training import loop
             {"model__embedding": "adaptive", "model__adaptive_factor": 8},
             "no feature of model.width=16",
         ),
-        ({"position": "rotary", "position_options__base": 0.0}, "rotary needs a base above 0"),
+        ({"position": "rotary", "position_options__base": 0.0}, "base=0.0 .* must be above 0"),
         (
             {"position": "sinusoidal", "position_options__max_period": -1.0},
             "sinusoidal needs a max_period above 0",
