@@ -76,8 +76,8 @@ def make_position(
 
     Raises:
       ValueError: an unknown name or option (the message suggests the nearest), an option or size that
-        the method refuses, a class that can't be imported or is no position method, or a method
-        from outside that breaks the contract (with file and line).
+        the method refuses, or a class that can't be imported. A method from outside that breaks the
+        contract is named with file and line.
 
     Example:
       >>> import jax, jax.numpy as jnp
