@@ -178,16 +178,6 @@ def test_a_tuple_of_integers_is_spelt_with_colons() -> None:
             make_config(f"model.cutoffs={text}")
 
 
-def test_slopes_given_one_by_one_reach_the_bias() -> None:
-    bias = (
-        build_model(make_config("position_options.slopes=0.5:1,model.num_heads=2"), 256)
-        .methods[0]
-        .bias({})
-    )
-    assert bias is not None
-    assert bias.slopes.tolist() == [0.5, 1.0]
-
-
 def test_the_names_of_choices_are_those_of_the_code() -> None:
     """alibi.config lists them by itself, since it imports none of the model."""
     names = {

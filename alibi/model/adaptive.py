@@ -15,23 +15,23 @@ from alibi.model.loss import Head, TokenLoss, cross_entropy, selected_token_nll
 from alibi.parallel.sharding import batch_parts, for_lookup, split_batch
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
-# Rows whose logits over a tail exist at the same time: few, since few words are rare, and 128 x
-# 200,000 logits are 100 MB; but enough for products at full speed.
+# Rows with logits over a tail at the same time: few, since few words are rare and 128 x 200,000 logits
+# are 100 MB, but enough for products at full speed.
 TAIL_ROWS = 128
-# The head's columns are filled up to a multiple of this: on a CPU the weight gradient of 2,016
-# takes half the time of that of 2,002.
+# The head's columns are filled up to a multiple: on a CPU the weight gradient for 2,016 columns takes
+# half the time for 2,002.
 ALIGNED = 16
-NEVER = -1e30  # a logit without a share in a softmax; finite, so that no gradient is NaN
+NEVER = -1e30  # a logit with probability 0, finite so that no gradient is NaN
 
 
 def band_sizes(cutoffs: tuple[int, ...], vocab_size: int) -> list[int]:
-    """Returns the words of each band of a vocabulary."""
+    """Returns how many words each band in a vocabulary has."""
     starts, ends = (0, *cutoffs), (*cutoffs, vocab_size)
     return [end - start for start, end in zip(starts, ends, strict=True)]
 
 
 def check_bands(config: ModelConfig, vocab_size: int) -> None:
-    """Raises ValueError if the bands of a model don't fit its vocabulary or its width."""
+    """Raises ValueError if a model's bands don't fit its vocabulary or its width."""
     cutoffs, spelt = config.cutoffs, ":".join(map(str, config.cutoffs))
     if not cutoffs or min(band_sizes(cutoffs, vocab_size)) < 1:
         raise ValueError(
@@ -46,18 +46,17 @@ def check_bands(config: ModelConfig, vocab_size: int) -> None:
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Bands of words, in inputs and softmax (paper, section 2.1, after Baevski and Auli 2019;
+    """Bands of words in inputs and softmax (paper, section 2.1, after Baevski and Auli 2019 and
     fairseq's code).
 
-    Band i has an embedding of width // factor^i features, and a projection to `width`. The
-    softmax has two steps: the head scores the first band's words, by their embedding alone,
-    and a cluster for each further band; a tail scores the words of its band by the band's
-    projection and embedding, both transposed. Inputs and softmax share all parameters but the
-    clusters' matrix.
+    Band i has an embedding with width // factor^i features and a projection to `width`. The softmax has
+    two steps. The head scores the first band's words, from their embedding alone, and a cluster for
+    each further band. A tail scores its band's words from the band's projection and embedding, both
+    transposed. Inputs and softmax share all parameters but the clusters' matrix.
 
     Attributes:
-      vocab_size: words, with ids by falling frequency.
-      config: of the model; `cutoffs` are the first ids of the bands but the first.
+      vocab_size: words, with ids sorted from frequent to rare.
+      config: the model's config. `cutoffs` are the first ids of all bands but the first.
       head: computes the logits.
     """
 
@@ -78,13 +77,13 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
-        """Returns the projected vectors of tokens."""
+        """Returns the tokens' projected vectors."""
         starts = (0, *self.config.cutoffs)
         parts = [
             band.rows(tokens - start, self.head.sharding)
             for band, start in zip(self.band, starts, strict=True)
         ]
-        # A single product for all bands: a token has zeros for the other bands.
+        # One product for all bands: a token has zeros in the other bands.
         rows = jnp.concatenate(parts, axis=-1).astype(self.head.dtype)
         kernel = jnp.concatenate([band.kernel for band in self.band]).astype(self.head.dtype)
         return self.head.products.matmul(split_batch(rows, self.head.sharding), kernel)
@@ -92,14 +91,14 @@ class AdaptiveEmbedding(nn.Module):
     def logits(
         self, features: Float[Array, "batch length width"], deterministic: bool = True
     ) -> Float[Array, "batch length vocabulary"]:
-        """Returns log-probabilities of all words, float32."""
+        """Returns all words' log-probabilities, float32."""
         features = self.input_dropout(features, deterministic)
         head = jax.nn.log_softmax(self._head_logits(features))
         parts = [head[..., : self.config.cutoffs[0]]]
-        for number, band in enumerate(self.band[1:]):
+        for cluster, band in enumerate(self.band[1:], self.config.cutoffs[0]):
             hidden = self._hidden(band, features, deterministic)
             tail = jax.nn.log_softmax(self.head.logits(hidden, band.embedding))
-            parts.append(head[..., self.config.cutoffs[0] + number, None] + tail)
+            parts.append(head[..., cluster, None] + tail)
         return jnp.concatenate(parts, axis=-1)
 
     def token_losses(
@@ -109,12 +108,12 @@ class AdaptiveEmbedding(nn.Module):
         loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
-        """Returns the loss and the NLL of each target, see `Head.token_losses`.
+        """Returns each target's loss and NLL, as `Head.token_losses`.
 
-        Another loss than the NLL reads the log-probabilities of all words, without dropout. For the
-        NLL a tail's softmax is computed only for tokens with a target in its band. (The projection
-        before it, a hundredth of the work, is computed for all tokens, so that dropout doesn't
-        depend on the selection.)
+        Another loss than the NLL reads all words' log-probabilities, without dropout. For the NLL a
+        tail's softmax is computed only for tokens with a target in its band. (Its projection, a
+        hundredth of the work, is computed for all tokens, so that dropout doesn't depend on the
+        selection.)
         """
         if loss is not cross_entropy:
             values, _ = self.head.token_losses(self.logits, features, targets, loss)
@@ -146,9 +145,7 @@ class AdaptiveEmbedding(nn.Module):
     def _head_logits(
         self, features: Float[Array, "batch length width"]
     ) -> Float[Array, "batch length head"]:
-        """Returns logits of the first band's words, of the other bands, and of columns with
-        probability 0.
-        """
+        """Returns logits for the first band's words, the other bands, and columns with probability 0."""
         used = self.config.cutoffs[0] + len(self.config.cutoffs)
         rows = [
             self.band[0].embedding,
@@ -161,7 +158,7 @@ class AdaptiveEmbedding(nn.Module):
     def _hidden(
         self, band: "Band", features: Float[Array, "batch length width"], deterministic: bool
     ) -> Float[Array, "batch length features"]:
-        """Returns the projection of the features into a tail."""
+        """Returns the features projected into a tail."""
         hidden = self.head.products.matmul(
             features.astype(self.head.dtype), band.kernel.astype(self.head.dtype), axis=1
         )
@@ -169,14 +166,14 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class Band(nn.Module):
-    """The vectors of a band's words and their projection.
+    """A band's vectors and their projection.
 
     Attributes:
       size: words.
-      features: of the vectors.
-      width: of the projected vectors.
-      padding_row: row 1 is padding, as in the paper's code: it starts at zero, and is no target of a
-        tail in training, but a target of the head.
+      features: features in a vector.
+      width: features in a projected vector.
+      padding_row: row 1 is padding, as in the paper's code. It starts at zero. In training it is no
+        target in a tail, but a target in the head.
     """
 
     size: int
@@ -193,9 +190,7 @@ class Band(nn.Module):
     def rows(
         self, words: Int[Array, "batch length"], sharding: NamedSharding | None
     ) -> Float[Array, "batch length features"]:
-        """Returns the vectors of words, counted from the band's first; zeros for words of other
-        bands.
-        """
+        """Returns the words' vectors, counted from the band's first word. Zeros for other bands."""
         inside = (words >= 0) & (words < self.size)
         rows = for_lookup(self.embedding, sharding)[jnp.clip(words, 0, self.size - 1)]
         return jnp.where(inside[..., None], rows, 0.0)

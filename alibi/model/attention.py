@@ -1,7 +1,6 @@
-"""A block's attention layer, and its options besides the position method.
+"""A block's attention layer, with its options besides the position method.
 
-The options enter the layer through its `attention_fn`, which gets queries, keys and values after
-their projection, and gives the output projection its input.
+The options enter through the layer's `attention_fn`, which gets projected queries, keys and values.
 """
 
 import functools
@@ -23,12 +22,12 @@ from alibi.positions.shapes import PerHead
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
-# features of backends, by the key of `config.model` that needs them
+# keys of `config.model` that need a feature of the backend
 FEATURES = {"normalizer": "sink", "logit_cap": "logit cap"}
 
 
 def check_backend(config: ModelConfig) -> None:
-    """Raises ValueError if the backend `model.attention` lacks an option of the config."""
+    """Raises ValueError if the backend `model.attention` lacks an option in the config."""
     if config.attention not in BACKENDS:  # auto chooses a backend that has them
         return
     for key, feature in FEATURES.items():
@@ -41,11 +40,10 @@ def check_backend(config: ModelConfig) -> None:
 
 
 def sink_logits(module: nn.Module, config: ModelConfig) -> PerHead | None:
-    """Returns the logit of each head's sink in the layer `module`, by `model.normalizer`; None for
-    plain softmax.
+    """Returns the logits of the heads' sinks in the layer `module`, or None for plain softmax.
 
-    "softmax1" has logits of 0 (Miller 2023). "sink" learns them, from 0 on (gpt-oss, arXiv
-    2508.10925).
+    With `model.normalizer` softmax1 they are 0 (Miller 2023). With sink they are learned from 0 on
+    (gpt-oss, arXiv 2508.10925).
     """
     if config.normalizer == "softmax":
         return None
@@ -57,13 +55,11 @@ def sink_logits(module: nn.Module, config: ModelConfig) -> PerHead | None:
 def make_attention(
     config: ModelConfig, attention_fn: AttentionFn, x: Float[Array, "batch q width"]
 ) -> nn.Module:
-    """Returns the attention layer "attention" of a block: Flax's own, or `GroupedAttention` for
-    heads and biases that Flax's lacks.
-
-    Called in a block's compact method, which gets the parameters of the options.
+    """Returns a block's layer "attention": Flax's own, or `GroupedAttention` for heads and biases that
+    Flax's lacks. A block's compact method calls it and gets the options' parameters.
 
     Args:
-      attention_fn: the position method, with its cache.
+      attention_fn: attention with the position method and the cache.
       x: the layer's input for the queries.
     """
     initialization = INITIALIZATIONS[config.initialization]
@@ -90,13 +86,13 @@ def make_attention(
 
 
 class GroupedAttention(nn.Module):
-    """Flax's `MultiHeadDotProductAttention`, by its names and its `attention_fn`, with fewer heads
-    of keys than of queries (arXiv 2305.13245) and a bias of the inputs or the output alone.
+    """Flax's `MultiHeadDotProductAttention`, with the same names and `attention_fn`, but fewer heads
+    for keys than for queries (arXiv 2305.13245), or a bias on the inputs or the output alone.
 
     Attributes:
-      config: of the model.
-      attention_fn: of queries `[batch, q, heads, head_dim]`, keys and values `[batch, k, kv_heads,
-        head_dim]`.
+      config: the model's config.
+      attention_fn: a function on queries `[batch, q, heads, head_dim]`, keys and values `[batch, k,
+        kv_heads, head_dim]`.
     """
 
     config: ModelConfig
@@ -110,7 +106,7 @@ class GroupedAttention(nn.Module):
         *,
         deterministic: bool,
     ) -> Float[Array, "batch q width"]:
-        """Returns attention of the queries of `inputs_q` to the keys of `inputs_k`."""
+        """Returns attention from queries for `inputs_q` to keys for `inputs_k`."""
         config = self.config
         initialization = INITIALIZATIONS[config.initialization]
         products = Products.of(config.products, DTYPES[config.dtype])
@@ -151,23 +147,25 @@ class GroupedAttention(nn.Module):
 def _with_options(
     config: ModelConfig, attention: AttentionFn, x: Float[Array, "batch q width"]
 ) -> AttentionFn:
-    """Returns `attention` of clipped, normed and scaled queries and keys, with its result gated, by
-    the config. Attention and its cache get queries, keys and values in `model.dtype`.
+    """Returns `attention` with the config's options around it. It gets arrays in `model.dtype`.
 
-    `model.clip_qkv` bounds queries, keys and values. With `model.qk_norm` each head's queries and
-    keys are divided by their root mean square and multiplied by learned numbers of each feature,
-    alike for all heads, before position enters (Qwen3, arXiv 2505.09388; Gemma 3, arXiv
-    2503.19786); with `model.qk_norm_joint` the model's norm of all heads' features takes their
-    place (MPT). `model.attention_scale` replaces 1 / sqrt(head_dim). With `model.attention_gate`
-    the result is multiplied, feature by feature, by sigmoid(x W) (Qiu et al. 2025, arXiv
-    2505.06708).
+    `model.clip_qkv` bounds queries, keys and values. `model.qk_norm` divides each head's queries and
+    keys by their root mean square and multiplies them by learned numbers for each feature, which all
+    heads share, before position enters (Qwen3, arXiv 2505.09388; Gemma 3, arXiv 2503.19786).
+    `model.qk_norm_joint` uses the model's norm over all heads' features instead (MPT).
+    `model.attention_scale` replaces 1 / sqrt(head_dim). `model.attention_gate` multiplies the result
+    by sigmoid(x W) (Qiu et al. 2025, arXiv 2505.06708).
     """
     factor = config.attention_scale * math.sqrt(config.head_dim) or 1.0
     dtype = DTYPES[config.dtype]
     products, norms, gate = Products.of(config.products, dtype), [], None
     if config.qk_norm:
-        make = make_norm if config.qk_norm_joint else _head_norm
-        norms = [make(config, name) for name in ("query_norm", "key_norm")]
+        norms = [
+            make_norm(config, name)
+            if config.qk_norm_joint
+            else nn.RMSNorm(config.norm_epsilon, name=name)
+            for name in ("query_norm", "key_norm")
+        ]
     if config.attention_gate:
         gate = nn.DenseGeneral(
             (config.num_heads, config.head_dim),
@@ -198,7 +196,3 @@ def _with_options(
         return attended if gate is None else attended * jax.nn.sigmoid(gate).astype(attended.dtype)
 
     return changed
-
-
-def _head_norm(config: ModelConfig, name: str) -> nn.Module:
-    return nn.RMSNorm(config.norm_epsilon, name=name)

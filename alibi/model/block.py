@@ -1,4 +1,4 @@
-"""A layer of the decoder: attention with any position method, and a feed-forward layer."""
+"""A decoder layer: attention with any position method, and a feed-forward layer."""
 
 import functools
 from collections.abc import Callable
@@ -36,14 +36,13 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @flax.struct.dataclass
 class BlockCall:
-    """The arguments of a forward pass that all layers share.
+    """What all layers share in a forward pass.
 
     Attributes:
-      positions: of the tokens; None: 0, 1, ..., known when the program is traced.
-      segment_ids: of the tokens; None: a single segment.
-      reading: the tokens as the key-value cache of each window reads them; None: there is no
-        cache.
-      ascending: given positions rise from token to token.
+      positions: the tokens' positions. None is 0, 1, ..., known when the program is traced.
+      segment_ids: the tokens' segments. None is a single segment.
+      reading: for each window, how its key-value cache reads the tokens. None without a cache.
+      ascending: `positions` rise from token to token.
     """
 
     positions: KnownPositions | None
@@ -53,12 +52,12 @@ class BlockCall:
 
 
 class Block(nn.Module):
-    """A decoder layer with norms before its attention and its feed-forward layer, each on a
+    """A decoder layer with a norm before attention and before the feed-forward layer, each on a
     residual branch.
 
     Attributes:
-      config: of the model.
-      sharding: of the batch dimension of activations on the devices; None: chosen by the compiler.
+      config: the model's config.
+      sharding: how activations are split over devices. None leaves it to the compiler.
     """
 
     config: ModelConfig
@@ -74,11 +73,11 @@ class Block(nn.Module):
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the layer's output for the `last` last tokens, in the dtype of `x`; keys and
-        values are of all.
+        """Returns the layer's output for the `last` last tokens, in the dtype of `x`. Keys and values
+        are computed for all tokens.
 
         Args:
-          shared: the parameters that the position method shares between layers.
+          shared: parameters that the position method shares between layers.
         """
         config = self.config
         products = Products.of(config.products, DTYPES[config.dtype])
@@ -127,13 +126,10 @@ class Block(nn.Module):
         call: BlockCall,
         last: int,
     ) -> AttentionFn:
-        """Returns attention with the position method and the cache in this layer, whose input is
-        `y`.
-        """
+        """Returns attention with the position method and the cache, for the layer input `y`."""
         config = self.config
         positions = np.arange(y.shape[1]) if call.positions is None else call.positions
-        # A single array if all tokens are queries: skipping then knows that both sides are the
-        # same.
+        # One array if all tokens are queries, so that skipping knows that both sides are equal.
         segments: Any = call.segment_ids
         if segments is not None and last < y.shape[1]:
             segments = segments[..., -last:], segments
@@ -168,8 +164,8 @@ class Block(nn.Module):
 
 
 def position_params(module: nn.Module, init: Callable[[PRNGKeyArray], Params]) -> Params:
-    """Returns the parameters "position" of a module, which compute in float32 whatever their dtype; a
-    method without any adds nothing to the tree.
+    """Returns a module's parameters "position" as float32. A method without any adds nothing to the
+    tree.
     """
     made = jax.eval_shape(lambda: init(jax.random.key(0)))
     params = module.param("position", init) if made else {}

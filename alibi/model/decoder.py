@@ -41,12 +41,11 @@ class DecoderLM(nn.Module):
     """A causal language model (paper, section 2.1).
 
     Attributes:
-      config: sizes, rates, and the way of computing; parameters, norms, logits, softmax and loss
-        are float32.
-      pattern: the kinds of the layers in turn; layer i is of kind i modulo their number.
-      vocab_size: tokens of the vocabulary.
-      sharding: of the batch dimension of activations on the devices; None: chosen by the
-        compiler, which may gather the batch if parameters are split too.
+      config: sizes, rates, and how to compute. Parameters, norms, logits, softmax and loss are float32.
+      pattern: the kinds of layers. Layer i has kind i modulo their number.
+      vocab_size: tokens in the vocabulary.
+      sharding: how activations are split over devices. None leaves it to the compiler, which may gather
+        the batch if parameters are split too.
     """
 
     config: ModelConfig
@@ -90,11 +89,10 @@ class DecoderLM(nn.Module):
         return Embedding(embedding, output, head, config.logits_scale)
 
     def _shared_params(self) -> tuple[Params, ...]:
-        """Returns for each kind of layer the parameters that its position method shares between
-        layers.
+        """Returns, for each kind of layer, the parameters that its position method shares.
 
-        The parameters "position" of the model are those of its method; if there are several, each
-        has its own under its number.
+        The model's parameters "position" belong to its method. Several methods have theirs under their
+        numbers.
         """
         methods = self.methods
         if len(methods) == 1:
@@ -102,21 +100,21 @@ class DecoderLM(nn.Module):
 
         def init(key: PRNGKeyArray) -> Params:
             each = {
-                str(number): method.init(jax.random.fold_in(key, number))
-                for number, method in enumerate(methods)
+                str(index): method.init(jax.random.fold_in(key, index))
+                for index, method in enumerate(methods)
             }
-            return {number: params for number, params in each.items() if params}
+            return {index: params for index, params in each.items() if params}
 
         made = position_params(self, init)
         return tuple(made.get(str(methods.index(kind.position)), {}) for kind in self.pattern)
 
     @property
     def methods(self) -> tuple[PositionMethod, ...]:
-        """The different position methods, in the order of the layers."""
+        """The different position methods, in the layers' order."""
         return tuple(dict.fromkeys(kind.position for kind in self.pattern))
 
     def method_pairs(self, other: "DecoderLM") -> set[tuple[PositionMethod, PositionMethod]]:
-        """Returns the pairs of position methods that layers of the same number have in both models."""
+        """Returns the pairs of position methods that the same layer has in both models."""
         ours, theirs = self.pattern, other.pattern
         return {
             (ours[layer % len(ours)].position, theirs[layer % len(theirs)].position)
@@ -124,22 +122,20 @@ class DecoderLM(nn.Module):
         }
 
     def method_of(self, path: Sequence[str]) -> PositionMethod | None:
-        """Returns the position method to which a parameter belongs, by the names on its path; None
-        for other parameters.
-        """
+        """Returns the position method that owns the parameter at this path, or None."""
         if "position" not in path:
             return None
         if path[0] == "position":
             return self.methods[int(path[1]) if len(self.methods) > 1 else 0]
         # stacked layers with parameters have the same method
-        number = path[0].removeprefix(STACKED).removeprefix("_")
-        return self.pattern[int(number or 0) % len(self.pattern)].position
+        layer = path[0].removeprefix(STACKED).removeprefix("_")
+        return self.pattern[int(layer or 0) % len(self.pattern)].position
 
     def within_limits(self, params: PyTree) -> PyTree:
-        """Returns the parameters with those of the position methods clipped to their limits."""
+        """Returns the parameters, clipped to the limits that position methods declare."""
 
         def clip(path: tuple[Any, ...], leaf: Array) -> Array:
-            names = [part.key for part in path]
+            names = [entry.key for entry in path]
             method = self.method_of(names)
             limits = None if method is None else method.limits.get(names[-1])
             return leaf if limits is None else jnp.clip(leaf, *limits)
@@ -147,7 +143,7 @@ class DecoderLM(nn.Module):
         return jax.tree.map_with_path(clip, params)
 
     def check_length(self, length: int) -> None:
-        """Raises ValueError if the model is not defined for sequences of `length` tokens."""
+        """Raises ValueError if the model is not defined for sequences with `length` tokens."""
         if length > (last := jnp.iinfo(jnp.int32).max):
             raise ValueError(
                 f"a sequence of {length:,} tokens is too long: positions end at {last:,}; use fewer"
@@ -172,31 +168,30 @@ class DecoderLM(nn.Module):
         total: int | None = None,
         chunk: int | None = None,
     ) -> Float[Array, "batch length vocabulary"]:
-        """Returns logits of the token after each of `tokens`, float32; log-probabilities with
-        adaptive embeddings.
+        """Returns logits for the token after each input, float32, or log-probabilities with adaptive
+        embeddings.
 
         Args:
-          positions: integers `[length]` or `[batch, length]`; by default 0, 1, ...
-          segment_ids: a token sees only tokens of its own segment (packed documents,
-            padding); give positions too if they restart.
-          deterministic: no dropout; otherwise `rngs={"dropout": key}` is needed.
-          decode: append the tokens of each sequence to a key-value cache, the collection
-            "cache" of the variables, and attend to the whole cache: a prompt, in one piece or
-            several, then token by token. `init(..., decode=True)` makes the cache, with a slot
-            for each token that it is given; `alibi.generation` does both steps. Each sequence
-            continues at its own position; positions below 0 are padding, which no token sees.
-            Features beyond the last slot are NaN.
-          fresh: the cache is empty, so these tokens attend to each other alone, at the cost of a
-            pass without a cache. Features are NaN if it is not.
-          total: with `init(..., decode=True)`, the most tokens of a sequence, which methods
-            that depend on the length use (None: the slots). With more tokens than slots the
-            cache is a ring, which needs a window.
-          chunk: with `init(..., decode=True)`, the most tokens read at a time: a layer under a
-            window then has a slot for each token of a window and a chunk, if these are fewer.
+          positions: integers `[length]` or `[batch, length]`. Defaults to 0, 1, ...
+          segment_ids: a token sees only tokens in its own segment (packed documents, padding). Give
+            positions too if they restart.
+          deterministic: no dropout. Otherwise `rngs={"dropout": key}` is needed.
+          decode: append each sequence's tokens to a key-value cache, the collection "cache" in the
+            variables, and attend to the whole cache: a prompt, in one piece or several, then token by
+            token. `init(..., decode=True)` makes the cache, with a slot for each token. Each sequence
+            continues at its own position. Positions below 0 are padding, which no token sees. Features
+            beyond the last slot are NaN. `alibi.generation` does all this.
+          fresh: the cache is empty, so these tokens attend to each other alone, as in a pass without a
+            cache. Features are NaN if it is not empty.
+          total: with `init(..., decode=True)`, the longest sequence, for methods that depend on the
+            length. Defaults to the slots. If it exceeds the slots, the cache is a ring, which needs a
+            window.
+          chunk: with `init(..., decode=True)`, the most tokens read at a time. A layer under a window
+            then has slots for a window and a chunk, if these are fewer.
 
         Raises:
-          ValueError: a sequence longer than the position method is defined for, more tokens
-            than the cache has room for, or `decode` with stacked layers (`scan_layers`).
+          ValueError: a sequence longer than the position method is defined for, more tokens than the
+            cache has room for, or `decode` with stacked layers (`scan_layers`).
         """
         features = self.features(
             tokens,
@@ -216,9 +211,8 @@ class DecoderLM(nn.Module):
         targets: Int[Array, "batch scored"],
         **options: Any,
     ) -> Float[Array, "batch scored"]:
-        """Returns -log p of each target in nats, float32; 0 for negative targets.
-
-        Inputs and options as in `token_losses`.
+        """Returns each target's -log p in nats, float32, and 0 for negative targets. Inputs and options
+        are as in `token_losses`.
         """
         return self.token_losses(inputs, targets, **options)[1]
 
@@ -232,10 +226,10 @@ class DecoderLM(nn.Module):
         deterministic: bool = True,
         loss: TokenLoss = cross_entropy,
     ) -> tuple[Float[Array, "batch scored"], Float[Array, "batch scored"]]:
-        """Returns the loss and the NLL of each target, see `Head.token_losses`.
+        """Returns each target's loss and NLL, as `Head.token_losses`.
 
-        The targets belong to the last inputs: with fewer targets than inputs, the last layer's
-        queries and the softmax are computed only for these. Never holds all logits.
+        Targets belong to the last inputs. With fewer targets than inputs, the last layer's queries and
+        the softmax are computed only for these. Never holds all logits.
         """
         features = self.features(
             inputs,
@@ -259,11 +253,11 @@ class DecoderLM(nn.Module):
         chunk: int | None = None,
         last: int | None = None,
     ) -> Float[Array, "batch last width"]:
-        """Returns the input of the softmax layer for the `last` last tokens (None: all), float32;
-        see `__call__`.
+        """Returns the softmax layer's input for the `last` last tokens, float32. Arguments are as in
+        `__call__`, and `last` defaults to all tokens.
 
-        Without `decode`, `total` is the length of the sequence that begins with these tokens, for
-        methods that depend on it (None: of these tokens).
+        Without `decode`, `total` is the length of a sequence that begins with these tokens, for methods
+        that depend on it.
         """
         config, length = self.config, tokens.shape[1]
         caches = self._caches(tokens, segment_ids, total, chunk) if decode else None
@@ -277,8 +271,7 @@ class DecoderLM(nn.Module):
             np.arange(length) if slots is None or fresh else slots.next_positions(length)
         )
         read = in_order if positions is None else positions
-        # A table has no row for the padding of a prompt, and NaN would reach others even with a
-        # weight of zero.
+        # A table has no row for padding in a prompt, and NaN would reach others even with weight zero.
         padded = slots is not None and positions is not None
         placed = jnp.maximum(read, 0) if padded else read
         # Every model draws this key, so that dropout doesn't depend on `max_position`.
@@ -325,7 +318,7 @@ class DecoderLM(nn.Module):
         total: int | None,
         chunk: int | None,
     ) -> dict[int, Slots]:
-        """Returns the slots of the cache before `tokens` are read, by the window of their layers."""
+        """Returns the cache's slots for each window, before `tokens` are read."""
         if segment_ids is not None:
             raise ValueError(
                 "decode=True takes no segment_ids: decode each document with a cache of its own"
@@ -349,13 +342,13 @@ class DecoderLM(nn.Module):
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the output of layers with parameters of their own; the last layer only for the
+        """Returns the output of layers that have their own parameters, from the last layer only for the
         `last` last tokens.
         """
-        for number, layer in enumerate(self.layers):
-            place = number % len(pattern)
+        for index, layer in enumerate(self.layers):
+            kind = index % len(pattern)
             queries = last if layer is self.layers[-1] else x.shape[1]
-            x = layer(x, pattern[place], self.shared[place], call, deterministic, queries)
+            x = layer(x, pattern[kind], self.shared[kind], call, deterministic, queries)
         return x
 
     def _scanned(
@@ -366,11 +359,11 @@ class DecoderLM(nn.Module):
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
-        """Returns the output of layers with stacked parameters: a loop over the pattern's repeats,
-        which is compiled as a single repeat.
+        """Returns the output of layers with stacked parameters: a loop over the pattern's repeats, compiled
+        as a single repeat.
 
-        Layers after the last whole repeat are programs of their own, as is the last layer with
-        fewer queries than keys.
+        Layers after the last whole repeat are programs of their own, as is a last layer with fewer
+        queries than keys.
         """
         block, stack = Block(self.config, self.sharding, parent=None), self.stacked
         key = None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
@@ -386,8 +379,8 @@ class DecoderLM(nn.Module):
             arguments = (x, pattern[place], self.shared[place], call, deterministic, queries)
             return block.apply({"params": params}, *arguments, rngs=rngs)
 
-        # Each layer is recomputed by itself, so that the backward pass holds a single layer. Several
-        # layers in a step of the loop need a barrier for that.
+        # Each layer is recomputed by itself, so that the backward pass holds a single layer. For that,
+        # several layers in one step of the loop need a barrier.
         remat = functools.partial(jax.checkpoint, prevent_cse=period > 1, static_argnums=(4, 5))
         run = remat(layer) if self.config.remat else layer
 
@@ -401,8 +394,7 @@ class DecoderLM(nn.Module):
 
         if repeats:
             params: Params | None = None
-            # A part of the stack would be copied for the loop, so each step then takes its layers
-            # from the whole.
+            # The loop would copy a part of the stack, so each step then takes layers from the whole.
             if repeats * period == layers:
                 params = jax.tree.map(
                     lambda leaf: leaf.reshape(repeats, period, *leaf.shape[1:]), stack
@@ -414,7 +406,7 @@ class DecoderLM(nn.Module):
         return x
 
     def _stacked_params(self) -> Params:
-        """Returns the parameters of all layers, each leaf `[layers, ...]`."""
+        """Returns all layers' parameters, each leaf `[layers, ...]`."""
         layers = self.config.num_layers
         if self.has_variable("params", STACKED):
             params: Params = self.get_variable("params", STACKED)
@@ -435,7 +427,7 @@ class DecoderLM(nn.Module):
 
 
 class SlotsCache(nn.Module):
-    """The slots of the key-value cache, by window; the layers of a window share them."""
+    """The key-value cache's slots for each window. Layers with the same window share them."""
 
     @nn.compact
     def __call__(
@@ -445,8 +437,8 @@ class SlotsCache(nn.Module):
         windows: tuple[int, ...],
         chunk: int | None,
     ) -> dict[int, Slots]:
-        """Returns the slots before `tokens` are read; `init` makes a slot for each token, or fewer
-        by `chunk`, see `DecoderLM`.
+        """Returns the slots before `tokens` are read. `init` makes a slot for each token, or fewer with
+        `chunk`, as `DecoderLM` describes.
         """
         started, (batch, length) = self.has_variable("cache", "slots"), tokens.shape
         total = total or length
@@ -468,7 +460,7 @@ class SlotsCache(nn.Module):
         positions: Int[Array, "batch length"],
         placed: Int[Array, "batch length"],
     ) -> dict[int, Slots]:
-        """Stores these tokens in the slots, and returns the result."""
+        """Returns the slots with these tokens, and stores them."""
         if self.is_initializing():
             return slots
         after = {window: own.append(positions, placed) for window, own in slots.items()}
@@ -479,18 +471,18 @@ class SlotsCache(nn.Module):
 def build_model(
     config: Config, vocab_size: int, *, sharding: NamedSharding | None = None
 ) -> DecoderLM:
-    """Returns the model of `config`.
+    """Returns the model that `config` describes.
 
     Args:
-      vocab_size: tokens of the text's vocabulary; `UNKNOWN_VOCABULARY` before the text is known.
-      sharding: see `DecoderLM`; each part of the batch may hold the logits of
+      vocab_size: tokens in the text's vocabulary, or `UNKNOWN_VOCABULARY` before the text is known.
+      sharding: as in `DecoderLM`. Each part of the batch may hold logits for
         `config.model.logits_chunk` tokens.
 
     Raises:
-      ValueError: see `ModelConfig` and `layer_pattern`; cutoffs that don't fit the vocabulary;
-        `max_position` below the training length; `logit_scale` with a training length of 1 or an
-        objective that sees both sides; `scan_layers` with layers of different parameters; an
-        `attention` that lacks an option of attention.
+      ValueError: as `layer_pattern`, and for cutoffs that don't fit the vocabulary, `max_position`
+        below the training length, `logit_scale` with a training length of 1 or an objective that sees
+        both sides, `scan_layers` with different parameters in layers, or an `attention` that lacks an
+        option.
     """
     model = config.model
     check_backend(model)
@@ -529,7 +521,7 @@ def build_model(
 
 
 def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
-    """Raises ValueError for layers whose own position parameters can't be stacked."""
+    """Raises ValueError if layers have position parameters that can't be stacked."""
     kinds = {(kind.position, kind.logit_scale in LEARNED_SCALES): kind for kind in pattern}.values()
     made = [
         jax.eval_shape(
@@ -545,12 +537,12 @@ def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
 
 
 def evaluated(model: DecoderLM, config: Config) -> DecoderLM:
-    """Returns the model for evaluation: its products are of `config.eval.dtype`."""
+    """Returns the model for evaluation, with products in `config.eval.dtype`."""
     return model.clone(config=dataclasses.replace(model.config, dtype=config.eval.dtype))
 
 
 def param_shapes(model: DecoderLM) -> PyTree:
-    """Returns shapes and dtypes of the parameters; allocates nothing."""
+    """Returns the parameters' shapes and dtypes. Allocates nothing."""
     shapes = jax.eval_shape(
         lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     )
@@ -559,5 +551,5 @@ def param_shapes(model: DecoderLM) -> PyTree:
 
 
 def count_parameters(model: DecoderLM) -> int:
-    """Returns the number of learned numbers; allocates nothing."""
+    """Returns how many numbers a model learns. Allocates nothing."""
     return sum(leaf.size for leaf in jax.tree.leaves(param_shapes(model)))

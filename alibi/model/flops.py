@@ -1,36 +1,35 @@
-"""Floating-point operations of a model, counted from its config."""
+"""A model's floating-point operations, counted from its config."""
 
 from alibi.config import Config
 
-# Speed of training on two CPU cores, a guess before the first measurement. In float32, counted as
-# here, machines reached 20 to 70 GFLOP/s at width 64 with adaptive embeddings, and 85 to 150 at
-# width 128.
+# Training speed on two CPU cores, a guess before the first measurement. In float32 machines reached 20
+# to 70 GFLOP/s at width 64 with adaptive embeddings, and 85 to 150 at width 128.
 CPU_FLOPS_PER_SECOND = 60e9
-# A forward pass and a backward pass of twice its products; remat adds a forward pass.
+# A backward pass has twice the products of a forward pass. Remat adds a forward pass.
 TRAIN_PASSES, REMAT_PASSES = 3, 4
 
 
 def model_flops(config: Config, vocab_size: int) -> float:
-    """Returns the operations of training on a token, without those that remat repeats.
+    """Returns training operations per token, without the forward pass that remat repeats.
 
-    Model FLOPs utilisation is their number a second divided by the devices' peak (PaLM, arXiv
-    2204.02311, appendix B, which also counts keys hidden by the causal mask).
+    Model FLOPs utilisation is these operations per second over the devices' peak (PaLM, arXiv
+    2204.02311, appendix B, which also counts keys that the causal mask hides).
     """
     return TRAIN_PASSES * forward_flops(config, vocab_size, config.train_length)
 
 
 def training_flops(config: Config, vocab_size: int) -> float:
-    """Returns the operations of training on a token."""
+    """Returns training operations per token."""
     passes = REMAT_PASSES if config.model.remat else TRAIN_PASSES
     return passes * forward_flops(config, vocab_size, config.train_length)
 
 
 def forward_flops(config: Config, vocab_size: int, length: int) -> float:
-    """Returns the operations of a token in a sequence of `length`: two a weight, and attention to
-    visible keys.
+    """Returns forward operations per token in a sequence with `length` tokens: two per weight, and
+    attention to visible keys.
 
-    An adaptive softmax counts with its head and the first band's projection: tails see a few
-    tokens in a hundred.
+    An adaptive softmax counts its head and the first band's projection. Tails see a few tokens in a
+    hundred.
     """
     model = config.model
     projected = (2 + model.attention_gate) * model.num_heads + 2 * model.kv_heads
@@ -48,7 +47,7 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
 
 
 def keys_seen(window: int, length: int, *, causal: bool = True) -> int:
-    """Returns the number of keys that the `length` queries of a sequence see in all."""
+    """Returns how many keys all `length` queries in a sequence see together."""
     reach = min(window or length, length)
     before = reach * length - reach * (reach - 1) // 2  # and its own
     return before if causal else 2 * before - length

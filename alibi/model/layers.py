@@ -1,8 +1,7 @@
-"""The two layouts of the layers' parameters: a tree for each layer, or a tree whose leaves hold all
-layers.
+"""The two layouts of layers' parameters.
 
-`layers_0`, `layers_1`, ... are the trees of unrolled layers. `layers` is the tree of scanned
-layers, each leaf `[layers, ...]`. Both hold the same numbers.
+Unrolled layers have the trees `layers_0`, `layers_1`, ... Scanned layers have one tree `layers`, each
+leaf `[layers, ...]`. Both hold the same numbers.
 """
 
 from collections.abc import Callable
@@ -24,9 +23,7 @@ def is_stacked(params: PyTree) -> bool:
 
 
 def stacked(tree: PyTree) -> PyTree:
-    """Returns parameters, or a state with trees of them such as an optimizer's, with the layers
-    stacked.
-    """
+    """Returns parameters, or a state that contains them such as an optimizer's, with layers stacked."""
 
     def stack(params: dict) -> dict:
         names = [

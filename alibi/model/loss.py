@@ -15,9 +15,9 @@ from alibi.config import Config
 from alibi.numerics.products import Products, transposed
 from alibi.parallel.sharding import for_lookup, split_batch
 
-LSE = "lse"  # the name of the saved logarithm of a token's sum of exponentials
+LSE = "lse"  # names the saved logarithm of a token's sum of exponentials
 
-# A function of float32 logits and targets to the loss of each token.
+# From float32 logits and targets to each token's loss.
 TokenLoss = Callable[
     [Float[Array, "batch length vocabulary"], Int[Array, "batch length"]],
     Float[Array, "batch length"],
@@ -27,7 +27,7 @@ TokenLoss = Callable[
 def cross_entropy(
     logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
 ) -> Float[Array, "batch length"]:
-    """Returns -log softmax(logits)[target] in nats, float32; 0 for negative targets."""
+    """Returns -log softmax(logits)[target] in nats, float32, and 0 for negative targets."""
     logits = logits.astype(jnp.float32)
     of_target = jnp.where(_is_target(logits, targets), logits, 0.0).sum(axis=-1)
     nll = jax.nn.logsumexp(logits, axis=-1) - of_target
@@ -35,16 +35,24 @@ def cross_entropy(
 
 
 def training_loss(config: Config) -> TokenLoss:
-    """Returns the loss whose gradient training follows; reported losses are `cross_entropy`.
+    """Returns the loss that training minimizes. Reported losses are `cross_entropy`.
 
-    With s = label_smoothing, for a target y, n words, logits x and Z = sum(exp(x)):
+    With s = label_smoothing, target y, n words, logits x and Z = sum(exp(x)):
 
         (1 - s) (log Z - x_y) + s (log Z - sum(x) / n) + z_loss (log Z)^2
 
     Sources: Szegedy et al. 2016 (arXiv 1512.00567), section 7, as `optax.smooth_labels`; Chowdhery
     et al. 2022 (PaLM, arXiv 2204.02311), section 5.
 
-    Raises ValueError for options that don't go with the model.
+    Raises:
+      ValueError: options that don't go with the model.
+
+    Example:
+      >>> from alibi.config import make_config
+      >>> import jax.numpy as jnp
+      >>> loss = training_loss(make_config("train.z_loss=0.01"))
+      >>> loss(jnp.zeros((1, 1, 4)), jnp.zeros((1, 1), int)).round(4).tolist()
+      [[1.4055]]
     """
     smoothing, z_loss = config.train.label_smoothing, config.train.z_loss
     if not smoothing and not z_loss:
@@ -66,13 +74,13 @@ def training_loss(config: Config) -> TokenLoss:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The computation of logits from features, and of losses from logits.
+    """Computes logits from features, and losses from logits.
 
     Attributes:
-      dtype: of the product.
-      products: compute it.
-      logits_chunk: tokens whose logits exist at the same time.
-      sharding: of the batch dimension on the devices; None: chosen by the compiler.
+      dtype: the product's dtype.
+      products: compute the product.
+      logits_chunk: how many tokens have logits at the same time.
+      sharding: how the batch is split over devices. None leaves it to the compiler.
     """
 
     dtype: Any
@@ -97,15 +105,15 @@ class Head:
         targets: Int[Array, "batch length"],
         loss: TokenLoss = cross_entropy,
     ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
-        """Returns the loss of each target and its cross entropy, float32; both 0 for negative targets.
+        """Returns each target's loss and cross entropy, float32, both 0 for negative targets.
 
-        The logits of about `logits_chunk` tokens exist at the same time: chunks are computed in
-        turn, and again in the backward pass. A chunk is a range of positions of all sequences, so
-        that a sharded batch stays on its devices.
+        About `logits_chunk` tokens have logits at the same time: chunks are computed in turn, and again
+        in the backward pass. A chunk is a range of positions in all sequences, so that a sharded batch
+        stays on its devices.
 
         Args:
           logits: a function from features to float32 logits.
-          loss: of a chunk's tokens, negative targets too; beside another loss than the default
+          loss: a function on a chunk, negative targets included. Beside another loss than the default
             the cross entropy has no gradient.
         """
         batch, length = targets.shape
@@ -135,8 +143,8 @@ class Head:
             features = jnp.pad(features, (*padding, (0, 0))).reshape(*tiles, features.shape[-1])
             targets = jnp.pad(targets, padding, constant_values=-1).reshape(tiles)
             parts = jnp.moveaxis(features, 1, 0), jnp.moveaxis(targets, 1, 0)
-            # The backward pass computes a chunk's logits again. The default takes the logarithm of
-            # their sum of exponentials from the forward pass.
+            # The backward pass computes a chunk's logits again. The default loss takes their lse from
+            # the forward pass.
             saved = jax.checkpoint_policies.save_only_these_names(LSE)
             losses = jax.lax.map(jax.checkpoint(of_chunk, policy=saved), parts)
             losses = [jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :columns] for x in losses]
@@ -145,12 +153,12 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """The matrices of inputs and softmax, which may be the same (Press and Wolf 2017).
+    """The matrices for inputs and softmax, which may be the same (Press and Wolf 2017).
 
     Attributes:
-      embedding: of the inputs.
-      output: of the softmax.
-      head: computes its logits.
+      embedding: the inputs' matrix.
+      output: the softmax's matrix.
+      head: computes the logits.
       logits_scale: multiplies them.
     """
 
@@ -160,13 +168,13 @@ class Embedding:
     logits_scale: float
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
-        """Returns the rows of tokens in the matrix."""
+        """Returns the tokens' rows in the matrix."""
         return for_lookup(self.embedding, self.head.sharding)[tokens]
 
     def logits(
         self, features: Float[Array, "batch length width"], deterministic: bool = True
     ) -> Float[Array, "batch length vocabulary"]:
-        """Returns logits of features, float32."""
+        """Returns the features' logits, float32."""
         logits = self.head.logits(features, self.output)
         return logits if self.logits_scale == 1 else logits * self.logits_scale
 
@@ -177,7 +185,7 @@ class Embedding:
         loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
     ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
-        """Returns the loss and the NLL of each target, see `Head.token_losses`."""
+        """Returns each target's loss and NLL, as `Head.token_losses`."""
         return self.head.token_losses(self.logits, features, targets, loss)
 
 
@@ -200,7 +208,7 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array,
 
 
 def _is_target(logits: Array, targets: Array) -> Bool[Array, "batch length vocabulary"]:
-    # A comparison instead of a gather: its gradient is one fused pass and no scatter.
+    # A comparison, not a gather: its gradient is one fused pass and no scatter.
     numbers = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     return numbers == targets[..., None]
 
@@ -213,15 +221,15 @@ def selected_token_nll(
     chunk_rows: int,
     parts: int = 1,
 ) -> Float[Array, "batch length"]:
-    """Returns -log softmax(features embedding^T)[target] in nats, float32; 0 for negative targets.
+    """Returns -log softmax(features embedding^T)[target] in nats, float32, and 0 for negative targets.
 
-    Rows with a target are put together and taken `chunk_rows` at a time, until none is left, so
-    that the work follows the number of targets while all shapes are known. Only the logits of
-    a chunk exist at the same time, also in the backward pass, which computes them again.
+    Rows with a target are put together and taken `chunk_rows` at a time until none is left, so that the
+    work follows the number of targets while all shapes are known. Only one chunk has logits at a time.
+    The backward pass computes them again.
 
     Args:
-      parts: of the batch, each with rows on its own devices; they compute their chunks side by
-        side.
+      parts: how many parts the batch has, each with rows on its own devices. They compute their chunks
+        side by side.
     """
     parts = parts if targets.shape[0] % parts == 0 else 1
     folded = targets.reshape(parts, -1)
@@ -298,7 +306,7 @@ _selected_nll.defvjp(_selected_forward, _selected_backward)
 def _selected_first(
     targets: Int[Array, " rows"], chunk_rows: int
 ) -> tuple[Int[Array, " padded"], Int[Array, " padded"]]:
-    """Returns rows with a target, then others, up to a multiple of `chunk_rows`, and targets, -1
+    """Returns rows with a target, then others up to a multiple of `chunk_rows`, and their targets, -1
     for the others.
     """
     padding = (0, -targets.size % chunk_rows)
@@ -307,7 +315,7 @@ def _selected_first(
 
 
 def _unsorted(x: Float[Array, "..."], targets: Int[Array, " rows"]) -> Float[Array, "..."]:
-    """Returns the results of `_selected_first`'s rows in their places; 0 for rows without a target."""
+    """Returns the results for `_selected_first`'s rows in their places, and 0 without a target."""
     selected = targets >= 0
     place = jnp.maximum(jnp.cumsum(selected) - 1, 0)
     return jnp.where(selected.reshape(-1, *(1,) * (x.ndim - 1)), x[place], 0.0)

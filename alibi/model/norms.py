@@ -1,4 +1,4 @@
-"""The norms of a model, by `model.norm`."""
+"""A model's norms, chosen in `model.norm`."""
 
 import flax.linen as nn
 import jax
@@ -19,7 +19,7 @@ class OffsetRMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
-        """Returns the norm of the last dimension, float32."""
+        """Returns `x` normed over the last dimension, float32."""
         offset = self.param("scale", nn.initializers.zeros, x.shape[-1:], jnp.float32)
         scale = (1 + offset.astype(jnp.float32)).reshape((1,) * (x.ndim - 1) + (-1,))
         x = x.astype(jnp.float32)
@@ -27,7 +27,7 @@ class OffsetRMSNorm(nn.Module):
 
 
 def make_norm(config: ModelConfig, name: str) -> nn.Module:
-    """Returns the model's norm over features, with the parameters `name`."""
+    """Returns the model's norm over features, with parameters under `name`."""
     if config.norm == "rms_one":
         return OffsetRMSNorm(config.norm_epsilon, name=name)
     if config.norm == "rms":

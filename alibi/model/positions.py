@@ -1,4 +1,4 @@
-"""The kinds of a model's layers: each has a position method, a window and a scale of its logits.
+"""The kinds of layers in a model: each has a position method, a window and a logit scale.
 
 Also positions and scales that a model combines with any position method.
 """
@@ -24,17 +24,17 @@ from alibi.positions.shapes import KnownPositions, Positions, Queries
 
 _log = logging.getLogger(__name__)
 
-LEARNED_SCALES = ("ssmax", "ssmax_queries")  # s of each head of each layer
+LEARNED_SCALES = ("ssmax", "ssmax_queries")  # each head in each layer learns s
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind:
-    """All that differs between the layers of a model.
+    """All that differs between layers in a model.
 
     Attributes:
       position: the position method.
-      window: tokens that attention reaches back, its own included; 0: all.
-      logit_scale: see `alibi.config.ModelConfig`.
+      window: tokens that attention reaches back, the token itself included. 0 is all.
+      logit_scale: as in `alibi.config.ModelConfig`.
     """
 
     position: PositionMethod
@@ -47,15 +47,15 @@ class LayerKind:
 
 
 def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
-    """Returns the kinds of the layers in turn: layer i is of kind i modulo their number.
+    """Returns the kinds of layers: layer i has kind i modulo their number.
 
     Each list in the config, such as position=rotary,none or model.window=32,0, is repeated over the
-    layers by itself. An option of positions goes to the methods that know it.
+    layers. A position option goes to the methods that know it.
 
     Raises:
-      ValueError: a list longer than the layers, see also `make_position`; several methods of
-        which one adds to the token embeddings, which all layers read; or a method that needs keys
-        of each head, with fewer.
+      ValueError: as `make_position`, and for a list longer than the layers, for one of several methods
+        that adds to the token embeddings, which all layers read, or for a method that needs keys in
+        each head, with fewer.
     """
     model, made = config.model, dict[tuple[str, str], PositionMethod]()
     names = _each_layer(model.num_layers, "position", method_names(config.position))
@@ -97,8 +97,8 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
 
 
 def _options_by_layer(config: Config, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Returns each layer's options of positions: those known to its method, and those that no
-    method knows, which `make_position` refuses.
+    """Returns each layer's position options: its method's, and any that no method knows, which
+    `make_position` refuses.
     """
     known, found = {}, [dict[str, Any]() for _ in names]
     for name in dict.fromkeys(names):
@@ -118,7 +118,7 @@ def _options_by_layer(config: Config, names: tuple[str, ...]) -> list[dict[str, 
 
 
 def _each_layer(num_layers: int, key: str, value: Any) -> tuple[Any, ...]:
-    """Returns `by_layer`; logs a warning if the length of a list doesn't divide the layers."""
+    """Returns `by_layer`. Logs a warning if a list's length doesn't divide the layers."""
     values = by_layer(key, value, num_layers)
     if isinstance(value, tuple) and num_layers % len(value):
         _say(
@@ -130,19 +130,19 @@ def _each_layer(num_layers: int, key: str, value: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def _say(message: str) -> None:
-    """Logs a warning, once in a process."""
+    """Logs a warning, once per process."""
     _log.warning(message)
 
 
 def randomised_positions(
     positions: KnownPositions, length: int, max_position: int, batch: int, key: PRNGKeyArray | None
 ) -> Int[Array, "*batch length"]:
-    """Returns randomised positions of tokens in sequences of `length` (Ruoss et al. 2023, arXiv
+    """Returns randomised positions for sequences with `length` tokens (Ruoss et al. 2023, arXiv
     2305.16843).
 
-    With a key, in training, each sequence gets a sorted sample without replacement of 0, ...,
+    With a key, in training, each sequence gets a sorted sample without replacement from 0, ...,
     max_position - 1. Without a key positions are evenly spread, at the means of such samples. The
-    authors' code draws in tests too.
+    authors' code also draws in tests.
     """
     if key is None:
         spread = np.arange(1, length + 1, dtype=np.int64) * (max_position + 1) // (length + 1) - 1
@@ -154,13 +154,11 @@ def randomised_positions(
 
 
 def init_layer(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) -> Params:
-    """Returns the initial parameters of positions in one layer: the method's, and the scale of
-    SSMax's logits.
-    """
+    """Returns one layer's initial position parameters: the method's, and SSMax's scale."""
     params = position.init_layer(key)
     if logit_scale not in LEARNED_SCALES:
         return params
-    # of ln n over n = 1, ..., L
+    # the mean of ln n over n = 1, ..., L
     mean = math.lgamma(position.train_length + 1) / position.train_length
     return {**params, "ssmax": jnp.full(position.num_heads, 1 / mean, jnp.float32)}
 
@@ -168,8 +166,8 @@ def init_layer(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) ->
 def bias_scale(
     logit_scale: str, position: PositionMethod, params: Params
 ) -> Float[Array, " heads"] | None:
-    """Returns s of each head, if a scale multiplies whole logits, with their bias, by s ln n for n
-    visible keys; None: it multiplies queries alone, or there is none.
+    """Returns each head's s if whole logits, bias included, are multiplied by s ln n for n visible
+    keys. None if the scale multiplies queries alone, or if there is none.
     """
     if logit_scale == "log_n":
         return jnp.full(position.num_heads, 1 / math.log(position.train_length), jnp.float32)
@@ -179,17 +177,16 @@ def bias_scale(
 def scaled_queries(
     logit_scale: str, position: PositionMethod, params: Params, query: Queries, positions: Positions
 ) -> Queries:
-    """Returns the queries times a function of n, the number of keys that each sees: its position
-    plus one.
+    """Returns queries times a function of n, the keys that a query sees: its position plus one.
 
-    Softmax over more keys is flatter; this sharpens it. With L the training length and s learned by
-    each head of each layer, with an initial mean of s ln n of 1 over L:
+    Softmax over more keys is flatter, and this sharpens it. L is the training length. Each head in each
+    layer learns its s, which starts where s ln n has the mean 1 over n = 1, ..., L.
 
     - "log_n": ln n / ln L (Chiang and Cholak 2022, arXiv 2202.12172), and "ssmax": s ln n (Nakanishi
-      2025, arXiv 2501.19399). Both are for whole logits: `bias_scale` is for the bias.
+      2025, arXiv 2501.19399). `bias_scale` scales their bias alike.
     - "log_n_beyond": max(1, ln n / ln L) (Qwen 2023, arXiv 2309.16609, section 3.1), "ssmax_queries":
-      s ln n, and "llama4": 1 + 0.1 ln(floor(n / L) + 1) (Llama 4, with 8,192 for L). A bias is added
-      to the scaled products as it is.
+      s ln n, and "llama4": 1 + 0.1 ln(floor(n / L) + 1) (Llama 4, with 8,192 for L). Their bias is not
+      scaled.
     """
     log_n = jnp.expand_dims(log_keys(jnp.asarray(positions)), (-1, -2))
     if logit_scale == "log_n":

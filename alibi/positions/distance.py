@@ -90,14 +90,11 @@ class DistanceBias(Bias):
         return jnp.moveaxis(self.envelope(self.counted(nearest)), 0, 1)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> Bias:
-        if not self.in_table or self.adds_values:
-            return self
         q_length, k_length = query_positions.shape[-1], key_positions.shape[-1]
-        longest = max(q_length, k_length)
-        # One query needs no table: it has each distance once. Decoding would also cut the table by
-        # keys alone, and a table, which begins at the first distance of its queries and keys, would
-        # then be read at wrong distances.
-        if q_length > 1 and consecutive(query_positions, key_positions):
+        longest, looked_up = max(q_length, k_length), self.in_table and not self.adds_values
+        # One query needs no table: it has each distance once. Decoding would also cut the table along
+        # keys alone, and so read it at wrong distances.
+        if looked_up and q_length > 1 and consecutive(query_positions, key_positions):
             lowest = int(query_positions[0]) - int(key_positions[-1])
             highest = int(query_positions[-1]) - int(key_positions[0])
             distinct, places = np.unique(

@@ -148,7 +148,7 @@ def test_flops_count_shared_heads_and_gates() -> None:
     assert forward_flops(config, 256, 128) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("position", ["alibi", "t5", "fire", "kerple_log"])
+@pytest.mark.parametrize("position", ["alibi", "kerple_log"])
 def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config, position: str) -> None:
     """A model with parameters in bfloat16 computes in float32, with the values that they have: those
     of the position method too.

@@ -33,12 +33,9 @@ def read_in_pieces(model, params, tokens, pieces, slots, *, total=None):
 @pytest.mark.parametrize(
     ("position", "keys"),
     [
-        ("fox", {}),
         ("rotary", {"max_position": 256}),
-        ("alibi", {"logit_scale": "ssmax"}),
         ("fox", {"logit_scale": "ssmax"}),
         ("alibi", {"logit_scale": "ssmax_queries"}),
-        ("t5", {"logit_scale": "log_n"}),
         ("rotary", {"window": 3}),
     ],
 )
@@ -92,7 +89,7 @@ def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
         read_in_pieces(learned, learned_params, tokens, [1], slots=17)
 
 
-@pytest.mark.parametrize("position", ["alibi", "rotary_ntk", "fox"])
+@pytest.mark.parametrize("position", ["rotary_ntk", "fox"])
 def test_the_likeliest_tokens_are_those_of_the_full_forward(tiny_config, position: str) -> None:
     """At each step; two prompts in chunks of 4, of 9 tokens and of 3 after padding."""
     model, params = make(tiny_config, position)
@@ -171,22 +168,6 @@ def test_decoding_goes_on_from_what_it_returns(tiny_config) -> None:
     text = jnp.asarray(np.concatenate([prompt, tokens], axis=1))
     of_model = model.apply({"params": params}, text[:, :-1], text[:, 1:], method="token_nll")
     np.testing.assert_allclose(nll, np.asarray(of_model)[:, 2:], atol=1e-5)
-
-
-def test_generation_with_a_window_needs_its_slots_alone(tiny_config, monkeypatch) -> None:
-    model, params = make(tiny_config, "alibi", model__window=4)
-    prompt = np.random.default_rng(4).integers(0, VOCABULARY, (1, 11))
-    made = []
-    decoding = "alibi.generation.decoding"
-    monkeypatch.setattr(
-        f"{decoding}.new_cache", lambda *sizes: made.append(new_cache(*sizes)) or new_cache(*sizes)
-    )
-    new = np.asarray(generate(model, params, prompt, 10, chunk=3))
-    slots = made[0]["slots"]["slots"][4]
-    assert (slots.positions.shape, slots.total) == ((1, 4 + 3 - 1), 21)
-    assert made[0]["layers_0"]["held"].key.shape[-1] == 4 + 3 - 1
-    logits = jax.jit(model.apply)({"params": params}, np.concatenate([prompt, new], axis=1))
-    np.testing.assert_array_equal(np.asarray(logits)[:, 10:-1].argmax(axis=-1), new)
 
 
 def test_what_would_be_another_draw_or_no_end_is_refused(tiny_config) -> None:
@@ -327,22 +308,21 @@ def test_what_generation_refuses(tiny_config, arguments: dict, message: str) -> 
         generate(model, params, np.zeros((1, 3), np.int32), **arguments)
 
 
-@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
-def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
+def test_a_prompt_that_cannot_be(tiny_config) -> None:
     """Ids beyond the vocabulary would be clamped to its last word, or count from its end."""
     model, params = make(tiny_config, "alibi")
     with pytest.raises(
         ValueError, match=r"the prompt has shape \(3,\) and must be \[batch, length\]"
     ):
-        generate(model, params, array([1, 2, 3]), 1)
+        generate(model, params, jnp.asarray([1, 2, 3]), 1)
     for wrong in (VOCABULARY, -1):
-        prompt = array([[wrong, 2, 3], [4, 5, 6]])
+        prompt = jnp.asarray([[wrong, 2, 3], [4, 5, 6]])
         with pytest.raises(
             ValueError,
             match=f"the prompt holds the id {wrong}, and ids must be from 0 to 39; encode",
         ):
             generate(model, params, prompt, 1)
-        positions = array([[-1, 0, 1], [0, 1, 2]])
+        positions = jnp.asarray([[-1, 0, 1], [0, 1, 2]])
         assert generate(model, params, prompt, 1, positions=positions).shape == (2, 1), (
             "padding may be anything"
         )
@@ -353,7 +333,9 @@ def test_a_prompt_that_cannot_be(tiny_config, array) -> None:
     for wrong in ([[1.0, 2.0]], [["a", "b"]]):
         with pytest.raises(ValueError, match=r"the prompt has dtype .*; it must hold token ids"):
             generate(model, params, np.asarray(wrong), 1)
-    assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(array([[1, 2]])).shape == (
+    assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(
+        np.asarray([[1, 2]])
+    ).shape == (
         1,
         1,
     )

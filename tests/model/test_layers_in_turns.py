@@ -37,7 +37,6 @@ TENANTS = {
     "gemma3": [LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, Layer(base=1e6)],
     "alibi_none": [Layer(slopes=(2**-4, 2**-8)), Layer()] * 2,
     "irope": [*[Layer(base=500_000.0, window=WINDOW)] * 3, Layer(grows=True)],
-    "rnope_swa": [LOCAL, LOCAL, LOCAL, Layer()],
 }
 
 
@@ -99,6 +98,7 @@ def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
     return norm(params["final_norm"], x) @ params["embedding"].T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TENANTS)
 def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch) -> None:
     """It trains; at 16 times the training length it is the formula, is evaluated, and decodes as

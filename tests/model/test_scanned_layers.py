@@ -13,18 +13,6 @@ from tests.model.made import changed, make, tokens
 from tests.programs import AS_USERS
 
 
-def test_remat_changes_nothing(tiny_config) -> None:
-    model, variables = make(tiny_config, "fox", model__num_layers=1)
-    inputs = tokens(12)
-
-    def loss(model: DecoderLM, params: dict) -> jax.Array:
-        return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
-
-    gradient = jax.jit(jax.grad(lambda params, model: loss(model, params)), static_argnums=1)
-    plain, remat = (gradient(variables["params"], m) for m in (model, changed(model, remat=True)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
-
-
 @pytest.mark.parametrize("layers", [2, 1])
 def test_scanned_layers_score_the_last_tokens_as_unrolled_ones_do(tiny_config, layers: int) -> None:
     """With the same parameters. `check_position_method` compares scores of all tokens, for each

@@ -122,24 +122,18 @@ GIVEN = (0.5, 0.0, 0.3, 2.0)
 BOTH = {"causal": False}
 SIDES = {"slopes_after": "closed_form", "slopes": GIVEN}
 CASES = [
-    ("alibi", {}, falling(PAPER, PAPER)),
     ("alibi", BOTH, falling(PAPER, PAPER)),
     ("alibi", BOTH | SIDES, falling(GIVEN, PAPER)),
     ("alibi", {"alibi_bias_max": 16.0}, falling(PAPER**2, PAPER)),
     ("alibi_learned", {"per_layer": True}, learned("log_slopes", "log_slopes")),
     ("alibi_learned", BOTH | {"slopes_after": "random"}, learned("log_slopes", "log_slopes_after")),
     ("alibi_interpolated", {"length": 40}, falling(PAPER / 2.5, PAPER)),
-    ("alibi_interpolated", BOTH | {"length": 12}, falling(PAPER, PAPER)),
     ("alibi_ntk", {"length": 40}, falling(PAPER * 2.5 ** -(np.arange(4) / 3), PAPER)),
-    ("alibi_ntk", {"length": 12}, falling(PAPER, PAPER)),
     ("t5", BOTH | {"num_buckets": 16, "max_distance": 20}, t5),
-    ("kerple_log", {}, kerple_log),
     ("kerple_log", BOTH, kerple_log),
     ("kerple_power", {}, kerple_power),
     ("kerple_power", BOTH | {"exponent": 2.0}, kerple_square),
-    ("sandwich", {}, sandwich),
     ("sandwich", BOTH, sandwich),
-    ("fire", {"threshold": 7}, fire),
     ("fire", BOTH | {"threshold": 7}, fire),
     ("fox", {}, fox),
     ("shaw", {"max_distance": 3}, shaw),
@@ -507,7 +501,7 @@ def test_parameters_start_as_in_the_papers() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "columns", "first", "distances"),
-    [(5, 7, -3, 4), (7, 5, 2, 3), (8, 8, -40, 17), (8, 8, 60, 17), (4, 4, 0, 1)],
+    [(5, 7, -3, 4), (8, 8, -40, 17), (4, 4, 0, 1)],
 )
 def test_products_looked_up_on_a_tpu_are_those_elsewhere(rows, columns, first, distances):
     """Far on both sides, and with a single distance."""
