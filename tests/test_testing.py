@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,13 @@ from alibi.testing import (
     check_position_method,
     check_tiles,
 )
-from alibi.testing.model import SmallModel, check_cache, check_segments
+from alibi.testing.model import (
+    SmallModel,
+    check_cache,
+    check_causality,
+    check_segments,
+    check_shift,
+)
 
 SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 # One for each place where a position enters: the logits by a line and by a table of the distance, by
@@ -238,12 +245,12 @@ class RunningSum(PositionMethod):
 
 def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
     """In the cache too, which keeps the newest token's data alone, since no bias reads the rest."""
-    check_position_method(RunningSum)
-    sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 4}
     forgets, leaks, model = (
-        SmallModel(make_position(RunningSum, **sizes, options=options))
+        SmallModel(make_position(RunningSum, **SIZES, options=options))
         for options in ({"forgets": True}, {"leaks": True}, {})
     )
+    check_cache(model)
+    check_segments(model)
     with pytest.raises(PositionMethodError, match="with a cache, token 4, in a prompt of two"):
         check_cache(forgets)
     with pytest.raises(PositionMethodError, match="from token 9 on, token 10 depends on tokens"):
@@ -255,31 +262,52 @@ def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
+    ("method", "check", "message"),
     [
         (
             SaysShifts,
+            check_shift,
             "declares shift_invariant and is not: with positions greater by 1, the features of token 0",
         ),
-        (WrongBound, "its bias exceeds upper_bound in head 0 between queries"),
+        (WrongBound, check_bounds, "its bias exceeds upper_bound in head 0 between queries"),
         (
             WrongAxis,
+            check_blocks,
             "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole",
         ),
-        (AddsOtherKeys, "its bias less its key_term is not the same for all keys of a query"),
         (
-            NotFinite,
-            r"its bias is nan in head 1 at distance 0 \(query 0, key 0\); it must be finite",
+            AddsOtherKeys,
+            check_blocks,
+            "its bias less its key_term is not the same for all keys of a query",
         ),
-        (InfiniteGradient, "attention's parameters/m is not finite by the dense formula"),
-        (LooksAhead, "not causal: in a sequence of 2 tokens, token 0 depends on token 1"),
-        (Delays, "the features of token 0 don't depend on the token itself"),
-        (CountsInside, "with a cache.*, token 1, in a prompt of two pieces, is off by"),
+        (
+            InfiniteGradient,
+            check_tiles,
+            "attention's parameters/m is not finite by the dense formula",
+        ),
+        (LooksAhead, check_causality, "in a sequence of 2 tokens, token 0 depends on token 1"),
+        (Delays, check_causality, "the features of token 0 don't depend on the token itself"),
+        (
+            CountsInside,
+            check_cache,
+            "with a cache.*, token 1, in a prompt of two pieces, is off by",
+        ),
     ],
 )
-def test_what_a_method_lacks_is_named_with_the_smallest_example(method: type, message: str) -> None:
+def test_what_a_method_lacks_is_named_with_the_smallest_example(
+    method: type, check: Callable, message: str
+) -> None:
+    made = make_position(method, **SIZES)
+    of_model = check in (check_shift, check_causality, check_cache)
     with pytest.raises(PositionMethodError, match=message):
-        check_position_method(method)
+        check(SmallModel(made) if of_model else made)
+
+
+def test_the_checker_names_the_first_check_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PositionMethodError, match="Delays: the features of token 0 don't depend"):
+        check_position_method(Delays)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("check_half_precision: passed in ")
 
 
 @pytest.mark.parametrize(

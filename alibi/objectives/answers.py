@@ -1,4 +1,4 @@
-"""Prediction of the answers of a task alone; marks in the text say where they are."""
+"""Prediction of answers alone, at the places that marks in a task's text say."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ END, EQUALS, ASK, QUERY = b"\n=?!"
 
 @dataclasses.dataclass(frozen=True)
 class Answers(NextToken):
-    """The next token, of the answers alone: a model reads the other tokens, and is not trained on
-    them. For texts in bytes.
+    """The next token, in answers alone. A model reads the other tokens and is not trained on them. For
+    texts in bytes.
     """
 
     selects = True
@@ -27,7 +27,7 @@ class Answers(NextToken):
 
 
 def answers_of(tokens: Int[np.ndarray, "rows length"]) -> Bool[np.ndarray, "rows length"]:
-    """Returns which tokens are answers; one whose mark lies before the row is none."""
+    """Returns which tokens are answers. The mark must lie in the row too."""
     places = np.arange(tokens.shape[1])
     equals, end = (
         np.maximum.accumulate(np.where(tokens == mark, places, -1), axis=1)

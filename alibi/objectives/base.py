@@ -1,6 +1,6 @@
-"""The contract of an objective: which tokens of a text a model reads, and which tokens it predicts.
+"""The contract for an objective: which tokens a model reads, and which tokens it predicts.
 
-An objective knows tokens alone, no model: it serves training and evaluation on the host.
+An objective knows tokens and no model. It serves training and evaluation on the host.
 """
 
 import abc
@@ -12,11 +12,11 @@ from jaxtyping import Int, Int32
 
 
 class Sequences(NamedTuple):
-    """Rows of consecutive tokens of a text.
+    """Rows with consecutive tokens from a text.
 
     Attributes:
-      tokens: of each row the token before it, then its own tokens; -1 outside of the text.
-      first: the place in the text of each row's first own token, counted from 0.
+      tokens: in each row the token before it, then its own tokens. -1 is outside the text.
+      first: where each row's first own token stands in the text, counted from 0.
     """
 
     tokens: Int32[np.ndarray, "rows length+1"]
@@ -24,13 +24,15 @@ class Sequences(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The arguments of a model's `token_nll`, int32 rows: NumPy's on the host, JAX's on devices.
+    """The arguments for a model's `token_nll`, int32, as NumPy arrays on the host and JAX arrays on
+    devices.
 
     Attributes:
-      inputs: the tokens that the model reads, `[rows, length]`, as the last two.
-      targets: the tokens that it predicts at the last inputs, `[rows, scored]`; negative: none.
-      positions: of the inputs; None: 0, 1, ...
-      segment_ids: of the inputs, which see only inputs of the same segment; None: they see all.
+      inputs: tokens that the model reads, `[rows, length]`.
+      targets: tokens that it predicts at the last inputs, `[rows, scored]`. Negative ones are none.
+      positions: the inputs' positions, `[rows, length]`. Defaults to 0, 1, ...
+      segment_ids: the inputs' segments, `[rows, length]`. An input sees only its own segment. Defaults
+        to a single one.
     """
 
     inputs: Any
@@ -41,10 +43,10 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Objective(abc.ABC):
-    """A rule from sequences of a text to inputs and targets.
+    """A rule from a text's sequences to inputs and targets.
 
     Attributes:
-      vocab_size: tokens of the text's vocabulary.
+      vocab_size: tokens in the text's vocabulary.
       boundary_id: the token that stands before the text.
     """
 
@@ -54,15 +56,15 @@ class Objective(abc.ABC):
     @property
     @abc.abstractmethod
     def causal(self) -> bool:
-        """Whether a token is predicted from the tokens before it alone, not from both sides."""
+        """Whether tokens are predicted from earlier tokens alone, not from both sides."""
 
     @abc.abstractmethod
     def batch(self, sequences: Sequences, seed: int = 0, step: int = 0) -> Batch:
         """Returns a model's batch, a pure function of the arguments.
 
         Args:
-          seed, step: of a random objective: the run's seed and the number of the update. Evaluation
-            leaves them out, so that all runs predict the same tokens.
+          seed, step: the run's seed and the update's number, for random objectives. Evaluation leaves
+            them out, so that all runs predict the same tokens.
         """
 
     @property

@@ -1,6 +1,4 @@
-"""Prediction of masked tokens from both sides (BERT; Devlin et al. 2019, arXiv 1810.04805, section
-3.1).
-"""
+"""Masked tokens predicted from both sides (BERT; Devlin et al. 2019, arXiv 1810.04805, section 3.1)."""
 
 import dataclasses
 
@@ -12,16 +10,16 @@ from alibi.objectives.base import Batch, Objective, Sequences
 
 @dataclasses.dataclass(frozen=True)
 class Masked(Objective):
-    """A share of the tokens is predicted; most of these are replaced in the inputs.
+    """Some tokens are predicted, and most of these are replaced in the inputs.
 
-    Each token has four random numbers, a pure function of the seed, the step and its place in the
-    text: the same tokens are masked in windows of every length, on any number of hosts.
+    Each token has four random numbers, a pure function of seed, step and its place in the text. So the
+    same tokens are masked in windows of every length and on any number of hosts.
 
     Attributes:
-      rate: the share of tokens that are predicted.
-      random: of these, the share replaced by a token drawn uniformly from the text's vocabulary.
-      kept: of these, the share left as they are. All others become the mask token, the id after the
-        text's vocabulary, which is never predicted.
+      rate: share of tokens that are predicted.
+      random: share among them replaced by a token drawn uniformly from the text's vocabulary.
+      kept: share among them left as they are. All others become the mask token, the id after the text's
+        vocabulary, which is never predicted.
     """
 
     causal = False
@@ -44,10 +42,10 @@ class Masked(Objective):
 
 
 def _lots(first: int, count: int, seed: int, step: int) -> UInt64[np.ndarray, "count four"]:
-    """Returns four random numbers of each of `count` tokens from the place `first` on.
+    """Returns four random numbers for each of `count` tokens from the place `first` on.
 
-    Those of a place are a block of the counter-based generator Philox (Salmon et al. 2011), with
-    the place as its counter.
+    They are a block from the counter-based generator Philox (Salmon et al. 2011), with the place as its
+    counter.
     """
     generator = np.random.Philox(key=[seed, step], counter=int(first))
     return generator.random_raw(4 * count).reshape(count, 4)

@@ -1,4 +1,4 @@
-"""Prediction of each token from the tokens before it (paper, section 2.1)."""
+"""Each token predicted from the tokens before it (paper, section 2.1)."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Plans: memory, operations, time and checkpoints of a training run on devices elsewhere."""
+"""Plans for a training run on devices elsewhere: memory, operations, time and checkpoints."""
 
 from alibi.extras import EXTRAS, needs
 

@@ -1,6 +1,4 @@
-"""Bytes of a training step on each device, from shapes and shardings; nothing is allocated or
-compiled.
-"""
+"""Bytes on each device in a training step, from shapes and shardings. Nothing is allocated or compiled."""
 
 import dataclasses
 import math
@@ -27,11 +25,10 @@ class StepMemory:
     """Bytes on each device.
 
     Attributes:
-      parameters, optimizer: the state, exact: from its shapes, dtypes and shardings.
-      gradients: as large as the parameters; twice as large if micro-batches add up.
-      activations: kept by the layers for the backward pass, by the formula of
-        `layer_bytes_per_token`.
-      gathered: parameters of other devices under fsdp, in the dtype of the products.
+      parameters, optimizer: the state, exact, from its shapes, dtypes and shardings.
+      gradients: as large as the parameters, or twice as large if micro-batches add up.
+      activations: what layers keep for the backward pass, from `layer_bytes_per_token`.
+      gathered: other devices' parameters under fsdp, in the products' dtype.
       logits: float32 logits and their gradient, for a chunk of tokens.
     """
 
@@ -44,11 +41,10 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """The peak: the state, and the larger of the loss (activations, logits) and the update
-        (gradients, updates).
+        """The peak: the state, and either the loss (activations, logits) or the update (gradients,
+        updates), whichever is larger.
 
-        When the backward pass begins there are no gradients yet; when it ends no activation is
-        left.
+        The backward pass begins without gradients and ends without activations.
         """
         accumulated = self.gradients - self.parameters
         at_loss = self.activations + self.gathered + self.logits
@@ -59,10 +55,10 @@ class StepMemory:
 def step_memory(
     config: Config, vocab_size: int, mesh: AbstractMesh, state: TrainState
 ) -> StepMemory:
-    """Returns the bytes of an update on each device of `mesh`.
+    """Returns an update's bytes on each device in `mesh`.
 
-    The state is exact, the rest is an estimate; `benchmarks/compile_plan.py` compares it with a
-    compiled TPU program (results/benchmarks/planning.md).
+    The state is exact, the rest an estimate, which `benchmarks/compile_plan.py` compares with a compiled
+    TPU program (results/benchmarks/planning.md).
     """
     model, tensor, parts = config.model, mesh.shape["tensor"], batch_parts(batch_sharding(mesh))
     micro = micro_batches(config, parts)
@@ -72,7 +68,7 @@ def step_memory(
     layers = model.num_layers * layer_input + layer if model.remat else model.num_layers * layer
     columns = max(vocab_size, model.vocab_rows)
     split = tensor if columns % tensor == 0 else 1
-    if model.embedding == "adaptive":  # its head alone has logits of all tokens
+    if model.embedding == "adaptive":  # only its head has logits for all tokens
         columns, split = model.cutoffs[0] + len(model.cutoffs), 1
     parameters = _local_bytes(state.params, mesh)
     return StepMemory(
@@ -86,26 +82,25 @@ def step_memory(
 
 
 def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
-    """Returns the bytes of a layer per token, kept for the backward pass on each of `tensor`
-    devices.
+    """Returns the bytes per token that a layer keeps for the backward pass on each of `tensor` devices.
 
-    With b bytes per number in the products (`model.dtype`), width w, feed-forward features f, h
-    heads of w / h features and length L:
+    With b bytes per number in the products (`model.dtype`), width w, feed-forward features f, h heads
+    with w / h features and length L:
 
-        2 x 4 w                the input of each layer norm, float32 (the residual stream)
-      + 2 b w                  the results of the norms, which the products read
-      + (4 b w + 4 w + 4 h) / tensor   queries, keys, values, the result of attention: as the next product reads it,
-                               and in float32 with an lse per head, as blocked attention keeps them; b w more for the
-                               gate of the result, if there is one
-      + 2 b f / tensor         the features before and after the activation; 3 b f if they are gated
-      + 4 h L / tensor         the weights of attention, if it is dense
-      + masks of 1 byte        for each dropout whose rate is not 0: 2 w, f / tensor, and h L / tensor if dense
+        2 x 4 w                each norm's input, float32 (the residual stream)
+      + 2 b w                  the norms' results, which the products read
+      + (4 b w + 4 w + 4 h) / tensor   queries, keys, values and attention's result: as the next product reads it,
+                               and in float32 with an lse per head, as blocked attention keeps them, and b w more
+                               for a gate on the result
+      + 2 b f / tensor         features before and after the activation, or 3 b f if they are gated
+      + 4 h L / tensor         attention's weights, if it is dense
+      + masks of 1 byte        for each dropout with a rate above 0: 2 w, f / tensor, and h L / tensor if dense
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
-    (arXiv 2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here
-    the residual stream is float32, and blocked attention keeps its result and lse in place of the
-    weights (Dao et al. 2022). Arrays of position methods are not counted, nor the float32
-    results of bfloat16 layers on CPUs.
+    (arXiv 2205.05198), equation 2, s b h (10 + 24 / t) with 5 a s / (h t) for dense attention. Here the
+    residual stream is float32, and blocked attention keeps its result and lse, not the weights (Dao et
+    al. 2022). Not counted are position methods' arrays, and the float32 results of bfloat16 layers on
+    CPUs.
     """
     model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize
     weights = model.num_heads * config.train_length if dense else 0
@@ -121,7 +116,7 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
 
 
 def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
-    """Returns the bytes of `tree` on each device."""
+    """Returns the bytes that `tree` takes on each device."""
     leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(tree_shardings(tree, mesh)), strict=True)
     return sum(
         math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
@@ -130,10 +125,8 @@ def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
 
 
 def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
-    """Returns the bytes of parameters from other devices: of all layers, since both passes share
-    them.
-
-    With remat or a loop over layers, of `GATHERED_LAYERS` layers and the embedding.
+    """Returns the bytes for parameters from other devices. Both passes share them, so all layers count.
+    With remat or a loop over layers only the embedding and `GATHERED_LAYERS` layers count.
     """
     if mesh.shape["fsdp"] == 1:
         return 0

@@ -1,6 +1,4 @@
-"""The plan of a training run on devices elsewhere (memory, operations, time, checkpoints), and its
-text.
-"""
+"""A plan for a training run on devices elsewhere (memory, operations, time, checkpoints), and its text."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,14 +18,14 @@ from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_trainable, micro_batches
 from alibi.training.step import abstract_state
 
-UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak; well used accelerators reach the first two
-WIKITEXT103_WORDS = 267_744  # entries of the dictionary of its train text, by the paper's rule
+UTILISATIONS = (0.3, 0.5, 1.0)  # shares of the peak. Accelerators reach the first two.
+WIKITEXT103_WORDS = 267_744  # entries in its train text's dictionary, with the paper's rule
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The size of a run's vocabulary; `assumed` says why, if the size depends on a text, which is
-    not read here.
+    """The size of a run's vocabulary. `assumed` says why, if it depends on a text, which is not read
+    here.
     """
 
     size: int
@@ -35,8 +33,8 @@ class Vocabulary:
 
     @classmethod
     def of(cls, data: DataConfig) -> "Vocabulary":
-        """Returns the vocabulary of the config section `data`; ValueError for an unreadable
-        tokenizer file.
+        """Returns the vocabulary for the config section `data`. Raises ValueError if a tokenizer file
+        can't be read.
         """
         if tokenizer := given_tokenizer(data):
             return cls(tokenizer.vocab_size)
@@ -52,13 +50,13 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """The cost of a training run.
+    """What a training run costs.
 
     Attributes:
       mesh: devices along each axis.
       parameters: learned numbers.
-      flops_per_token: of training, without the operations repeated by remat.
-      checkpoint_bytes: of a single checkpoint.
+      flops_per_token: training operations, without the forward pass that remat repeats.
+      checkpoint_bytes: size of one checkpoint.
     """
 
     config: Config
@@ -78,11 +76,11 @@ class TrainingPlan:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the whole run."""
+        """Tokens in the whole run."""
         return self.config.train.steps * self.config.train.batch_tokens
 
     def hours(self, utilisation: float) -> float:
-        """Returns the hours of training on all devices at this share of their peak."""
+        """Returns the hours on all devices at this share of their peak."""
         peak = self.devices * self.kind.peak(self.config.model.dtype)
         return self.tokens * self.flops_per_token / (peak * utilisation) / 3600
 
@@ -90,15 +88,14 @@ class TrainingPlan:
 def make_plan(
     config: Config, devices: int, device_kind: str, vocab_size: int | None = None
 ) -> TrainingPlan:
-    """Returns the plan of a run on `devices` devices of a kind; nothing is allocated, downloaded or
-    written.
+    """Returns the plan for a run on `devices` devices. Nothing is allocated, downloaded or written.
 
     Args:
-      vocab_size: entries of the vocabulary, if known; None: by `Vocabulary.of`.
+      vocab_size: entries in the vocabulary. Defaults to `Vocabulary.of`.
 
     Raises:
-      ValueError: an unknown kind of device, a mesh of another number of devices, or a config
-        refused by training.
+      ValueError: an unknown kind of device, a mesh for another number of devices, or a config that
+        training refuses.
     """
     kind = known_device_kind(device_kind)
     if devices < 1:
@@ -126,7 +123,7 @@ def make_plan(
 
 
 def describe(plan: TrainingPlan) -> str:
-    """Returns the text of `train.py --plan`."""
+    """Returns the text that `train.py --plan` prints."""
     kind, model, train, length = (
         plan.kind,
         plan.config.model,
@@ -156,7 +153,7 @@ def describe(plan: TrainingPlan) -> str:
 
 
 def _memory_text(plan: TrainingPlan) -> str:
-    """Returns a line for each part of the memory, and whether the run fits."""
+    """Returns a line for each part of the memory, and a line that says whether the run fits."""
     memory, model = plan.memory, plan.config.model
     kept = "the inputs of all layers, and one layer" if model.remat else "of all layers"
     twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
@@ -191,7 +188,7 @@ def _memory_text(plan: TrainingPlan) -> str:
 
 
 def _time_text(plan: TrainingPlan) -> str:
-    """Returns a line for each share of the peak, and the size of the checkpoints."""
+    """Returns a line for each share of the peak, and the checkpoints' size."""
     rows = [["training", "time", "device-hours", "tokens/s"]]
     for share in UTILISATIONS:
         hours = plan.hours(share)

@@ -22,9 +22,9 @@ def small(position: str, **keys: Any) -> SmallModel:
     return SmallModel(make_position(position, **sizes), **keys)
 
 
-@pytest.mark.parametrize("position", ["alibi", "fox", "rotary"])
+@pytest.mark.parametrize("position", ["fox", "rotary"])
 def test_options_go_with_the_cache_loops_and_causality(position: str) -> None:
-    """With a bias of distance, a bias of content, and none."""
+    """With a bias of content, and none."""
     model = small(position, **ALL)
     for check in (check_causality, check_cache, check_layers):
         check(model)

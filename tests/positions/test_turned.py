@@ -86,10 +86,9 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name, options, pro
     check_derivatives(lambda given: (formula(given) * wanted).sum(), exact, moved)
 
 
-@pytest.mark.parametrize("taps", [2, 7])
-def test_a_convolution_longer_than_a_piece_goes_on_in_the_cache(taps: int) -> None:
+def test_a_convolution_longer_than_a_piece_goes_on_in_the_cache() -> None:
     """Pieces of 4 tokens, then single ones, with padding between: 7 taps reach across several."""
-    check_cache(SmallModel(make("selective_rope", taps=taps)))
+    check_cache(SmallModel(make("selective_rope", taps=7)))
 
 
 def test_packed_documents_share_no_convolution() -> None:
