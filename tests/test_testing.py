@@ -303,6 +303,7 @@ def test_what_a_method_lacks_is_named_with_the_smallest_example(
         check(SmallModel(made) if of_model else made)
 
 
+@pytest.mark.slow
 def test_the_checker_names_the_first_check_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(PositionMethodError, match="Delays: the features of token 0 don't depend"):
         check_position_method(Delays)

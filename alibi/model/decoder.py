@@ -319,18 +319,17 @@ class DecoderLM(nn.Module):
         chunk: int | None,
     ) -> dict[int, Slots]:
         """Returns the cache's slots for each window, before `tokens` are read."""
-        if segment_ids is not None:
-            raise ValueError(
-                "decode=True takes no segment_ids: decode each document with a cache of its own"
-            )
-        if not all(method.causal for method in self.methods):
-            raise ValueError(
-                "decode=True needs a position method with causal=True: later tokens aren't there yet"
-            )
-        if self.config.scan_layers:
-            raise ValueError(
-                "decode=True needs layers with parameters of their own; see alibi.generation.unrolled"
-            )
+        causal = all(method.causal for method in self.methods)
+        for wrong, reason in (
+            (segment_ids is not None, "takes no segment_ids: give each document its own cache"),
+            (not causal, "needs a position method with causal=True: later tokens aren't there yet"),
+            (
+                self.config.scan_layers,
+                "needs layers with parameters of their own; see alibi.generation.unrolled",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"decode=True {reason}")
         windows = tuple(dict.fromkeys(kind.window for kind in self.pattern))
         return self.slots(tokens, total, windows, chunk)
 

@@ -153,6 +153,7 @@ def test_huge_logits_stay_finite() -> None:
     np.testing.assert_allclose(nll, 2e4)
 
 
+@pytest.mark.slow
 def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) -> None:
     """All logits of 16,384 tokens at 33,280 words would alone be 2 GiB, and their gradient as much
     again.

@@ -53,8 +53,7 @@ def test_segments_end_with_the_documents():
     assert both.context(whole_text())[0].tolist() == [4] * 4 + [1] + [5] * 5 + [2] * 2
 
 
-@pytest.mark.parametrize("objective", [NEXT, MASKED], ids=["next_token", "masked"])
-@pytest.mark.parametrize("position", ["alibi", "learned"])
+@pytest.mark.parametrize(("objective", "position"), [(NEXT, "learned"), (MASKED, "alibi")])
 def test_packed_documents_have_the_scores_of_single_ones(objective, position):
     """With positions that restart, even a learned table gives what it gives each document alone."""
     name = "masked" if objective is MASKED else "next_token"

@@ -122,21 +122,6 @@ def test_a_score_is_that_of_each_window_alone(most, firsts):
     assert score.tokens == len(expected) > 0
 
 
-def test_a_model_sees_both_sides():
-    """The prediction of each token depends on the token before it and on the token after it."""
-    config = make_config(
-        "objective=masked,length=8,model.num_layers=1,model.width=16,model.num_heads=2"
-    )
-    model = build_model(config, VOCAB)
-    tokens = jnp.arange(6)[None]
-    params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
-    logits = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
-    before, after = (logits(tokens.at[0, at].set(40)) for at in (0, 5))
-    same = logits(tokens)
-    assert np.abs(before - same)[0, 3].max() > 1e-3
-    assert np.abs(after - same)[0, 3].max() > 1e-3
-
-
 def test_every_method_has_a_form_for_both_sides_or_refuses():
     refuse = ("fox", "xpos", "selective_rope")
     for name in METHODS:
