@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @flax.struct.dataclass
 class BlockCall:
-    """What all layers share in a forward pass.
+    """The arguments that all layers share in a forward pass.
 
     Attributes:
       positions: the tokens' positions. None is 0, 1, ..., known when the program is traced.
@@ -83,8 +83,10 @@ class Block(nn.Module):
         products = Products.of(config.products, DTYPES[config.dtype])
         # Norms run in float32 whatever the compute dtype; the products cast their results.
         normed = products.norm(make_norm(config, "attention_norm"), x)
-        own = position_params(self, functools.partial(init_layer, kind.position, kind.logit_scale))
-        attention_fn = self._attention_fn(normed, kind, {**shared, **own}, call, last)
+        of_layer = position_params(
+            self, functools.partial(init_layer, kind.position, kind.logit_scale)
+        )
+        attention_fn = self._attention_fn(normed, kind, {**shared, **of_layer}, call, last)
         queries = normed[:, -last:]
         y = make_attention(config, attention_fn, queries)(
             queries, normed, deterministic=deterministic

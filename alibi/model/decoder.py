@@ -295,8 +295,8 @@ class DecoderLM(nn.Module):
             }
         ascending = positions is None and (slots is None or fresh)
         # None, not an array, if they are known: a recomputed layer would trace the array.
-        known = None if placed is in_order and ascending else placed
-        call = BlockCall(known, segment_ids, reading, ascending)
+        traced = None if placed is in_order and ascending else placed
+        call = BlockCall(traced, segment_ids, reading, ascending)
         layers = self._scanned if config.scan_layers else self._unrolled
         x = layers(x, pattern, call, deterministic, length if last is None else last)
         if caches is not None:
@@ -370,12 +370,12 @@ class DecoderLM(nn.Module):
         repeats = (layers - (last < x.shape[1])) // period
 
         def layer(
-            x: Array, number: int | Array, tree: Params, index: Any, place: int, queries: int
+            x: Array, depth: int | Array, tree: Params, row: Any, kind: int, queries: int
         ) -> Any:
-            pick = functools.partial(jax.lax.dynamic_index_in_dim, index=index, keepdims=False)
+            pick = functools.partial(jax.lax.dynamic_index_in_dim, index=row, keepdims=False)
             params = jax.tree.map(pick, tree)
-            rngs = {} if key is None else {"dropout": jax.random.fold_in(key, number)}
-            arguments = (x, pattern[place], self.shared[place], call, deterministic, queries)
+            rngs = {} if key is None else {"dropout": jax.random.fold_in(key, depth)}
+            arguments = (x, pattern[kind], self.shared[kind], call, deterministic, queries)
             return block.apply({"params": params}, *arguments, rngs=rngs)
 
         # Each layer is recomputed by itself, so that the backward pass holds a single layer. For that,
@@ -383,12 +383,12 @@ class DecoderLM(nn.Module):
         remat = functools.partial(jax.checkpoint, prevent_cse=period > 1, static_argnums=(4, 5))
         run = remat(layer) if self.config.remat else layer
 
-        def step(x: Array, numbered: tuple[Array, Params | None]) -> tuple[Array, None]:
-            first, params = numbered
-            for place in range(period):
-                number = first + place
-                tree, index = (stack, number) if params is None else (params, place)
-                x = run(x, number, tree, index, place, x.shape[1])
+        def step(x: Array, repeat: tuple[Array, Params | None]) -> tuple[Array, None]:
+            first, params = repeat
+            for kind in range(period):
+                depth = first + kind
+                tree, row = (stack, depth) if params is None else (params, kind)
+                x = run(x, depth, tree, row, kind, x.shape[1])
             return x, None
 
         if repeats:
@@ -399,9 +399,9 @@ class DecoderLM(nn.Module):
                     lambda leaf: leaf.reshape(repeats, period, *leaf.shape[1:]), stack
                 )
             x, _ = jax.lax.scan(step, x, (jnp.arange(0, repeats * period, period), params))
-        for number in range(repeats * period, layers):
-            queries = last if number == layers - 1 else x.shape[1]
-            x = run(x, number, stack, number, number % period, queries)
+        for depth in range(repeats * period, layers):
+            queries = last if depth == layers - 1 else x.shape[1]
+            x = run(x, depth, stack, depth, depth % period, queries)
         return x
 
     def _stacked_params(self) -> Params:
@@ -462,7 +462,7 @@ class SlotsCache(nn.Module):
         """Returns the slots with these tokens, and stores them."""
         if self.is_initializing():
             return slots
-        after = {window: own.append(positions, placed) for window, own in slots.items()}
+        after = {window: each.append(positions, placed) for window, each in slots.items()}
         self.put_variable("cache", "slots", after)
         return after
 

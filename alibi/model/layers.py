@@ -13,8 +13,8 @@ from jaxtyping import PyTree
 STACKED = "layers"
 
 
-def layer_name(number: int) -> str:
-    return f"{STACKED}_{number}"
+def layer_name(depth: int) -> str:
+    return f"{STACKED}_{depth}"
 
 
 def is_stacked(params: PyTree) -> bool:
@@ -26,9 +26,7 @@ def stacked(tree: PyTree) -> PyTree:
     """Returns parameters, or a state that contains them such as an optimizer's, with layers stacked."""
 
     def stack(params: dict) -> dict:
-        names = [
-            layer_name(number) for number in range(len(params)) if layer_name(number) in params
-        ]
+        names = [layer_name(depth) for depth in range(len(params)) if layer_name(depth) in params]
         others = {name: value for name, value in params.items() if name not in names}
         return others | {
             STACKED: jax.tree.map(

@@ -128,8 +128,8 @@ class Head:
         chunk = self.logits_chunk // rows
         nll_of = cross_entropy if chunk >= columns else _recomputed_nll
 
-        def of_chunk(part: tuple[Array, Array]) -> list[Array]:
-            scores, chosen = logits(part[0]), part[1]
+        def of_chunk(chunk: tuple[Array, Array]) -> list[Array]:
+            scores, chosen = logits(chunk[0]), chunk[1]
             if loss is cross_entropy:
                 return [nll_of(scores, chosen)]
             nll = nll_of(jax.lax.stop_gradient(scores), chosen)
@@ -257,12 +257,12 @@ def _selected_forward(
 ) -> tuple[Array, tuple[Array, ...]]:
     order, sorted_targets = _selected_first(targets, chunk_rows)
 
-    def add(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
-        rows, of_chunk = (_chunk(x, number, chunk_rows) for x in (order, sorted_targets))
+    def add(index: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
+        rows, of_chunk = (_chunk(x, index, chunk_rows) for x in (order, sorted_targets))
         logits = _logits(features[rows], embedding)
         sums = jax.nn.logsumexp(logits, axis=-1)
         nll = sums - jnp.take_along_axis(logits, jnp.maximum(of_chunk, 0)[:, None], axis=-1)[:, 0]
-        return _put(results[0], nll, number), _put(results[1], sums, number)
+        return _put(results[0], nll, index), _put(results[1], sums, index)
 
     zeros = jnp.zeros(order.shape, jnp.float32)
     nll, sums = jax.lax.fori_loop(0, chunks, add, (zeros, zeros))
@@ -276,20 +276,22 @@ def _selected_backward(
     order, sorted_targets = _selected_first(targets, chunk_rows)
     sorted_gradient = jnp.where(sorted_targets < 0, 0.0, gradient[order])
 
-    def add(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(index: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
         of_embedding, of_features = results
         rows, of_chunk, of_sums, of_nll = (
-            _chunk(x, number, chunk_rows) for x in (order, sorted_targets, sums, sorted_gradient)
+            _chunk(x, index, chunk_rows) for x in (order, sorted_targets, sums, sorted_gradient)
         )
-        part = features[rows]
-        probabilities = jnp.exp(_logits(part, embedding) - of_sums[:, None])
+        selected = features[rows]
+        probabilities = jnp.exp(_logits(selected, embedding) - of_sums[:, None])
         is_target = jax.lax.broadcasted_iota(jnp.int32, probabilities.shape, 1) == of_chunk[:, None]
         of_logits = probabilities - is_target.astype(jnp.float32)
         of_logits = (of_logits * of_nll[:, None]).astype(embedding.dtype)
         # Transposed until the end: then the product transposes its small factor.
-        of_embedding += jnp.matmul(transposed(part), of_logits, preferred_element_type=jnp.float32)
-        of_part = jnp.matmul(of_logits, embedding, preferred_element_type=jnp.float32)
-        return of_embedding, _put(of_features, of_part, number)
+        of_embedding += jnp.matmul(
+            transposed(selected), of_logits, preferred_element_type=jnp.float32
+        )
+        of_selected = jnp.matmul(of_logits, embedding, preferred_element_type=jnp.float32)
+        return of_embedding, _put(of_features, of_selected, index)
 
     zeros = (
         jnp.zeros(embedding.shape[::-1], jnp.float32),
@@ -317,8 +319,8 @@ def _selected_first(
 def _unsorted(x: Float[Array, "..."], targets: Int[Array, " rows"]) -> Float[Array, "..."]:
     """Returns the results for `_selected_first`'s rows in their places, and 0 without a target."""
     selected = targets >= 0
-    place = jnp.maximum(jnp.cumsum(selected) - 1, 0)
-    return jnp.where(selected.reshape(-1, *(1,) * (x.ndim - 1)), x[place], 0.0)
+    rows = jnp.maximum(jnp.cumsum(selected) - 1, 0)
+    return jnp.where(selected.reshape(-1, *(1,) * (x.ndim - 1)), x[rows], 0.0)
 
 
 def _logits(
@@ -327,9 +329,9 @@ def _logits(
     return jnp.einsum("rw,vw->rv", features, embedding, preferred_element_type=jnp.float32)
 
 
-def _chunk(x: Array, number: Array, rows: int) -> Array:
-    return jax.lax.dynamic_slice_in_dim(x, number * rows, rows)
+def _chunk(x: Array, index: Array, rows: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(x, index * rows, rows)
 
 
-def _put(x: Array, part: Array, number: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(x, part, number * part.shape[0], axis=0)
+def _put(x: Array, chunk: Array, index: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, chunk, index * chunk.shape[0], axis=0)

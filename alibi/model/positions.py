@@ -85,11 +85,11 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
                 "read; give it alone, with the same options for all layers"
             )
     if model.kv_heads < model.num_heads and (
-        own := [name for (name, _), method in made.items() if not method.takes_shared_keys]
+        unshared := [name for (name, _), method in made.items() if not method.takes_shared_keys]
     ):
         raise ValueError(
             f"model.num_kv_heads={model.num_kv_heads} gives several heads of queries the same keys, and "
-            f"position={own[0]} needs keys of each head; set model.num_kv_heads=0"
+            f"position={unshared[0]} needs keys of each head; set model.num_kv_heads=0"
         )
     layers = range(len(kinds))
     period = next(n for n in layers if all(kinds[i] == kinds[i % (n + 1)] for i in layers)) + 1
@@ -100,21 +100,22 @@ def _options_by_layer(config: Config, names: tuple[str, ...]) -> list[dict[str, 
     """Returns each layer's position options: its method's, and any that no method knows, which
     `make_position` refuses.
     """
-    known, found = {}, [dict[str, Any]() for _ in names]
+    takes_tuple: dict[str, dict[str, bool]] = {}
     for name in dict.fromkeys(names):
         method, types = method_class(name), annotations(method_class(name))
         # an option that takes a tuple has the same one in all layers
-        known[name] = {option: takes_several(types[option]) for option in method.options()}
+        takes_tuple[name] = {option: takes_several(types[option]) for option in method.options()}
+    layers = [dict[str, Any]() for _ in names]
     for option, value in config.position_options.items():
-        several = [options[option] for options in known.values() if option in options]
+        several = [options[option] for options in takes_tuple.values() if option in options]
         values = (value,)
         if not all(several):  # a list, for a method at least
             values = _each_layer(len(names), f"position_options.{option}", value)
         for layer, name in enumerate(names):
-            if option in known[name] or not several:
-                whole = known[name].get(option, True)
-                found[layer][option] = value if whole else values[layer]
-    return found
+            if option in takes_tuple[name] or not several:
+                whole = takes_tuple[name].get(option, True)
+                layers[layer][option] = value if whole else values[layer]
+    return layers
 
 
 def _each_layer(num_layers: int, key: str, value: Any) -> tuple[Any, ...]:

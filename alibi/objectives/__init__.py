@@ -1,4 +1,4 @@
-"""Objectives of training and evaluation: a block of tokens -> inputs and targets; no JAX in here."""
+"""Objectives for training and evaluation: from tokens to inputs and targets. No JAX in here."""
 
 from alibi.config import Config
 from alibi.objectives.answers import Answers
@@ -20,12 +20,12 @@ __all__ = [
 
 
 def make_objective(config: Config, *, vocab_size: int, boundary_id: int) -> Objective:
-    """Returns the objective of a config for texts of this vocabulary and boundary."""
-    text, given = (vocab_size, boundary_id), config.objective
+    """Returns a config's objective, for texts with this vocabulary and boundary."""
+    text, options = (vocab_size, boundary_id), config.objective
     objective: Objective = NextToken(*text)
-    if given.name == "masked":
-        objective = Masked(*text, given.mask_rate, given.mask_random, given.mask_kept)
-    elif given.name == "answers":
+    if options.name == "masked":
+        objective = Masked(*text, options.mask_rate, options.mask_random, options.mask_kept)
+    elif options.name == "answers":
         objective = Answers(*text)
     if positions := config.data.isolate_documents:
         return IsolatedDocuments(*text, objective, restart=positions == "restart")

@@ -50,7 +50,7 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """What a training run costs.
+    """The costs of a training run.
 
     Attributes:
       mesh: devices along each axis.

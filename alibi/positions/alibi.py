@@ -102,14 +102,14 @@ class AlibiBias(DistanceBias):
         # A distance occurs once on each side, so the sum is at most 1 + exp(-m) + ..., as many
         # terms as there are keys.
         slopes = self.slopes.astype(jnp.float32).reshape(1, -1, 1, 1)
-        known = slopes > 0
-        slopes = jnp.where(known, slopes, 1.0)
+        falls = slopes > 0
+        slopes = jnp.where(falls, slopes, 1.0)
         count = jnp.asarray(blocks.key_count, jnp.float32)
         geometric = jnp.log(-jnp.expm1(-slopes * count)) - jnp.log(-jnp.expm1(-slopes))
         sides = jnp.log(
             jnp.where(self.symmetric & (blocks.behind < 0) & (blocks.ahead < 0), 2.0, 1.0)
         )[:, None]
-        return self.upper_bound(blocks) + jnp.where(known, geometric + sides, jnp.log(count))
+        return self.upper_bound(blocks) + jnp.where(falls, geometric + sides, jnp.log(count))
 
 
 class AlibiBiasByEntry(Bias):

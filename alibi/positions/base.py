@@ -96,10 +96,10 @@ class PositionMethod:
     def shares_parameters(self, other: "PositionMethod") -> bool:
         """Returns whether parameters with the same name and shape mean the same in both methods."""
         for name in ("init", "init_layer"):
-            own, theirs, none = (
+            ours, theirs, none = (
                 getattr(kind, name) for kind in (type(self), type(other), PositionMethod)
             )
-            if own is not theirs and none not in (own, theirs):
+            if ours is not theirs and none not in (ours, theirs):
                 return False
         return True
 

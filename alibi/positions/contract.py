@@ -48,11 +48,11 @@ def check_contract(name: str, method: PositionMethod) -> None:
         if shape is None:
             return result
         for array in jax.tree.leaves(result, is_leaf=lambda leaf: leaf is None):
-            dtype, found = getattr(array, "dtype", None), getattr(array, "shape", ())
+            dtype, dimensions = getattr(array, "dtype", None), getattr(array, "shape", ())
             # a tile may have a batch dimension
-            start = 1 if function == "__call__" and len(found) == 4 else 0
-            if dtype not in FLOATS or found[start:][: len(shape)] != shape:
-                got = type(array).__name__ if dtype is None else f"{dtype}{list(found)}"
+            start = 1 if function == "__call__" and len(dimensions) == 4 else 0
+            if dtype not in FLOATS or dimensions[start:][: len(shape)] != shape:
+                got = type(array).__name__ if dtype is None else f"{dtype}{list(dimensions)}"
                 here = f", here float32{list(shape)}" if shape else ""
                 raise ValueError(
                     f"position method {name!r}: {_definition(owner, function)} returned {got}; it must return "

@@ -100,8 +100,8 @@ def _selected(
     five times as many cycles.)
     """
     selected = jnp.broadcast_to(products[..., :1], (*products.shape[:-1], places.shape[1]))
-    for place in range(1, products.shape[-1]):
-        selected = jnp.where(places >= place, products[..., place, None], selected)
+    for index in range(1, products.shape[-1]):
+        selected = jnp.where(places >= index, products[..., index, None], selected)
     return selected
 
 

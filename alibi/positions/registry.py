@@ -121,32 +121,35 @@ def make_position(
 
 
 def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
-    """Returns the class of a position method by its name (in `METHODS`, in `installed_methods`, or
-    `package.module:Class`), or ValueError; a class itself is only checked.
+    """Returns the class of a position method, from a name in `METHODS` or `installed_methods`, from
+    `package.module:Class`, or from the class itself.
+
+    Raises:
+      ValueError: an unknown name, or a class that can't be imported or is no position method.
     """
     if not isinstance(name, str):
         return _checked(getattr(name, "__name__", repr(name)), name)
-    place = METHODS.get(name, name)
+    address = METHODS.get(name, name)
     if name in METHODS and (other := installed_methods().get(name)):
         warnings.warn(
             f"position={name} is this library's method. An installed package gives the same name to {other}; write "
             f"position={other} for that method",
             stacklevel=2,
         )
-    if ":" not in place:
-        known = {**installed_methods(), **METHODS}
-        if name not in known:
-            word = name.lower().replace("-", "_")
-            meant = _suggestion(OTHER_NAMES.get(word, word), known)
+    if ":" not in address:
+        registered = {**installed_methods(), **METHODS}
+        if name not in registered:
+            word = name.lower().readdress("-", "_")
+            meant = _suggestion(OTHER_NAMES.get(word, word), registered)
             raise ValueError(f"unknown position method {name!r}{meant}")
-        place = known[name]
-    return _checked(name, load_class(f"position={name}", place))
+        address = registered[name]
+    return _checked(name, load_class(f"position={name}", address))
 
 
 @functools.cache
 def installed_methods() -> dict[str, str]:
-    """Returns the classes, as `package.module:Class`, that installed packages name in the group of
-    entry points `alibi.positions`, by their names there; a name in `METHODS` stays the library's.
+    """Returns the methods that installed packages name in the entry points `alibi.positions`, as
+    `package.module:Class` for each name. A name in `METHODS` stays the library's.
     """
     return {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)}
 
@@ -157,27 +160,28 @@ def method_names(position: str) -> tuple[str, ...]:
 
 
 def known_options(position: str) -> dict[str, Any]:
-    """Returns the options of a config's `position` with their defaults, "its own" for an option
-    whose default differs between the methods of a list.
+    """Returns the options for a config's `position` with their defaults, or "its own" for an option that
+    has several defaults in a list of methods.
     """
-    known: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for name in dict.fromkeys(method_names(position)):
         for option, default in method_class(name).options().items():
-            known[option] = default if known.get(option, default) == default else "its own"
-    return known
+            same = defaults.get(option, default) == default
+            defaults[option] = default if same else "its own"
+    return defaults
 
 
 def changed_options(
     position: str, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns the options of a config's `position` that differ between two configs, each with its
-    two values.
+    """Returns the options for a config's `position` that differ between two configs, each with its two
+    values.
 
     Args:
-      before, now: the options in each config; the others have their defaults.
+      before, now: the options in each config. All others have their defaults.
     """
     defaults = known_options(position)
-    before, now = (defaults | without_lists(given) for given in (before, now))
+    before, now = (defaults | without_lists(options) for options in (before, now))
     return {
         option: (before[option], now[option])
         for option in defaults
@@ -185,23 +189,23 @@ def changed_options(
     }
 
 
-def _checked(name: str, found: Any) -> type[PositionMethod]:
-    """Returns `found`; ValueError if it is no position method."""
-    if not (isinstance(found, type) and issubclass(found, PositionMethod)):
+def _checked(name: str, kind: Any) -> type[PositionMethod]:
+    """Returns a class, or raises ValueError if it is no position method."""
+    if not (isinstance(kind, type) and issubclass(kind, PositionMethod)):
         raise ValueError(
-            f"position={name} is no subclass of alibi.positions.PositionMethod, but {found!r}"
+            f"position={name} is no subclass of alibi.positions.PositionMethod, but {kind!r}"
         )
     if (
-        lost := inspect.get_annotations(found).keys()
-        - getattr(found, "__dataclass_fields__", {}).keys()
+        lost := inspect.get_annotations(kind).keys()
+        - getattr(kind, "__dataclass_fields__", {}).keys()
     ):
         raise ValueError(
             f"position={name} has {', '.join(sorted(lost))}, which are no options of it; put "
             "@dataclasses.dataclass(frozen=True) above the class"
         )
-    return found
+    return kind
 
 
-def _suggestion(word: str, known: Mapping[str, Any]) -> str:
-    there = f"there are: {', '.join(known)}"
-    return f"; {did_you_mean(word, known)}{there}" if known else "; it has none"
+def _suggestion(word: str, names: Mapping[str, Any]) -> str:
+    there = f"there are: {', '.join(names)}"
+    return f"; {did_you_mean(word, names)}{there}" if names else "; it has none"

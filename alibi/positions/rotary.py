@@ -118,9 +118,13 @@ def rotated(
       cos, sin: `[..., length, heads or 1, pairs]`, float32.
     """
     half = cos.shape[-1]
-    first, second = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half : 2 * half]))
+    first, second = (
+        half_head.astype(jnp.float32) for half_head in (x[..., :half], x[..., half : 2 * half])
+    )
     pairs = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate([*(part.astype(x.dtype) for part in pairs), x[..., 2 * half :]], axis=-1)
+    return jnp.concatenate(
+        [*(turned.astype(x.dtype) for turned in pairs), x[..., 2 * half :]], axis=-1
+    )
 
 
 def by_position(

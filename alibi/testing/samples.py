@@ -100,10 +100,10 @@ def compare(
         right, value = np.asarray(right, np.float64), np.asarray(value, np.float64)
         error = np.abs(value - right).max() / (1.0 + np.abs(right).max())
         if not error <= tolerance:
-            place = jax.tree_util.keystr(path, simple=True, separator="/")
+            leaf = jax.tree_util.keystr(path, simple=True, separator="/")
             fail(
                 method,
-                f"{result} differs from the dense formula in {place} by {error:.2g} of the largest"
+                f"{result} differs from the dense formula in {leaf} by {error:.2g} of the largest"
                 if np.isfinite(right).all()
-                else f"attention's {place} is not finite by the dense formula",
+                else f"attention's {leaf} is not finite by the dense formula",
             )
