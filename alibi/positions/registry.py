@@ -139,7 +139,7 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
     if ":" not in address:
         registered = {**installed_methods(), **METHODS}
         if name not in registered:
-            word = name.lower().readdress("-", "_")
+            word = name.lower().replace("-", "_")
             meant = _suggestion(OTHER_NAMES.get(word, word), registered)
             raise ValueError(f"unknown position method {name!r}{meant}")
         address = registered[name]
