@@ -2,10 +2,9 @@
 
 python train.py --config=configs/alibi_none.py:length=128 --workdir=workdirs/alibi-none
 
-The layers in between see distant tokens as well as near ones, as the layers without positions of
-configs/rnope_swa.py do; ALiBi keeps the order. No results of ALiBi in some layers are known to us.
-NAPE (arXiv 2506.16640) mixes both within each layer: half of the heads have ALiBi, half none. Here
-the model is the quickstart's.
+The layers in between see distant tokens as well as near ones, as in configs/rnope_swa.py, and ALiBi
+keeps the order. We know no published results with ALiBi in some layers. NAPE (arXiv 2506.16640) mixes
+both within each layer: half the heads have ALiBi, half none. The model is the quickstart's.
 """
 
 import ml_collections

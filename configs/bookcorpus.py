@@ -4,11 +4,11 @@ python train.py --config=configs/bookcorpus.py:position=alibi,length=512 --workd
     --config.data.train=TRAIN --config.data.valid=VALID \
     --config.data.test=TEST --config.data.tokenizer_file=tokenizer.json
 
-TRAIN, VALID and TEST are text files, one document each, or globs of them: the corpus may
-not be redistributed (about 700M tokens, 2.9 GB), and the hub has it only as a script
-that `datasets` doesn't run any more. The paper uses the splits of Khandelwal et al.
-(2020) and BERT's vocabulary of 29K byte-pair encodings: give it as data.tokenizer_file.
-Without one, a BPE vocabulary of that size is trained on TRAIN.
+TRAIN, VALID and TEST are text files, one document each, or globs: the corpus may not be
+redistributed (about 700M tokens, 2.9 GB), and the hub has it only as a script that `datasets` doesn't
+run any more. The paper uses the splits from Khandelwal et al. (2020) and BERT's vocabulary with 29K
+byte-pair encodings: give it as data.tokenizer_file. Without one, a BPE vocabulary of that size is
+trained on TRAIN.
 """
 
 import ml_collections

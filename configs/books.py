@@ -3,7 +3,7 @@ two CPU cores.
 
 python train.py --config=configs/books.py:position=alibi,length=64 --workdir=workdirs/books-alibi-64
 
-As configs/wikitext2.py, but needs no file: a run of 1.4M words of prose.
+As configs/wikitext2.py, but without a file: it reads 1.4M words of prose.
 """
 
 import ml_collections

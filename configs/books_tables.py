@@ -3,8 +3,8 @@ tokens.
 
 python train.py --config=configs/books_tables.py:position=alibi,length=32 --workdir=workdirs/books-tables-alibi-32
 
-Nesterov's momentum of 0.99 needs many updates more than large ones: these are 1,200 of 1,024
-tokens (1.2M; 960 at lengths such as 96 and 192, in whole sequences), not 600 of 4,096 (2.5M).
+Nesterov's momentum of 0.99 needs many updates more than large ones: 1,200 updates with 1,024 tokens
+(1.2M, or 960 tokens in whole sequences at lengths such as 96 and 192), not 600 with 4,096 (2.5M).
 """
 
 import ml_collections

@@ -3,13 +3,13 @@ r"""The paper's 1.3B model on CC100 and RoBERTa's corpora (section 4.2; tables 1
 python train.py --config=configs/cc100_1b3.py:position=alibi,length=512 --workdir=workdirs/cc100-alibi-512 \
     --config.data.train=TRAIN --config.data.valid=VALID
 
-TRAIN and VALID are text files or globs of them (.xz as CC100 comes). The paper's are the
-English part of CC100 (300 GB) and RoBERTa's training corpora (161 GB), which nobody
-redistributes as one. On several hosts: see train.py.
+TRAIN and VALID are text files or globs (.xz as CC100 comes). The paper's are CC100's English part (300
+GB) and RoBERTa's training corpora (161 GB), which nobody redistributes as one. train.py says how to run
+on several hosts.
 
-Section 4.2 publishes the sizes of the model, the number of updates and of GPUs.
-Optimizer, learning rate, batch, dropout, tokenizer and initialization are not
-published; each is chosen here, and marked CHOICE with the reason.
+Section 4.2 publishes the model's sizes, the updates and the GPUs. Optimizer, learning rate, batch,
+dropout, tokenizer and initialization are not published. Each is chosen here, and marked CHOICE with
+the reason.
 """
 
 import ml_collections

@@ -3,11 +3,10 @@ and the base 1,000,000 (Gemma Team 2025, arXiv 2503.19786).
 
 python train.py --config=configs/gemma3.py:length=128 --workdir=workdirs/gemma3
 
-Published: windows of 1,024 tokens, the first layer local, contexts of 128K tokens (32K for the
-model of 1B parameters). Here the model is the quickstart's with six layers, and the window a
-quarter of L = 128: set model.window with another length. Gemma 3 also has norms of queries and keys
-(here model.qk_norm), grouped queries, and positions of the global layers divided by 8 for contexts
-of 128K, which are not part of this config.
+Published: windows of 1,024 tokens, the first layer local, contexts of 128K tokens (32K for the model
+with 1B parameters). Here the model is the quickstart's with six layers, and the window is L / 4 for L =
+128: set model.window with another length. Gemma 3 also norms queries and keys (here model.qk_norm),
+groups queries, and divides positions in global layers by 8 for contexts of 128K. This config doesn't.
 """
 
 import ml_collections

@@ -1,9 +1,9 @@
 """Llama's architecture at the quickstart's size: RMS norms, SwiGLU, shared keys, no biases, rotary
-positions (arXiv 2302.13971; grouped-query attention as in Llama 2, arXiv 2307.09288).
+positions (arXiv 2302.13971, with grouped-query attention as in Llama 2, arXiv 2307.09288).
 
 python train.py --config=configs/llama_like.py:position=alibi --workdir=workdirs/llama-like
 
-Any position method goes with it; with rotary, scripts/export_hf.py writes the run as Llama.
+Any position method goes with it. With rotary, scripts/export_hf.py writes the run as Llama.
 """
 
 import ml_collections

@@ -3,11 +3,11 @@ ten minutes a run.
 
 python train.py --config=configs/long_books.py:position=alibi,length=128 --workdir=workdirs/long-books-alibi-128
 
-Twenty bytes are read for each parameter, none of them twice: models come to know the positions of
-training, and have something to lose beyond them. The books are those of PG-19 on the hub, or your
-own text: data.corpus=text,data.train=FILES,data.valid=FILES,data.test=FILES. The rows of
-results/tables-medium are of the books in long_books.json, which scripts/join_books.py makes files
-of: data/long-books/train.txt, valid.txt and test.txt.
+Twenty bytes are read for each parameter, none twice: models come to know the training positions, and
+have something to lose beyond them. The books are PG-19's on the hub, or your own text:
+data.corpus=text,data.train=FILES,data.valid=FILES,data.test=FILES. results/tables-medium used the books
+in long_books.json, from which scripts/join_books.py makes data/long-books/train.txt, valid.txt and
+test.txt.
 """
 
 import ml_collections

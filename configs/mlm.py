@@ -3,8 +3,8 @@
 
 python train.py --config=configs/mlm.py:position=alibi,length=128 --workdir=workdirs/mlm-alibi
 
-A mask hides a byte, which has one target in seven tokens, so it trains for longer than the
-quickstart. Slopes of their own for each side, learned: position=alibi_learned with
+A mask hides a byte and gives one target in seven tokens, so this trains for longer than the quickstart.
+For learned slopes on each side use position=alibi_learned with
 --config.position_options.slopes_after=paper.
 """
 

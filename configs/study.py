@@ -1,10 +1,10 @@
-"""A model that has something to lose: it is better than every n-gram of bytes of its train text, and
-uses more than 128 tokens of context. 3.7M parameters, BPE, half an hour a run on two cores.
+"""A model that has something to lose: it beats every byte n-gram model on its train text, and uses more
+than 128 tokens of context. 3.7M parameters, BPE, half an hour a run on two cores.
 
 python train.py --config=configs/study.py:position=alibi --workdir=workdirs/study-alibi
 
-The text is the books of configs/long_books.json, which scripts/join_books.py makes files of. Any
-other text does too, such as PG-19 of the hub: data.corpus=hub,data.name=emozilla/pg19,
+The text is the books in configs/long_books.json, from which scripts/join_books.py makes files. Any
+other text does too, such as PG-19 on the hub: data.corpus=hub,data.name=emozilla/pg19,
 data.valid=validation,data.train=train,data.streaming=True,data.max_train_bytes=100000000.
 results/study has what was tried.
 """

@@ -1,13 +1,13 @@
-"""The paper's WikiText-103 model, 247M parameters (section 2.1; tables 1 to 7 and 13 to 15).
+"""The paper's WikiText-103 model, 247M parameters (section 2.1, tables 1 to 7 and 13 to 15).
 
 python train.py --config=configs/wikitext103.py:position=alibi,length=512 --workdir=workdirs/wikitext103-alibi-512
 
-Model, optimizer and schedule are those of Baevski and Auli (2019) as the paper's code
-has them: `transformer_lm_wiki103`. An update sees 8 parts of 9,216 tokens, each cut to whole
-sequences: 73,728 / L of them, 32 at L = 2,048. The number of devices, divided by mesh.tensor
-(which splits the heads), must divide that. 1, 2, 4 and 8 devices do, and take the parts in
-turn; at the paper's lengths 5 and 7 don't, nor 3 and 6 at L = 2,048; 16 devices do at each
-length with `--config.mesh.tensor=2`, 32 with 4, 64 with 8.
+Model, optimizer and schedule are as in Baevski and Auli (2019) and the paper's code:
+`transformer_lm_wiki103`. An update sees 8 parts with 9,216 tokens, each cut to whole sequences: 73,728
+/ L sequences, or 32 at L = 2,048. The number of devices, divided by mesh.tensor (which splits the
+heads), must divide that. 1, 2, 4 and 8 devices do, and take the parts in turn. At the paper's lengths 5
+and 7 don't, nor 3 and 6 at L = 2,048. 16 devices do at each length with `--config.mesh.tensor=2`, 32
+with 4, 64 with 8.
 """
 
 import ml_collections

@@ -4,10 +4,10 @@ r"""The paper's model and recipe at a small scale: WikiText-2, words, two CPU co
 python train.py --config=configs/wikitext2.py:position=alibi,length=64 --workdir=workdirs/wikitext2-alibi-64 \
     --config.data.train=wikitext-2/train.txt --config.data.valid=wikitext-2/valid.txt
 
-The texts have a token between blanks and `<unk>` in place: `wikitext-2-v1` of the hub's
+The texts have a token between blanks and `<unk>` in place: `wikitext-2-v1` in the hub's
 Salesforce/wikitext, not the raw ones. They give the paper's counts: 2,088,628, 217,646 and 245,569
-tokens, and 33,280 entries of the dictionary. Widths, cutoffs, lengths and updates of
-configs/wikitext103.py are divided; comments name other differences.
+tokens, and 33,280 entries in the dictionary. Widths, cutoffs, lengths and updates in
+configs/wikitext103.py are divided. Comments name other differences.
 """
 
 import ml_collections

@@ -2,13 +2,12 @@
 
 python scripts/sweep.py --sweep=configs/sweeps/all_methods.py --workdir=workdirs/all-methods --jobs=0
 
-The quickstart's model after 3,000 updates. Some methods change only the test of a trained model,
-such as interpolated positions or a sliding window as long as the training sequences: they are
-tested on the runs of the method they change. For each, the gain of the same tokens from more
-context is also measured.
+The quickstart's model after 3,000 updates. Some methods change only how a trained model is tested, such
+as interpolated positions or a sliding window as long as the training sequences. They are tested on runs
+of the method that they change. For each, the same tokens' gain from more context is measured too.
 
-T5, FIRE, xPos and YaRN have a length for option, first the number of tokens in their source and
-then, as "relative", its share of the training length there, which is the default.
+T5, FIRE, xPos and YaRN have a length as an option: first the tokens in their source, then, as
+"relative", its share of the training length there, which is the default.
 """
 
 SEEDS = (0, 1, 2)

@@ -4,9 +4,9 @@ sides.
 python scripts/sweep.py --sweep=configs/sweeps/mlm.py --workdir=workdirs/mlm --jobs=2
 python scripts/ngram.py --workdirs=workdirs/mlm/runs/none-seed0 --output_dir=workdirs/mlm
 
-ALiBi has the same slopes on both sides, or slopes of their own: fixed, where the head that is steep
-before a token is flat after it, or learned. Learned slopes, the same on both sides, separate the
-effect of learning from that of two slopes.
+ALiBi has the same slopes on both sides, or different ones: fixed, so that a head that is steep before a
+token is flat after it, or learned. Learned slopes that both sides share separate the effect of learning
+from the effect of two slopes.
 """
 
 FLAT_AFTER_STEEP = "0.00390625:0.015625:0.0625:0.25"  # the paper's four slopes, backwards

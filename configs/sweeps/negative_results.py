@@ -2,13 +2,12 @@
 
 python scripts/sweep.py --sweep=configs/sweeps/negative_results.py --workdir=workdirs/all-methods
 
-By the paper trained slopes extrapolate worse (footnote 11), random slopes work at times (section
-3), and a window rescues neither sinusoidal nor learned embeddings (the latter aren't defined beyond
-their table, so they are not here). A window of 128 tokens changes nothing in training at L = 128;
-beyond it, no query then meets a key at a distance unknown from training. Rotary and ALiBi with a
-window are for comparison.
+In the paper trained slopes extrapolate worse (footnote 11), random slopes work at times (section 3), and
+a window rescues neither sinusoidal nor learned embeddings (the latter aren't defined beyond their table,
+so they are not here). A window of 128 tokens changes nothing in training at L = 128. Beyond it, no query
+then meets a key at a distance unknown from training. Rotary and ALiBi with a window are for comparison.
 
-The runs are some of those of configs/sweeps/all_methods.py; in one --workdir each is trained once.
+configs/sweeps/all_methods.py has these runs too. In one --workdir each is trained once.
 """
 
 from configs.sweeps import all_methods

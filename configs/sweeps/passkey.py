@@ -2,9 +2,9 @@
 
 python scripts/sweep.py --sweep=configs/sweeps/passkey.py --workdir=workdirs/passkey --jobs=0
 
-Trained at L = 128 with three seeds and the same number of updates for all, asked at up to 8 times
-this length by the evaluator passkey. Methods that change only the test of a trained model are asked
-on the runs of the method they change.
+All are trained at L = 128 with three seeds and equally many updates. The evaluator passkey asks at up to
+8 times this length. Methods that change only how a trained model is tested are asked on runs of the
+method that they change.
 """
 
 from configs.sweeps import all_methods

@@ -1,5 +1,5 @@
 """Variants of the quickstart's model, each trained once: layers that differ, positions that depend on
-tokens, a sink in attention's denominator, a gate of its output.
+tokens, a sink in attention's denominator, a gate on its output.
 
 python scripts/sweep.py --sweep=configs/sweeps/variants.py --workdir=workdirs/variants --jobs=2
 """

@@ -1,4 +1,4 @@
-"""A bias that falls with the square root of distance, at a learned rate of each head."""
+"""A bias that falls with the square root of distance, at a rate that each head learns."""
 
 import dataclasses
 
@@ -20,10 +20,10 @@ class RootBias(DistanceBias):
 
 @dataclasses.dataclass(frozen=True)
 class Root(PositionMethod):
-    """The square root of distance.
+    """A bias with the square root of distance.
 
     Attributes:
-      initial: s of each head before training.
+      initial: each head's s before training.
     """
 
     shift_invariant = True
