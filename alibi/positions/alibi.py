@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_head, per_query, static
@@ -86,6 +86,14 @@ class AlibiBias(DistanceBias):
         # sequence is.
         distance = jnp.asarray(distance).astype(jnp.float32)[None]
         return -self.slopes.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1)) * distance
+
+    def between(
+        self, rows: Integer[Array, "*#batch q 1"], columns: Integer[Array, "*#batch 1 k"]
+    ) -> Tile:
+        # without the transpose that `at` needs for positions of each sequence
+        distance = jnp.expand_dims(self.counted(rows - columns).astype(jnp.float32), -3)
+        slopes = self.slopes.astype(jnp.float32)
+        return -slopes.reshape((1,) * (distance.ndim - 3) + (-1, 1, 1)) * distance
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
         nearest = (
