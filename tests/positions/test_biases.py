@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes
-from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.positions import PositionMethod, make_position, products
 from alibi.positions.alibi import AlibiBias
 from alibi.positions.deberta import Deberta
@@ -189,57 +188,6 @@ def test_the_bias_and_its_gradients_are_those_of_the_paper(name, options, formul
     np.testing.assert_allclose(np.asarray(bias) * seen, expected, atol=3e-6, rtol=3e-6)
     check_derivatives(lambda given: (formula(given) * wanted).sum(), exact, gradients)
     assert all(np.abs(gradients[leaf]).max() > 0 for leaf in params), "each parameter is moved"
-
-
-def attention(given, bias, causal: bool, *, parts: int = 1, clip: int = 0) -> np.ndarray:
-    """The formula of attention in float64, with Shaw's values if it has a clip."""
-    logits = np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(
-        parts * HEAD_DIM
-    ) + bias(given)
-    weights = np.exp(np.where((D >= 0) | (not causal), logits, -np.inf))
-    weights = weights / weights.sum(axis=-1, keepdims=True)
-    out = np.einsum("bhij,bjhd->bihd", weights, given["value"])
-    if clip:
-        out += np.einsum(
-            "bhij,ijd->bihd", weights, given["value_vectors"][np.clip(-D, -clip, clip) + clip]
-        )
-    return out
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-    ("name", "options", "bias", "how"),
-    [
-        ("shaw", {"max_distance": 3, "values": True}, shaw, {"clip": 3}),
-        ("deberta", {"max_distance": 4}, deberta, {"parts": 3}),
-    ],
-)
-def test_values_and_scale_of_content_methods(name, options, bias, how, causal) -> None:
-    """Shaw's vectors also stand with the values; DeBERTa divides all of a logit's parts by sqrt(3
-    head_dim).
-    """
-    method, sides = make(name, causal=causal, **options), tokens()
-    params = params_of(method)
-    wanted = np.random.default_rng(1).normal(size=(2, LENGTH, HEADS, HEAD_DIM))
-
-    @jax.jit
-    def run(given):
-        def loss(given):
-            positions = {side: np.arange(LENGTH) for side in ("query_positions", "key_positions")}
-            attend = method_attention_fn(
-                method, given, given["x"], **positions, options=AttentionOptions()
-            )
-            out = attend(given["query"], given["key"], given["value"])
-            return (out * wanted.astype(np.float32)).sum(), out
-
-        return jax.grad(loss, has_aux=True)(given)
-
-    gradients, out = run(params | sides)
-    exact = double(params | sides)
-    np.testing.assert_allclose(out, attention(exact, bias, causal, **how), atol=3e-6)
-    check_derivatives(
-        lambda given: (attention(given, bias, causal, **how) * wanted).sum(), exact, gradients
-    )
 
 
 @pytest.fixture(scope="module")

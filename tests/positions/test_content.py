@@ -1,4 +1,4 @@
-"""Methods that make their own queries and keys, as attention, against formulas in float64."""
+"""Methods that read content, as attention, against formulas in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from tests.positions.test_biases import (
     LENGTH,
     D,
     check_derivatives,
+    deberta,
     double,
     make,
     params_of,
+    shaw,
     tokens,
 )
 
@@ -48,23 +50,39 @@ def selective_rope(given):
     return np.einsum("bihp,bjhp->bhij", query, key.conj()).real
 
 
+def dots(given, parts=1):
+    """The products of queries and keys, divided as logits with `parts` parts."""
+    return np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(parts * HEAD_DIM)
+
+
+BOTH = {"causal": False}
+SHAW, DEBERTA = {"max_distance": 3, "values": True}, {"max_distance": 4}
+SELECTIVE = {"base": 50.0, "taps": 3, "rank": 5}
 CASES = [
-    ("pope", {"base": 100.0}, pope),
-    ("selective_rope", {"base": 50.0, "taps": 3, "rank": 5}, selective_rope),
+    ("shaw", SHAW, lambda given: dots(given) + shaw(given)),
+    ("shaw", SHAW | BOTH, lambda given: dots(given) + shaw(given)),
+    ("deberta", DEBERTA, lambda given: dots(given, 3) + deberta(given)),
+    ("deberta", DEBERTA | BOTH, lambda given: dots(given, 3) + deberta(given)),
+    ("pope", {"base": 100.0}, lambda given: pope(given) / np.sqrt(HEAD_DIM)),
+    ("selective_rope", SELECTIVE, lambda given: selective_rope(given) / np.sqrt(HEAD_DIM)),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "products"), CASES)
-def test_attention_and_its_gradients_are_those_of_the_formula(name, options, products) -> None:
+@pytest.mark.parametrize(("name", "options", "logits"), CASES)
+def test_attention_and_its_gradients_are_those_of_the_formula(name, options, logits) -> None:
+    """Shaw's vectors also stand with the values; DeBERTa divides all of a logit by sqrt(3 head_dim)."""
     method, sides = make(name, **options), tokens()
     params = params_of(method)
     wanted = np.random.default_rng(1).normal(size=(2, LENGTH, HEADS, HEAD_DIM))
 
     def formula(given):
-        logits = np.where(D >= 0, products(given) / np.sqrt(HEAD_DIM), -np.inf)
-        weights = np.exp(logits)
+        weights = np.exp(np.where((D >= 0) | (not method.causal), logits(given), -np.inf))
         weights = weights / weights.sum(axis=-1, keepdims=True)
-        return np.einsum("bhij,bjhd->bihd", weights, given["value"])
+        out = np.einsum("bhij,bjhd->bihd", weights, given["value"])
+        if "value_vectors" in given:
+            vectors = given["value_vectors"][np.clip(-D, -3, 3) + 3]
+            out += np.einsum("bhij,ijd->bihd", weights, vectors)
+        return out
 
     @jax.jit
     def run(given):
