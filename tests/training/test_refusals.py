@@ -39,7 +39,7 @@ from alibi.training import loop
         ({"position": "rotary", "position_options__base": 0.0}, "base=0.0 .* must be above 0"),
         (
             {"position": "sinusoidal", "position_options__max_period": -1.0},
-            "sinusoidal needs a max_period above 0",
+            "max_period=-1.0 .* must be above 0",
         ),
         ({"position_options__slopes": "foo"}, "slope convention 'foo' is unknown"),
         (
