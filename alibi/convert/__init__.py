@@ -1,4 +1,4 @@
-"""Readers of checkpoints of other code, which become work directories."""
+"""Other code's models become work directories, and back."""
 
 from alibi.extras import EXTRAS, needs
 

@@ -38,20 +38,20 @@ def export_model(
     checkpoint: str = "latest",
     dtype: str = "keep",
 ) -> tuple[pathlib.Path, Family, list[str]]:
-    """Writes the model of a run as a folder of the hub: config.json, safetensors and the tokenizer.
+    """Writes a run's model as a folder for the hub: config.json, safetensors and the tokenizer.
 
     Args:
       output_dir: empty or absent.
-      family: its name; defaults to the import's, or to the first whose config can say the run's.
+      family: its name. Defaults to the import's, or to the first whose config can say the run's.
       checkpoint: "latest", "best" or a step.
       dtype: files have float32, bfloat16, float16, or with "keep" the run's own dtype.
 
     Returns:
-      The folder, the family, and lines for readers of the folder.
+      The folder, the family, and lines for the folder's readers.
 
     Raises:
-      ValueError: no family can say the model (the error names the keys); an unknown family; several
-        processes; a folder with files; see also `TrainedRun`.
+      ValueError: no family can say the model (the error names the keys), an unknown family, several
+        processes, a folder with files. See also `TrainedRun`.
     """
     out = resolve(output_dir)
     check_empty(out, str(out), "--output_dir")
@@ -107,9 +107,9 @@ def export_model(
 
 
 def _small_files(folder: epath.Path, hashes: dict[str, str]) -> dict[str, epath.Path]:
-    """Returns the import's other files by name; ValueError if one is not as the import wrote it.
+    """Returns the import's other files under their names. Raises ValueError if one is not as the import wrote it.
 
-    `hashes`: SHA-256 by name; imports of earlier versions have none.
+    `hashes`: SHA-256 for each name. Earlier versions recorded none.
     """
     small = {file.name: file for file in listed(folder)}
     for name in sorted({*hashes, *small} if hashes else ()):
@@ -123,7 +123,7 @@ def _small_files(folder: epath.Path, hashes: dict[str, str]) -> dict[str, epath.
 
 
 def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[str, Any]]:
-    """Returns the family `name` and its config.json; without a name the first that can say the
+    """Returns the family `name` and its config.json. Without a name returns the first that can say the
     model.
     """
     if name:
@@ -149,7 +149,7 @@ def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> list[str]:
-    """Writes the tokenizer; returns a line if transformers has no such tokenizer."""
+    """Writes the tokenizer. Returns a line if transformers has no such tokenizer."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if isinstance(tokenizer, BpeTokenizer):
         name, content = tokenizer.hub_file()
@@ -167,7 +167,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> list[str]:
 
 
 def of_bytes() -> "hf.Tokenizer":
-    """Returns a tokenizer whose ids are the bytes of the text."""
+    """Returns a tokenizer with the text's bytes for ids."""
     # GPT-2's letters of bytes: visible ones of Latin-1 are their own, others follow from 256 on.
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]

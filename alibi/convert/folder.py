@@ -25,11 +25,11 @@ class HubFolder(Model):
 
     Attributes:
       files: the files with weights.
-      kept: the small files beside the weights; an export has copies.
+      kept: the small files beside the weights. An export has copies.
       ends: the ids that end an answer: `eos_token_id` in generation_config.json, else in config.json.
 
     Raises:
-      ValueError: a missing, truncated or unreadable file, or one that lies elsewhere; the error
+      ValueError: a missing, truncated or unreadable file, or one that lies elsewhere. The error
         names it.
     """
 
@@ -95,7 +95,7 @@ class HubFolder(Model):
         return ends
 
     def tokenizer_file(self) -> pathlib.Path:
-        """Returns the tokenizer's file; ValueError if there is none."""
+        """Returns the tokenizer's file. Raises ValueError if there is none."""
         for name in TOKENIZERS:
             if (file := own_file(self.path, name)).exists():
                 return file
@@ -107,7 +107,7 @@ class HubFolder(Model):
 
 
 def own_file(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Returns the path of a folder's file, which may be missing.
+    """Returns the path to a folder's file, which may be missing.
 
     Raises:
       ValueError: it lies outside the folder (and outside the blobs that a snapshot in the hub's cache
@@ -127,7 +127,7 @@ def own_file(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; ValueError for anything else."""
+    """Returns the object in a JSON file. Raises ValueError for anything else."""
     try:
         content = json.loads(file.read_bytes())  # of any UTF, with a byte order mark or without
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Models of other codebases become work directories."""
+"""Other codebases' models become work directories."""
 
 import dataclasses
 import hashlib
@@ -90,17 +90,17 @@ def import_model(
     Args:
       model: a folder, or a name on the hub.
       workdir: a directory or gs://BUCKET/PATH, empty or absent.
-      config: text, mesh and settings of further training; the folder's model, position method and
+      config: text, mesh and settings for further training. The folder's model, position method and
         length replace its own.
       revision: a branch, tag or commit on the hub.
       dtype: saved parameters have float32, bfloat16, float16, or with "keep" the files' dtype
         (float32 if these differ).
       tokenizer_file: replaces the folder's tokenizer.
-      ignored: keys of config.json that are not read.
+      ignored: keys in config.json that are not read.
 
     Raises:
-      ValueError: an unknown architecture or key; another objective; a file, tensor or tokenizer that
-        is missing, damaged or doesn't fit; too little memory; a work directory with files.
+      ValueError: an unknown architecture or key, another objective, a file, tensor or tokenizer that
+        is missing, damaged or doesn't fit, too little memory, a work directory with files.
     """
     run = empty_run(workdir, config)
     folder = HubFolder(find_folder(model, revision))
@@ -153,19 +153,19 @@ def import_fairseq(
     *,
     position: str = "",
 ) -> RunDirectory:
-    """Makes a work directory, as training leaves it, from a checkpoint of the paper's own code.
+    """Makes a work directory, as training leaves it, from a checkpoint by the paper's own code.
 
     Training continues with an empty momentum, at the learning rate of the checkpoint's update.
 
     Args:
       dictionary: the dict.txt of its training.
       workdir: a directory or gs://BUCKET/PATH, empty or absent.
-      config: text, and settings of further training.
-      position: the position method; defaults to the one that the checkpoint's settings show.
+      config: text, and settings for further training.
+      position: the position method. Defaults to the one that the checkpoint's settings show.
 
     Raises:
-      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint;
-        another objective; a work directory with files.
+      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint,
+        another objective, a work directory with files.
     """
     run = empty_run(workdir, config)
     model = fairseq.read_checkpoint(pathlib.Path(os.path.expanduser(checkpoint)))
@@ -216,8 +216,8 @@ def _provenance(state: TrainState, tokenizer: Tokenizer, origin: dict[str, Any])
 def describe(
     model: Model, config: Config, ignored: tuple[str, ...] = (), family: Family | None = None
 ) -> tuple[Family, Config]:
-    """Returns the family of a model (defaults to the one that its config names), and `config` with
-    the model; ValueError for a value that is not implemented, or of another type.
+    """Returns a model's family (defaults to the one that its config names), and `config` with
+    the model. Raises ValueError for a value that is not implemented, or of another type.
     """
     named = model.config.get("architectures") or []
     try:
@@ -236,7 +236,7 @@ def describe(
 
 
 def read_params(theirs: Model, family: Family, config: Config, vocab_size: int) -> PyTree:
-    """Returns the parameters on the devices of `config.mesh`; ValueError for tensors that don't fit
+    """Returns the parameters on the devices of `config.mesh`. Raises ValueError for tensors that don't fit
     the model.
     """
     model = build_model(config, vocab_size)
@@ -271,7 +271,7 @@ def read_params(theirs: Model, family: Family, config: Config, vocab_size: int) 
 
 
 def cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
-    """Returns an array in another dtype; ValueError, which says its `name`, for NaN and infinity."""
+    """Returns an array in another dtype. Raises ValueError, which says its `name`, for NaN and infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = np.ascontiguousarray(array.astype(dtype, copy=False))
         # As integers, numbers of a sign grow away from 0, up to infinity and NaN.
@@ -294,10 +294,10 @@ def cast(array: np.ndarray, dtype: Any, name: str) -> np.ndarray:
 def model_entries(
     family: Family, content: dict[str, Any], config: Config, shapes: dict[str, tuple[int, ...]]
 ) -> list[Entry]:
-    """Returns the tensors of a family that hold parameters of the model.
+    """Returns the family's tensors that hold the model's parameters.
 
     Raises:
-      ValueError: a parameter that no tensor of the family holds.
+      ValueError: a parameter that no tensor holds.
     """
     layers = config.model.num_layers
     entries = [
@@ -317,7 +317,7 @@ def model_entries(
 def _names(
     model: Model, family: Family, entries: list[Entry], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    """Returns the file's name of each entry; ValueError for tensors that are missing, left over, or
+    """Returns each entry's name in the file. Raises ValueError for tensors that are missing, left over, or
     of another shape or dtype.
     """
     tensors = model.tensors
@@ -371,7 +371,7 @@ def _names(
 
 
 def _param_dtype(folder: HubFolder, family: Family) -> str:
-    """Returns the dtype of all parameters in the files; float32 if these differ."""
+    """Returns the files' dtype, or float32 if these differ."""
     kept = {
         tensor.dtype
         for name, tensor in folder.tensors.items()
@@ -382,7 +382,7 @@ def _param_dtype(folder: HubFolder, family: Family) -> str:
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:
-    """Returns the leaves of a tree by paths such as "layers_0/attention/query/kernel"."""
+    """Returns a tree's leaves under paths such as "layers_0/attention/query/kernel"."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree.leaves_with_path(tree)

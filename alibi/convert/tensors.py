@@ -1,4 +1,4 @@
-"""Reads tensors from files of safetensors or PyTorch, one by one; writes safetensors."""
+"""Reads tensors from safetensors or PyTorch files, one after another. Writes safetensors."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ class Model:
 
 
 def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
-    """Returns the tensors in a file of safetensors; ValueError if it is damaged."""
+    """Returns the tensors in a safetensors file. Raises ValueError if it is damaged."""
     needs(f"{file}", "safetensors")
     from safetensors import SafetensorError, safe_open
 
@@ -83,10 +83,10 @@ def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
 
 
 def load_pickle(file: pathlib.Path, stand_ins: Mapping[str, type]) -> Any:
-    """Returns the content of a file that `torch.save` wrote; runs nothing from it.
+    """Returns the content of a file that `torch.save` wrote. Runs nothing from it.
 
     Args:
-      known: stand-ins for classes that the pickle may name; the keys are packages or full names.
+      stand_ins: stand for classes that the pickle may name. The keys are packages or full names.
 
     Raises:
       MissingPackageError: PyTorch is not installed.
@@ -125,7 +125,7 @@ def load_pickle(file: pathlib.Path, stand_ins: Mapping[str, type]) -> Any:
 
 
 def list_dense(content: Any, file: pathlib.Path) -> dict[str, Tensor]:
-    """Returns the tensors in a pickle's `content`; ValueError if it is no dict of dense tensors."""
+    """Returns the tensors in a pickle's `content`. Raises ValueError if it is no dict of dense tensors."""
     import ml_dtypes
     import torch
 

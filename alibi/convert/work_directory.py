@@ -23,7 +23,7 @@ WRITTEN = 1 << 24  # bytes of parameters that are written at a time, beside the 
 
 
 def empty_run(workdir: str | os.PathLike[str], config: Config) -> RunDirectory:
-    """Returns the run of a work directory; ValueError if it has files, or for another objective than
+    """Returns a work directory's run. Raises ValueError if it has files, or for another objective than
     the next token.
     """
     if not config.objective.causal:
@@ -38,7 +38,7 @@ def empty_run(workdir: str | os.PathLike[str], config: Config) -> RunDirectory:
 
 def check_empty(place: epath.Path, name: str, flag: str) -> None:
     """Raises ValueError for a folder with files, hidden ones too, or a place that no new folder can
-    replace; removes what killed processes left beside it.
+    replace. Removes what killed processes left beside it.
 
     Args:
       name: the place in messages.
@@ -68,12 +68,12 @@ def write_run(
     config_file: str,
     add: Callable[[epath.Path], None] = lambda path: None,
 ) -> None:
-    """Writes the files of an imported run; a local directory appears when it is whole.
+    """Writes an imported run's files. A local directory appears when it is whole.
 
     The status is written last: without it nothing continues from the other files.
 
     Args:
-      config_file: the content of its config.py.
+      config_file: its config.py.
       add: writes further files into the directory.
     """
     provenance = {

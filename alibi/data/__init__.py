@@ -1,4 +1,4 @@
-"""From text to batches: corpora -> tokenizers -> tokens (files with a manifest) -> batches; no JAX
+"""From text to batches: corpora -> tokenizers -> tokens (files with a manifest) -> batches. No JAX
 in here.
 """
 

@@ -10,11 +10,11 @@ from alibi.objectives import Batch, Objective, Sequences
 
 
 class TrainBatches:
-    """The blocks of a token stream, shuffled anew in each epoch.
+    """A token stream's blocks, shuffled anew in each epoch.
 
     Blocks are `length` tokens long, cross document borders and are the same in each epoch. The last
     one may be shorter, or begins earlier if the objective sees both sides. An epoch holds each block
-    once (arXiv 2108.12409; fairseq's "none" break mode). Batches may cross epochs.
+    once (arXiv 2108.12409, fairseq's "none" break mode). Batches may cross epochs.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TrainBatches:
 
     @functools.cached_property
     def _order(self) -> Sequence[int]:
-        """The block of each row. Made at its first use: importing Grain takes time, and JAX."""
+        """Each row's block. Made at its first use: importing Grain takes time, and JAX."""
         import grain
 
         # Its shuffle is an index permutation, another one for each pass of the repeat: it stores
@@ -46,7 +46,7 @@ class TrainBatches:
         return grain.MapDataset.range(self.num_blocks).seed(self._seed).shuffle().repeat()
 
     def rows(self, step: int, rows: Sequence[int]) -> Batch:
-        """Returns `rows` of update `step` (from 0); targets are -1 past the end of the stream."""
+        """Returns `rows` in update `step` (from 0). Targets are -1 past the end of the stream."""
         tokens = np.full((len(rows), self.length + 1), -1, np.int32)
         for row in rows:
             if not 0 <= row < self.batch_size:
@@ -65,5 +65,5 @@ class TrainBatches:
         return self._objective.batch(sequences, self._seed, step)
 
     def block(self, step: int, row: int) -> int:
-        """Returns the number of the block in `row` of update `step`."""
+        """Returns the block for `row` in update `step`."""
         return int(self._order[step * self.batch_size + row])

@@ -1,4 +1,4 @@
-"""Lists of books: a user's files are checked against a list and joined to each split's text."""
+"""Book lists: a user's files are checked against a list and joined to each split's text."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ class Book:
 
 @dataclasses.dataclass(frozen=True)
 class BookList:
-    """Books; a split's text is its books in this order, without separators."""
+    """Books. A split's text is its books in this order, without separators."""
 
     books: tuple[Book, ...]
     sha256: dict[str, str]  # of the text of each split
@@ -39,7 +39,7 @@ class BookList:
         return cls(tuple(Book(**book) for book in content["books"]), texts)
 
     def of(self, split: str) -> list[Book]:
-        """Returns the books of `split`, in their order."""
+        """Returns the split's books in their order."""
         return [book for book in self.books if book.split == split]
 
     def unmade(self, directory: pathlib.Path) -> list[str]:
@@ -52,7 +52,7 @@ class BookList:
         ]
 
     def join(self, folder: pathlib.Path, directory: pathlib.Path) -> list[str]:
-        """Writes the missing texts to `directory` from the books in `folder`; returns a line for each
+        """Writes the missing texts to `directory` from the books in `folder`. Returns a line for each
         book that is missing, and then writes nothing.
 
         A book is any .txt file in `folder`, or below it, with the list's SHA-256.
@@ -74,7 +74,7 @@ class BookList:
 
 
 def _problem(book: Book, file: pathlib.Path | None) -> str:
-    """Returns why `book` is missing; `file` is named by its title."""
+    """Returns why `book` is missing. `file` is named by its title."""
     listed = f"{book.bytes:,} bytes, SHA-256 {book.sha256}"
     if file is None:
         title = " ".join(book.title.split())  # some hold a line's end

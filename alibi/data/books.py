@@ -39,7 +39,7 @@ class Books(Corpus):
                 yield from split_long(stream.read(book["bytes"]))
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the hashes of the books."""
+        """Returns the books' hashes."""
         return {"corpus": self.name, "books": [book["sha256"] for book in self._books(split)]}
 
     def source(self, split: str) -> str:
@@ -98,7 +98,7 @@ class PassKeys(Books):
         }
 
     def size(self, split: str) -> int | None:
-        """Returns None: the number of keys is unknown before they are drawn."""
+        """Returns None: how many keys there are is unknown before they are drawn."""
         return None
 
 
@@ -135,7 +135,7 @@ def _farthest(length: int) -> int:
 
 
 def why_too_short(text: bytes, length: int) -> str:
-    """Returns why no window of `length` tokens can be cut from `text`; empty if some can."""
+    """Returns why no window of `length` tokens can be cut from `text`, or an empty text if some can."""
     if length <= len(text):
         return ""
     return (
@@ -151,7 +151,7 @@ def make_prompts(
     at the end. The last five tokens are the answer.
 
     Args:
-      text: a book; each prompt takes another part.
+      text: a book. Each prompt takes another part.
       distance: tokens from each digit of the key to the same digit of the answer.
 
     Raises:

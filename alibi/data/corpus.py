@@ -24,7 +24,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a document, whole characters in UTF-8; empty only if the document is empty."""
+    """Part of a document, whole characters in UTF-8, empty only if the document is empty."""
 
     utf8: bytes
     ends_document: bool
@@ -41,10 +41,10 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of a corpus, which can be tokenized without the others.
+    """Part of a corpus, which can be tokenized without the others.
 
     Attributes:
-      pieces: the text; read it before the next shard is taken, or not at all.
+      pieces: the text. Read it before the next shard is taken, or not at all.
       after_open_line: the shard before ends with a document without a line end.
     """
 
@@ -53,7 +53,7 @@ class Shard:
 
 
 class Corpus(abc.ABC):
-    """The text of the splits "train", "valid" and "test"."""
+    """The splits "train", "valid" and "test" as text."""
 
     name: str
     # The version of a dataset that `pieces` read; empty if `description` identifies the text.
@@ -61,36 +61,36 @@ class Corpus(abc.ABC):
     cuts_documents: bool = True  # shards may begin inside documents, see `Tokenizer.cuts_documents`
 
     def __init__(self, data: Any):
-        """`data`: the config section, or a mapping from each split to the place of its text."""
+        """`data`: the config section, or a mapping from each split to its text's place."""
         self._data = data
 
     @abc.abstractmethod
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields the documents of `split` in pieces; raises ValueError if they can't be read."""
+        """Yields the split's documents in pieces. Raises ValueError if they can't be read."""
 
     @abc.abstractmethod
     def description(self, split: str) -> dict[str, Any]:
-        """Returns JSON content that is equal for equal texts of `split` only."""
+        """Returns JSON content that is equal only if the split's text is."""
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
         """Yields the first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little
         more, the same in each process.
 
-        This method reads the text of skipped shards too.
+        This method reads skipped shards too.
         """
         pieces = limit_bytes(self.pieces(split), max_bytes)
         return cut_shards(pieces, shard_bytes, cuts_documents=self.cuts_documents)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`; here the
-        beginning.
+        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`. This method
+        yields the beginning.
         """
         return limit_bytes(
             self.pieces(split), sample_bytes if max_bytes < 0 else min(sample_bytes, max_bytes)
         )
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if a split's text is missing; much faster than reading it."""
+        """Raises ValueError if a split's text is missing. Much faster than reading it."""
         for split in splits:
             self.source(split)
 
@@ -99,16 +99,16 @@ class Corpus(abc.ABC):
         return self.name
 
     def source(self, split: str) -> str:
-        """Returns where the text of `split` is, for people."""
+        """Returns where the split's text is, for people."""
         return f"{self.name}: {split}"
 
     def size(self, split: str) -> int | None:
-        """Returns the UTF-8 bytes of `split`; None if unknown before reading."""
+        """Returns the split's UTF-8 bytes, or None if unknown before reading."""
         return None
 
 
 def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece]:
-    """Yields a document's pieces from its successive texts; `ends` is False if more of it follows."""
+    """Yields a document's pieces from its successive texts. `ends` is False if more follows."""
     previous: bytes | None = None
     for text in filter(None, texts):
         if previous is not None:
@@ -118,7 +118,7 @@ def one_document(texts: Iterable[bytes], *, ends: bool = True) -> Iterator[Piece
 
 
 def split_long(text: bytes) -> Iterator[Piece]:
-    """Yields the pieces of a document that is in memory."""
+    """Yields the pieces for a document in memory."""
 
     def cuts() -> Iterator[bytes]:
         start = 0
@@ -134,14 +134,14 @@ def split_long(text: bytes) -> Iterator[Piece]:
 
 
 def _character_start(text: bytes, position: int) -> int:
-    """Returns the first byte of the character at `position`."""
+    """Returns where the character at `position` begins."""
     while text[position] & 0xC0 == 0x80:
         position -= 1
     return position
 
 
 def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
-    """Yields the first `max_bytes` UTF-8 bytes (-1: all), cut between characters; the cut ends the
+    """Yields the first `max_bytes` UTF-8 bytes (-1: all), cut between characters. The cut ends the
     document.
     """
     if max_bytes < 0:
@@ -204,7 +204,7 @@ def _numbered(
 def make_bar(
     corpus: Corpus, split: str, max_bytes: int, purpose: str = "", *, progress: bool
 ) -> Progress:
-    """Returns a bar over the bytes of `split` with the `purpose` in its title; hidden without
+    """Returns a bar over the bytes of `split` with the `purpose` in its title, hidden without
     `progress`.
     """
     size = corpus.size(split)

@@ -1,4 +1,4 @@
-"""Rows of tables as documents: .jsonl, .csv and .parquet."""
+"""Table rows as documents: .jsonl, .csv and .parquet."""
 
 import csv
 import functools
@@ -19,7 +19,7 @@ _print_once = functools.cache(print_line)
 
 
 def row_documents(values: Iterable[Any], column: str, source: str) -> Iterator[Piece]:
-    """Yields each row as a document in pieces; a null is an empty document, and a printed line counts
+    """Yields each row as a document in pieces. A null is an empty document, and a printed line counts
     them.
 
     Args:
@@ -49,7 +49,7 @@ def row_documents(values: Iterable[Any], column: str, source: str) -> Iterator[P
 
 
 def check_column(column: str, columns: Collection[str], source: str) -> None:
-    """Raises ValueError if `column` is none of `columns`."""
+    """Raises ValueError if `columns` lacks `column`."""
     if column not in columns:
         raise ValueError(
             f"{source} has no column {column!r}; set data.column or --column to one of "
@@ -60,11 +60,11 @@ def check_column(column: str, columns: Collection[str], source: str) -> None:
 def read_column(
     path: pathlib.Path, kind: str, texts: Iterable[bytes], column: str
 ) -> Iterator[Any]:
-    """Yields a column's values in a data file; None for a row that lacks it.
+    """Yields a column's values in a data file, and None for a row that lacks it.
 
     Args:
       kind: one of `DATA_FILES`.
-      texts: the content in UTF-8, unpacked; unused for .parquet, which is packed inside.
+      texts: the content in UTF-8, unpacked. Unused for .parquet, which is packed inside.
 
     Raises:
       ValueError: no such column, or a damaged file.
@@ -96,7 +96,7 @@ def read_column(
 
 
 def _lines(texts: Iterable[bytes]) -> Iterator[str]:
-    """Yields the lines of successive texts, with their ends."""
+    """Yields the lines in successive texts, with their ends."""
     rest = b""
     for text in texts:
         *lines, rest = (rest + text).split(b"\n")

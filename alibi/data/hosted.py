@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub and of TFDS; their libraries are imported when a dataset is
+"""Datasets from the Hugging Face hub and TFDS. Their libraries are imported when a dataset is
 read.
 """
 
@@ -29,16 +29,16 @@ _TFDS_HOST = "https://storage.googleapis.com"
 
 
 class _ExplainedError(ValueError):
-    """A message of this file, which needs no other context."""
+    """Its message needs no other context."""
 
 
 class _Hosted(Corpus):
-    """A named dataset whose rows are documents: the text of a column."""
+    """A named dataset. Each row is a document, the text in a column."""
 
     _package: str  # that reads it
 
     def __init__(self, data: DataConfig):
-        """`data`: the config section; raises ValueError if it names no dataset."""
+        """`data`: the config section. Raises ValueError if it names no dataset."""
         if not data.name:
             raise ValueError(
                 f"data.name is empty, but corpus={self.name} needs the dataset's name; set data.name"
@@ -54,10 +54,10 @@ class _Hosted(Corpus):
             )
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the name, the split and the column; for a local folder also its files.
+        """Returns the name, the split and the column, and a local folder's files.
 
         It loads nothing, so cached tokens need no network. A name without data.revision, or with a
-        tag, means the version read first, even if the host has a later one; `revision` names it.
+        tag, means the version read first, even if the host has a later one. `revision` names it.
         """
         return {
             "corpus": self.name,
@@ -69,7 +69,7 @@ class _Hosted(Corpus):
         }
 
     def title(self, split: str) -> str:
-        """Returns the name of the dataset or its folder, and the subset."""
+        """Returns the dataset's or its folder's name, and the subset."""
         name = pathlib.Path(self._name).resolve().name if self._local else self._name
         return "/".join(filter(None, [name, self._data.subset]))
 
@@ -85,7 +85,7 @@ class _Hosted(Corpus):
         return f"{self.name}: " + ", ".join(filter(None, parts))
 
     def check(self, splits: Iterable[str]) -> None:
-        """Raises ValueError if the dataset can't be reached or lacks a split; fetches only their
+        """Raises ValueError if the dataset can't be reached or lacks a split. Fetches only their
         list.
         """
         if splits := list(splits):
@@ -94,14 +94,14 @@ class _Hosted(Corpus):
 
     @abc.abstractmethod
     def _known_splits(self) -> Iterable[Any]:
-        """Returns the names of the dataset's splits; none if they are unknown."""
+        """Returns the dataset's splits, or none if they are unknown."""
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[None]:
         yield
 
     def _split(self, split: str) -> str:
-        """Returns the dataset's own name of `split`."""
+        """Returns the dataset's own name for `split`."""
         if not self._data[split]:
             raise _ExplainedError(
                 f"data.{split} is empty, but corpus={self.name} needs a split's name; set data.{split}"
@@ -109,7 +109,7 @@ class _Hosted(Corpus):
         return self._data[split]
 
     def _check_splits(self, splits: Iterable[str], names: list[str]) -> None:
-        """Raises ValueError if a split is no expression of the `names` that there are, if any."""
+        """Raises ValueError if a split is no expression in these `names`, if there are any."""
         for split in splits:
             for term in self._split(split).split("+") if names else ():
                 name = term.partition("[")[0].strip()
@@ -140,7 +140,7 @@ class _Hosted(Corpus):
 
 
 class Hub(_Hosted):
-    """Any dataset that `datasets.load_dataset` reads: a name on the hub, or a folder of parquet,
+    """Any dataset that `datasets.load_dataset` reads: a name on the hub, or a folder with parquet,
     JSON or text files.
     """
 
@@ -148,7 +148,7 @@ class Hub(_Hosted):
     _package = "datasets"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields each row as a document; raises ValueError within 5 s if neither hub nor cache has
+        """Yields each row as a document. Raises ValueError within 5 s if neither hub nor cache has
         the dataset.
         """
         with self._connection():
@@ -192,7 +192,7 @@ class Hub(_Hosted):
                 yield from batch[data.column]
 
     def _note_commit(self, commit: str) -> None:
-        """Sets `revision`; raises ValueError if `data.revision` is the hash of another commit."""
+        """Sets `revision`. Raises ValueError if `data.revision` is another commit's hash."""
         revision = self._data.revision
         if self._local or commit == revision:
             return
@@ -233,7 +233,7 @@ class Hub(_Hosted):
 
 
 class Tfds(_Hosted):
-    """A dataset of TFDS in array_record files, by name or by the folder of a prepared dataset;
+    """A TFDS dataset in array_record files, under its name or in a folder,
     needs no TensorFlow.
     """
 
@@ -241,7 +241,7 @@ class Tfds(_Hosted):
     _package = "tensorflow_datasets"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields each record as a document; raises ValueError within 5 s if it can be neither found
+        """Yields each record as a document. Raises ValueError within 5 s if it can be neither found
         nor downloaded.
         """
         data = self._data
@@ -302,9 +302,7 @@ def offline() -> Iterator[None]:
 
 
 def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
-    """Returns whether any of `urls` answers, also with an error page, through the proxies of the
-    environment.
-    """
+    """Returns whether a URL answers, also with an error page, through the environment's proxies."""
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for url in urls:  # in threads, because a request's time limit does not cover name resolution
         threading.Thread(
@@ -327,7 +325,7 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _folder_hash(folder: str) -> str:
-    """Returns a hash of names, sizes and times of change of the folder's files."""
+    """Returns a hash over the names, sizes and change times in a folder."""
     files = filter(pathlib.Path.is_file, sorted(pathlib.Path(folder).rglob("*")))
     lines = (
         f"{path.relative_to(folder)}\0{path.stat().st_size}\0{path.stat().st_mtime_ns}\n"

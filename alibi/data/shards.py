@@ -1,4 +1,4 @@
-"""Shards of token files: several processes make them, and whole ones outlive a kill."""
+"""Shards: several processes make them, and whole ones outlive a kill."""
 
 import concurrent.futures.process
 import dataclasses
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 class Making:
     """A split's token file, cut at `max_bytes` (-1: whole), and the way to make it.
 
-    A shard is a file of ids and, once these are whole, a JSON file of counts, in a folder beside
+    A shard is a file with ids and, once these are whole, a JSON file with counts, in a folder beside
     `directory`. The content does not depend on the process.
     """
 
@@ -69,13 +69,13 @@ class Making:
 
     @property
     def folder(self) -> pathlib.Path:
-        """The folder of the shards until all are made."""
+        """The shards' folder until all are made."""
         return self.directory.with_name(f".{self.directory.name}.parts")
 
     def find_or_make(self, workers: int = 1, *, progress: bool) -> TokenFile:
         """Returns the token file, made by so many `workers` if it is missing.
 
-        One process of all hosts that share the cache makes it, and the others wait. Whole shards are
+        Among all hosts that share the cache one process makes it, and the others wait. Whole shards are
         kept if it fails.
         """
         if self.directory.is_dir():
@@ -97,7 +97,7 @@ class Making:
         return load(self.directory, verify=False)
 
     def _make_shards(self, workers: int, progress: bool) -> int:
-        """Makes the missing shards; returns the number of all shards."""
+        """Makes the missing shards. Returns how many there are in all."""
         with make_bar(self.corpus, self.split, self.max_bytes, progress=progress) as bar:
             if workers == 1:
                 return self._work(0, 1, bar)
@@ -110,7 +110,7 @@ class Making:
             return max(in_workers(calls, show))
 
     def _work(self, first: int, step: int, bar: Progress | None = None) -> int:
-        """Makes each `step`-th shard from the `first` on, shown on `bar`; returns the number of
+        """Makes each `step`-th shard from the `first` on, shown on `bar`. Returns the number of
         shards.
         """
         # another process has none
@@ -169,7 +169,7 @@ class Making:
 def in_workers(
     calls: Sequence[Callable[[], Result]], poll: Callable[[], object] = lambda: None
 ) -> list[Result]:
-    """Returns the results of `calls`, each from its own process; these end with their parent.
+    """Returns the results of `calls`, each from its own process. These end with their parent.
 
     Raises:
       UserError: a worker was killed.
@@ -213,7 +213,7 @@ def _begin_worker(workers: int) -> None:
 
 
 def dtype_of(tokenizer: Tokenizer) -> np.dtype:
-    """Returns the dtype of stored ids: 1, 2 or 4 bytes."""
+    """Returns the stored ids' dtype: 1, 2 or 4 bytes."""
     return next(
         dtype
         for dtype in map(np.dtype, ("|u1", "<u2", "<u4"))
@@ -222,7 +222,7 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype:
 
 
 def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Writes a shard's ids and returns its counts; holds a few pieces in memory."""
+    """Writes a shard's ids and returns its counts. Holds a few pieces in memory."""
     dtype = dtype_of(tokenizer)
     counts = dict.fromkeys(
         ("tokens", "unknown_words", "words", "bytes", "documents", "unk_in_text"), 0

@@ -1,4 +1,4 @@
-"""Text files, plain or packed, read in bounded memory; a file is a document, or lines or blank
+"""Text files, plain or packed, read in bounded memory. A file is a document, or lines or blank
 lines end documents.
 """
 
@@ -65,7 +65,7 @@ _BLANK_LINES = re.compile(rb"\n(?<!\n\n)(?<!\n\r\n)(?:[ \t\r]*\n)+(?=[ \t\r]*[^ 
 
 @dataclasses.dataclass(frozen=True)
 class _Range:
-    """A file, or the bytes from `start` to `stop` of a plain file."""
+    """A file, or a plain file's bytes from `start` to `stop`."""
 
     path: pathlib.Path
     start: int = 0
@@ -78,7 +78,7 @@ class TextFiles(Corpus):
     between them, or a list.
 
     Each file is a document. With `document_end` "blank_line" or "line" it holds several. Blank lines
-    belong to the document before them; a line's end belongs to none. Each row of a .jsonl, .csv or
+    belong to the document before them. A line's end belongs to none. Each row of a .jsonl, .csv or
     .parquet file is a document with the text in `column`.
     """
 
@@ -100,7 +100,7 @@ class TextFiles(Corpus):
         self._identities: dict[pathlib.Path, dict[str, Any]] = {}
 
     def files(self, split: str) -> list[pathlib.Path]:
-        """Returns the files of `split` in their order; a glob's files are sorted.
+        """Returns the split's files in their order. A glob's files are sorted.
 
         Raises ValueError if there is none.
         """
@@ -117,11 +117,11 @@ class TextFiles(Corpus):
         ]
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Returns the documents; raises ValueError for a file that is empty, damaged or not UTF-8."""
+        """Returns the documents. Raises ValueError for a file that is empty, damaged or not UTF-8."""
         return self._read(_Range(path) for path in self.files(split))
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """Yields the shards. Of plain files only the shard's pieces are read; packed files are read
+        """Yields the shards. Of plain files only the shard's pieces are read. Packed files are read
         from their beginning.
         """
         if self.size(split) is None:
@@ -137,8 +137,8 @@ class TextFiles(Corpus):
                 left = max(left - sum(span.stop - span.start for span in ranges), 0)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """Yields about `sample_bytes`: the beginning of each shard of plain files, or of the first
-        packed file.
+        """Yields about `sample_bytes`: each shard's beginning in plain files, or the first
+        packed file's.
         """
         if self.size(split) is None:
             return super().sample(split, max_bytes, sample_bytes)
@@ -147,7 +147,7 @@ class TextFiles(Corpus):
         return (piece for shard in shards for piece in limit_bytes(shard.pieces, each))
 
     def description(self, split: str) -> dict[str, Any]:
-        """Returns the hashes of the files, without their names, and how documents end."""
+        """Returns the files' hashes, without their names, and how documents end."""
         files = self.files(split)
         for path in files:  # kept: hashing takes time
             self._identities[path] = self._identities.get(path) or _identity(path)
@@ -157,7 +157,7 @@ class TextFiles(Corpus):
         return content | ({"column": self._column} if any(map(_data_kind, files)) else {})
 
     def title(self, split: str) -> str:
-        """Returns the names of the files without their folders, globs as they are written."""
+        """Returns the files' names without their folders, globs as they are written."""
         named = self._data[split]
         names = named.split(",") if isinstance(named, str) else named
         return ",".join(pathlib.PurePath(name).name for name in names)
@@ -167,7 +167,7 @@ class TextFiles(Corpus):
         return "text: " + ", ".join(map(str, self.files(split)))
 
     def size(self, split: str) -> int | None:
-        """Returns the bytes of the files; None if their text is not all of their bytes."""
+        """Returns the files' bytes, or None if some are no text."""
         files = self.files(split)
         if self._end == "line" or any(path.suffix in _PACKED or _data_kind(path) for path in files):
             return None
@@ -185,7 +185,7 @@ class TextFiles(Corpus):
                 yield from _at_ends(texts, lines=self._end == "line")
 
     def _ranges(self, split: str, shard_bytes: int) -> Iterator[list[_Range]]:
-        """Yields the ranges of plain files that each shard of `split` consists of."""
+        """Yields the ranges in plain files that make each shard."""
         shard, room = list[_Range](), shard_bytes
         cuts = self.cuts_documents or self._end == "blank_line"
         for path in self.files(split):
@@ -223,7 +223,7 @@ def _ends_line(path: pathlib.Path) -> bool:
 
 
 def _data_kind(path: pathlib.Path) -> str:
-    """Returns the suffix of a data file, without that of its packing; empty for a text."""
+    """Returns a data file's suffix before that for its packing, or an empty text."""
     suffix = path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
     return suffix if suffix in DATA_FILES else ""
 
@@ -255,7 +255,7 @@ def _find_files(name: str, split: str) -> list[str]:
 
 
 def _at_ends(texts: Iterable[bytes], *, lines: bool) -> Iterator[Piece]:
-    """Yields the documents of a text: lines without their ends, or each document with the blank
+    """Yields a text's documents: lines without their ends, or each document with the blank
     lines after it.
     """
     rest, is_open = b"", False
@@ -274,7 +274,7 @@ def _at_ends(texts: Iterable[bytes], *, lines: bool) -> Iterator[Piece]:
 
 
 def _texts(span: _Range) -> Iterator[bytes]:
-    """Yields successive texts of a range of a file, cut after a line end, else after a space or a
+    """Yields a range as successive texts, cut after a line end, else after a space or a
     character.
     """
     path, offset, rest = span.path, span.start, b""
@@ -303,7 +303,7 @@ def _texts(span: _Range) -> Iterator[bytes]:
 
 
 def _without_mark(path: pathlib.Path, first: bytes) -> bytes:
-    """Returns the first bytes of a file without a byte order mark; ValueError for other files than
+    """Returns a file's first bytes without a byte order mark. Raises ValueError for other files than
     texts.
     """
     kinds = [kind for begin, kind in _FOREIGN.items() if first.startswith(begin)]
@@ -332,7 +332,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _blocks(span: _Range) -> Iterator[bytes]:
-    """Yields the bytes of a range of a file, unpacked."""
+    """Yields a range's bytes, unpacked."""
     path, left = span.path, span.stop - span.start
     try:
         if path.suffix == ".zst":
@@ -371,7 +371,7 @@ def _zst_blocks(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def _identity(path: pathlib.Path) -> dict[str, Any]:
-    """Returns size, packing and hash of a file; see `WHOLE_HASH_BYTES`."""
+    """Returns a file's size, packing and hash. See `WHOLE_HASH_BYTES`."""
     status = path.stat()
     packed = path.suffix if path.suffix in _PACKED else ""
     identity: dict[str, Any] = {"bytes": status.st_size, "packed": packed}

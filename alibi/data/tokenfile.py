@@ -1,4 +1,4 @@
-"""A token file on disk: shards of ids that read as one array, a manifest and the tokenizer."""
+"""A token file on disk: shards that read as one array, a manifest and the tokenizer."""
 
 import bisect
 import dataclasses
@@ -34,7 +34,7 @@ class TokenStream:
     """
 
     def __init__(self, files: Sequence[pathlib.Path], sizes: Sequence[int], dtype: np.dtype):
-        """`sizes`: the number of ids in each file."""
+        """`sizes`: the ids in each file."""
         # an empty file has no map
         filled = [(file, size) for file, size in zip(files, sizes, strict=True) if size]
         self._files = [file for file, _ in filled]
@@ -89,7 +89,7 @@ Tokens = TokenStream | Integer[np.ndarray, " tokens"]
 
 
 def hash_ids(files: Iterable[pathlib.Path], dtype: np.dtype) -> str:
-    """Returns the SHA-256 over the ids in all `files`, wherever they are cut; one-byte ids are hashed
+    """Returns the SHA-256 over the ids in all `files`, wherever they are cut. One-byte ids are hashed
     as two bytes.
     """
     hasher = hashlib.sha256()
@@ -103,7 +103,7 @@ def hash_ids(files: Iterable[pathlib.Path], dtype: np.dtype) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The description of a token file.
+    """A token file's description.
 
     Attributes:
       source: files, titles or a dataset's name, for people.
@@ -145,7 +145,7 @@ class Manifest:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Entries that are equal for equal tokens only; their names have the split."""
+        """Entries that are equal for equal tokens only. Their names have the split."""
         return {
             f"{self.split}'s {key}": getattr(self, key)
             for key in ("sha256", "tokenizer_fingerprint", "tokens")
@@ -173,14 +173,14 @@ def shard_file(index: int) -> str:
 
 
 def write_manifest(folder: pathlib.Path, manifest: Manifest, shards: Sequence[int]) -> None:
-    """Writes manifest.json; `shards`: the number of ids in each."""
+    """Writes manifest.json. `shards`: the ids in each."""
     fields = dataclasses.asdict(manifest) | {"shards": list(shards)}
     text = json.dumps(fields | {"checksum": content_key(fields)}, indent=2, ensure_ascii=False)
     (folder / "manifest.json").write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
-    """Opens a token file; ValueError if it was truncated, altered or damaged.
+    """Opens a token file. Raises ValueError if it was truncated, altered or damaged.
 
     `verify`: compare its hash, once a process, unless it is larger than `VERIFY_BYTES`.
     """
@@ -210,5 +210,5 @@ def load(directory: str | os.PathLike, *, verify: bool = True) -> TokenFile:
 
 @functools.cache
 def _hash_once(states: tuple[tuple[pathlib.Path, int], ...], dtype: np.dtype) -> str:
-    """Returns `hash_ids` of files with these times of change."""
+    """Returns `hash_ids` for files with these change times."""
     return hash_ids((file for file, _ in states), dtype)

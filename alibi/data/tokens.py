@@ -1,4 +1,4 @@
-"""Token files by content: the file of a split is found in the cache, or made there."""
+"""Token files: a split's file is found in the cache by content, or made there."""
 
 import os
 import pathlib
@@ -22,16 +22,16 @@ _CORPORA: dict[str, type[Corpus]] = {
 
 
 def check_paths(data: DataConfig) -> None:
-    """Raises ValueError if a key of the config section `data` names an address."""
+    """Raises ValueError if a key in the config section `data` names an address."""
     for key, value in vars(data).items():
         if isinstance(value, str):
             local_path(value, f"data.{key}")
 
 
 def make_corpus(data: DataConfig) -> Corpus:
-    """Returns the corpus of the config section `data`; reads nothing yet.
+    """Returns the corpus that the config section `data` names. Reads nothing yet.
 
-    Raises ValueError for a key of another corpus.
+    Raises ValueError for another corpus's key.
     """
     if data.corpus != "text" and data.document_end != "file":
         raise ValueError(
@@ -46,7 +46,7 @@ def make_corpus(data: DataConfig) -> Corpus:
 
 
 def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
-    """Raises ValueError if `prepare` would refuse the options, or a split's text is missing; cheap.
+    """Raises ValueError if `prepare` would refuse the options, or a split's text is missing. It is cheap.
 
     Text whose tokens are in the cache may be missing.
     """
@@ -69,8 +69,7 @@ def prepare(
     progress: bool = True,
     workers: int = 1,
 ) -> TokenFile:
-    """Finds or makes the token file of `split` ("train", "valid" or "test") in the config section
-    `data`.
+    """Finds or makes a split's token file ("train", "valid" or "test") for the config section `data`.
 
     Args:
       tokenizer: replaces the config's, for example with a trained run's.
@@ -102,7 +101,7 @@ def prepare_text(
     *,
     progress: bool = True,
 ) -> TokenFile:
-    """Finds or makes the token file of a user's own text, the split "file" of `corpus`."""
+    """Finds or makes the token file for a user's own text, the split "file" in `corpus`."""
     making = Making(corpus, "file", -1, tokenizer, SHARD_BYTES, cache_dir)
     return making.find_or_make(progress=progress)
 
@@ -130,7 +129,7 @@ def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
 
 
 def find_tokenizer(data: DataConfig, corpus: Corpus, progress: bool = False) -> Tokenizer:
-    """Returns the tokenizer of `data`; the cache keeps one made from text."""
+    """Returns the tokenizer for `data`. The cache keeps one made from text."""
     if tokenizer := given_tokenizer(data):
         return tokenizer
     directory = _tokenizer_directory(data, corpus)

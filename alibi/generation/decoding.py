@@ -27,7 +27,7 @@ Prompts = str | Sequence[str] | Sequence[Sequence[int]] | Int[Array, "batch leng
 def new_cache(
     model: DecoderLM, batch: int, slots: int, total: int | None = None, chunk: int | None = None
 ) -> PyTree:
-    """Returns an empty cache with `slots` for each sequence; see `DecoderLM` for `total` and `chunk`."""
+    """Returns an empty cache with `slots` for each sequence. See `DecoderLM` for `total` and `chunk`."""
     tokens = jnp.zeros((batch, slots), jnp.int32)
     # The compiler keeps the cache alone: no parameters are made.
     made = model.init(jax.random.key(0), tokens, decode=True, total=total, chunk=chunk)
@@ -50,7 +50,7 @@ def read(
 
     See `DecoderLM.__call__` with `decode=True` for arguments and errors. The cache changes in place
     and can't be used again. With `scan_layers` each call copies each layer's parameters out of their
-    stack; `unrolled` avoids this.
+    stack. `unrolled` avoids this.
     """
 
     def logits(module: DecoderLM) -> Array:
@@ -86,28 +86,28 @@ def generate(
     total: int | None = None,
     positions: Int[Ids, "batch length"] | None = None,
 ) -> Any:
-    """Returns the model's continuation of each prompt: texts for texts, else token ids `[batch,
+    """Continues each prompt: returns texts for texts, else token ids `[batch,
     new_tokens]`.
 
     A program is compiled for each batch size, prompt length and number of new tokens. With `total`
     all prompt lengths share one. `stream` can stop earlier and yields the NLL of each token.
 
     Args:
-      prompt: a text or a list of texts; or token ids, an array `[batch, length]` or lists, which may
+      prompt: a text or a list of texts, or token ids: an array `[batch, length]` or lists, which may
         differ in length.
       tokenizer: the run's tokenizer, for texts.
       sample: draws the next token from the logits: `Sampling`, or your own function.
-      seed: from 0 to 2**32 - 1; sequence i draws with `jax.random.key(seed + i)`.
+      seed: from 0 to 2**32 - 1. Sequence i draws with `jax.random.key(seed + i)`.
       chunk: prompt tokens read at a time, which bounds the memory. The cache of a layer with a
         sliding window holds a window and a chunk.
-      total: the most tokens of prompt and answer together; defaults to the tokens of this call.
+      total: the most tokens of prompt and answer together. Defaults to the tokens of this call.
         Methods that depend on the length use it. Prompts are padded to whole chunks, so choose a
         small chunk.
-      positions: the prompt's positions; a position below 0 is padding before a shorter prompt.
+      positions: the prompt's positions. A position below 0 is padding before a shorter prompt.
 
     Raises:
       ValueError: a prompt of another shape or dtype, or with ids beyond the vocabulary (if their
-        values are known here, padding aside); a text without a tokenizer; a number out of its range;
+        values are known here, padding aside), a text without a tokenizer, a number out of its range,
         or more tokens in all than the position method is defined for, or than fit into the memory.
     """
     is_text, rows = _all_are(prompt, str), cast(Any, prompt)
@@ -146,15 +146,15 @@ def stream(
     total: int | None = None,
     each: int = 1,
 ) -> Iterator[tuple[Int[np.ndarray, "batch each"], Float[np.ndarray, "batch each"]]]:
-    """Yields the next `each` tokens of all sequences, and the NLL of each under the model, in nats.
+    """Yields all sequences' next `each` tokens and their NLL under the model in nats.
 
     One program reads the first chunk, one later chunks, and one makes `each` tokens. Calls with as
     many prompts and the same `total` share them.
 
     Args:
       prompts: token ids, which may differ in length.
-      new_tokens: the least number of tokens, rounded up to a multiple of `each`.
-      seeds: one for each sequence; defaults to 0, 1, ...
+      new_tokens: tokens, rounded up to a multiple of `each`.
+      seeds: one for each sequence. Defaults to 0, 1, ...
       sample, chunk, total: as in `generate`.
 
     Raises:
@@ -188,7 +188,7 @@ def decode_answer(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[
 def padded_prompts(
     prompts: Sequence[Sequence[int]],
 ) -> tuple[Int[np.ndarray, "batch length"], Int[np.ndarray, "batch length"]]:
-    """Returns prompts of several lengths with padding before the shorter ones, and their positions."""
+    """Returns prompts with padding before the shorter ones, and their positions."""
     longest = max(map(len, prompts))
     tokens = np.zeros((len(prompts), longest), np.int32)
     for row, ids in zip(tokens, prompts, strict=True):
@@ -198,7 +198,7 @@ def padded_prompts(
 
 
 def checked_seed(seed: Any) -> Any:
-    """Returns the seed; ValueError if it is no whole number of 32 bits, and so equal to another seed."""
+    """Returns the seed. Raises ValueError if it is no whole number of 32 bits, and so equal to another seed."""
     if not isinstance(seed, jax.core.Tracer):
         value = np.asarray(seed)
         if value.ndim or value.dtype.kind not in "iu" or not 0 <= value < 2**32:
@@ -207,7 +207,7 @@ def checked_seed(seed: Any) -> Any:
 
 
 def sequence_keys(seeds: Iterable[Any]) -> PRNGKeyArray:
-    """Returns the key of each sequence; raises ValueError for a seed out of range."""
+    """Returns each sequence's key. Raises ValueError for a seed out of range."""
     return jax.vmap(jax.random.key)(jnp.array([checked_seed(seed) for seed in seeds], jnp.uint32))
 
 
@@ -220,7 +220,7 @@ def prefill(
     chunk: int,
     total: int | None,
 ) -> tuple[DecoderLM, PyTree, PyTree, Float[Array, "batch 1 vocabulary"]]:
-    """Returns model and parameters for `decode`, a cache with the prompt, and the logits after it;
+    """Returns model and parameters for `decode`, a cache with the prompt, and the logits after it,
     see `generate`.
     """
     _check_prompt(prompt, positions, model.vocab_size)
@@ -304,12 +304,12 @@ def decode(
     Float[Array, "batch 1 vocabulary"],
     PyTree,
 ]:
-    """Returns `count` tokens, the first drawn from these logits; their NLL in nats; the logits after
-    the last token; and the cache with all tokens.
+    """Returns `count` tokens, the first drawn from these logits, their NLL in nats, the logits after
+    the last token, and the cache with all tokens.
 
     Args:
       cache: changes in place and can't be used again.
-      keys: one for each sequence; token n is drawn with this key folded with n.
+      keys: one for each sequence. Token n is drawn with this key folded with n.
       first: the number n of the first token.
     """
 

@@ -11,7 +11,7 @@ TINY = 1e-30  # logits divided by less, and some lower probabilities, are no flo
 
 
 class Sampler(Protocol):
-    """Draws the next token of each sequence. It becomes part of a compiled program, so it must be
+    """Draws each sequence's next token. It becomes part of a compiled program, so it must be
     hashable, as functions and frozen dataclasses are.
     """
 

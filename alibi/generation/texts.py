@@ -19,12 +19,12 @@ BATCH = 32  # prompts at a time, if their caches fit
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """The beginning of a text.
+    """A text's beginning.
 
     Attributes:
       ids: its tokens.
       seed: makes the key that draws the answer.
-      row: the prompt's row in a file; the answer's row repeats it.
+      row: the prompt's row in a file. The answer's row repeats it.
     """
 
     ids: list[int]
@@ -39,7 +39,7 @@ class Answer:
     Attributes:
       tokens: its ids.
       text: the text that they add to the prompt's, up to a stop string.
-      nll: the NLL of each token under the model, in nats, before any limit of sampling.
+      nll: each token's NLL under the model in nats, before any limits on sampling.
       end: "length" after the most tokens, "stop" at a stop string, "document" at a token that ends
         a document or an answer; "" before its end.
     """
@@ -83,7 +83,7 @@ class Writer:
         self.run, self.sample, self.max_tokens, self.stop = run, sample, max_tokens, tuple(stop)
 
     def check(self, prompts: Sequence[Prompt]) -> int:
-        """Returns the most tokens of a prompt and its answer together.
+        """Returns the most tokens that a prompt and its answer have together.
 
         Raises:
           ValueError: the position method is not defined for so many.
@@ -104,10 +104,10 @@ class Writer:
         each: int = 16,
         seen: Callable[[Answer], None] = lambda answer: None,
     ) -> Iterator[Answer]:
-        """Yields an answer to each prompt, in order; all at a time compile the same two programs.
+        """Yields an answer to each prompt, in order. All at a time compile the same two programs.
 
         Args:
-          total: the most tokens of a prompt and its answer, if other prompts are longer; methods that
+          total: the most tokens of a prompt and its answer, if other prompts are longer. Methods that
             depend on the length use it.
           each: tokens between two looks at the answers.
           seen: is called with each answer of a batch after each look.
@@ -169,8 +169,8 @@ class Writer:
             answer.text = answer.text[: min(stops)[1]]
 
     def settled(self, answer: Answer) -> str:
-        """Returns the part of its text that further tokens don't change: without an unfinished
-        character, and without a beginning of a stop string.
+        """Returns the text that further tokens don't change: without an unfinished
+        character, and without what may begin a stop string.
         """
         if answer.end:
             return answer.text
@@ -185,7 +185,7 @@ class Writer:
 def make_prompt(
     tokenizer: Tokenizer, row: dict[str, Any], seed: int, tell: Callable[[str], None]
 ) -> Prompt:
-    """Returns the prompt of a row with "prompt", a text, or "tokens", its ids; and perhaps "seed".
+    """Returns the prompt in a row with "prompt", a text, or "tokens", its ids, and perhaps "seed".
 
     Args:
       tell: prints a line about unknown words and about special tokens that the text spells.

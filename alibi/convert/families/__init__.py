@@ -1,4 +1,4 @@
-"""Families of models on the Hugging Face hub, by the architecture that config.json names."""
+"""Families on the Hugging Face hub, under the architectures in config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(content: Mapping[str, Any]) -> Family:
-    """Returns the family of a config.json; ValueError, with those that are known, if it has none."""
+    """Returns the family for a config.json. Raises ValueError, with the known ones, if it has none."""
     by_architecture = {
         name: family for family in FAMILIES.values() for name in family.architectures
     }

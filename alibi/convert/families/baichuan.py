@@ -1,5 +1,5 @@
 """Baichuan and Baichuan 2 (arXiv 2309.10305): Llama's layers with ALiBi (13B) or rotary positions
-(7B); the second version's head has rows of norm 1.
+(7B). The second version's head has rows of norm 1.
 """
 
 from typing import Any

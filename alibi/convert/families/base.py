@@ -38,7 +38,7 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 class HubConfig:
-    """A config.json whose keys are taken one after the other; the others can be listed.
+    """A config.json whose keys are taken one after the other. The others can be listed.
 
     Args:
       content: its keys and values.
@@ -64,7 +64,7 @@ class HubConfig:
         return default
 
     def needs(self, name: str, *values: Any, default: Any = ...) -> None:
-        """Raises ValueError for other values than `values`; the key may be missing or null."""
+        """Raises ValueError for other values than `values`. The key may be missing or null."""
         first = values[0] if default is ... else default
         self.choose(dict.fromkeys(values, ""), name, default=first)
 
@@ -73,7 +73,7 @@ class HubConfig:
         self._taken.update(names)
 
     def choose(self, values: Mapping[Any, str], *names: str, default: Any = ...) -> str:
-        """Returns our name for a key's value; ValueError if it has none."""
+        """Returns our name for a key's value. Raises ValueError if it has none."""
         got = self.take(*names, default=default)
         if got not in list(values):  # it may be a list
             raise ValueError(
@@ -96,8 +96,8 @@ class Entry:
     """One of their tensors, and the parameters in it.
 
     Attributes:
-      theirs: its name; {n} is the layer's number.
-      ours: the paths of our parameters; their rows follow each other in the tensor.
+      theirs: its name. {n} is the layer's number.
+      ours: our parameters' paths. Their rows follow each other in the tensor.
       interleaved: our parameters' rows take turns, head by head (BLOOM's queries, keys and values).
       inputs_first: the matrix is `[in, out]` (GPT-2's Conv1D), not `[out, in]`.
     """
@@ -108,13 +108,13 @@ class Entry:
     inputs_first: bool = False
 
     def of_layers(self, count: int) -> Iterator["Entry"]:
-        """Yields an entry for each layer; itself if it belongs to none."""
+        """Yields an entry for each layer, or itself if it belongs to none."""
         for n in range(count if "{n}" in self.theirs else 1):
             ours = tuple(path.replace("{n}", str(n)) for path in self.ours)
             yield dataclasses.replace(self, theirs=self.theirs.replace("{n}", str(n)), ours=ours)
 
     def shape(self, shapes: Shapes) -> Shape:
-        """Returns their tensor's shape for the `shapes` of our parameters."""
+        """Returns their tensor's shape for our parameters' `shapes`."""
         outputs = [_rows_shape(path, shapes[path]) for path in self.ours]
         rows = (sum(shape[0] for shape in outputs), *outputs[0][1:])
         return rows[::-1] if self.inputs_first else rows
@@ -128,7 +128,7 @@ class Entry:
     def to_ours(
         self, tensor: Float[np.ndarray, "..."], shapes: Shapes
     ) -> Iterator[tuple[str, Float[np.ndarray, "..."]]]:
-        """Yields the path and the values of each of our parameters in their tensor."""
+        """Yields path and values for each of our parameters in their tensor."""
         rows = tensor.T if self.inputs_first else tensor
         outputs = [_rows_shape(path, shapes[path]) for path in self.ours]
         if self.interleaved:
@@ -141,7 +141,7 @@ class Entry:
             yield path, (array.T if path.endswith("kernel") else array).reshape(shapes[path])
 
     def to_theirs(self, params: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
-        """Returns their tensor for our parameters by path; the inverse of `to_ours`."""
+        """Returns their tensor for our parameters by path, the inverse of `to_ours`."""
         arrays = []
         for path in self.ours:
             shape, array = _rows_shape(path, params[path].shape), np.asarray(params[path])
@@ -171,12 +171,12 @@ class Family:
     Attributes:
       name: the family's name here.
       architectures: its names in config.json.
-      entries: maps config.json to tensors; those for parameters that the model lacks are ignored.
+      entries: maps config.json to tensors. Those for parameters that the model lacks are ignored.
       to_ours: maps config.json to our keys, and takes each of its keys.
       to_theirs: maps our config to config.json.
-      prefix: begins the names of tensors; some files lack it.
-      buffers: matches names of further tensors, which are no parameters.
-      tied: names of tensors that may repeat another one, with its name; defaults to lm_head.weight
+      prefix: begins the tensors' names. Some files lack it.
+      buffers: matches further tensors' names, which are no parameters.
+      tied: names of tensors that may repeat another one, with its name. Defaults to lm_head.weight
         and the first entry.
       untie: the remedy where they differ.
       file: the config's name in messages.
@@ -279,7 +279,7 @@ PAPER_UNLIKE: dict[str, Any] = {
 
 
 def dense(theirs: str, *ours: str, **options: Any) -> tuple[Entry, Entry]:
-    """Returns the entries for a layer's weight and bias; the names lack "weight" and "kernel"."""
+    """Returns the entries for a layer's weight and bias. The names lack "weight" and "kernel"."""
     return (
         Entry(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), **options),
         Entry(
@@ -296,7 +296,7 @@ def norm(theirs: str, ours: str) -> tuple[Entry, Entry]:
 
 
 def attention(*names: str) -> tuple[str, ...]:
-    """Returns paths in a layer's attention; defaults to queries, keys and values."""
+    """Returns paths in a layer's attention. Defaults to queries, keys and values."""
     return tuple(f"layers_{{n}}/attention/{name}" for name in names or ("query", "key", "value"))
 
 

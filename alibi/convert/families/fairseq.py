@@ -73,7 +73,7 @@ class Unread:
 
 
 def read_checkpoint(path: pathlib.Path) -> Model:
-    """Returns the model in a .pt file; its config also has the sizes that the tensors show.
+    """Returns the model in a .pt file. Its config also has the sizes that the tensors show.
 
     Raises:
       MissingPackageError: PyTorch is not installed.
@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 
 def sizes(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's sizes from its tensors; LookupError for another architecture."""
+    """Returns a model's sizes from its tensors. Raises LookupError for another architecture."""
     bands = [f"{EMBEDDINGS}.embeddings.{band}.0.weight" for band in range(MOST_BANDS)]
     shapes = [tensors[name].shape for name in (*bands, f"{EMBEDDINGS}.weight") if name in tensors]
     return {

@@ -1,7 +1,7 @@
 """Falcon: Falcon-RW with ALiBi (arXiv 2306.01116), and Falcon-7B with rotary positions.
 
 Falcon adds m j to the products of queries and keys before their division by sqrt(head_dim), with m
-rounded to bfloat16. Its code also rounds m j to bfloat16, which loses the order of far keys; here
+rounded to bfloat16. Its code also rounds m j to bfloat16, which loses the order of far keys. Here
 distances are exact.
 """
 

@@ -55,7 +55,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
 
 
 def sizes_to_theirs(config: Config) -> dict[str, Any]:
-    """Returns the keys of `sizes` in config.json."""
+    """Returns config.json's keys for `sizes`."""
     model = config.model
     return {
         "n_embd": model.width,

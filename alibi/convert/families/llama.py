@@ -107,7 +107,7 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
 
 
 def rotary(hub: HubConfig) -> dict[str, Any]:
-    """Returns the position method and its options; ValueError for forms that are not implemented."""
+    """Returns the position method and its options. Raises ValueError for forms that are not implemented."""
     scaling, parameters = (hub.take(key, default={}) for key in ("rope_scaling", "rope_parameters"))
     rope = HubConfig(scaling or parameters)
     kind = rope.choose({name: name for name in ROPE}, "rope_type", "type", default="default")
@@ -200,7 +200,7 @@ def to_theirs(config: Config, named: str) -> dict[str, Any]:
 
 
 def sizes_to_theirs(config: Config) -> dict[str, Any]:
-    """Returns the keys of `sizes` in config.json, and `tie_word_embeddings`."""
+    """Returns config.json's keys for `sizes`, and `tie_word_embeddings`."""
     model = config.model
     return {
         "hidden_size": model.width,

@@ -1,4 +1,4 @@
-"""MPT (llm-foundry): ALiBi with `alibi_bias_max`, clipped and normed queries and keys; Replit's code
+"""MPT (llm-foundry): ALiBi with `alibi_bias_max`, clipped and normed queries and keys. Replit's code
 models.
 """
 
@@ -139,7 +139,7 @@ def to_theirs(config: Config) -> dict[str, Any]:
 
 
 def unread(config: Config) -> list[str]:
-    """Returns the keys that the MPT of transformers 5.24 doesn't read, where they matter."""
+    """Returns the keys that matter and that MPT in transformers 5.24 doesn't read."""
     model, options = config.model, config.position_options
     matters = {
         "alibi": config.position != "alibi",

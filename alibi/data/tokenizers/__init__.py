@@ -46,9 +46,9 @@ _KINDS: dict[str, type[Tokenizer]] = {
 
 
 def given_tokenizer(data: DataConfig) -> Tokenizer | None:
-    """Returns the tokenizer that the config section `data` names; None if it is made from text.
+    """Returns the tokenizer that the config section `data` names, or None if it is made from text.
 
-    Raises ValueError for an option that `data.tokenizer` does not use, or another kind of file.
+    Raises ValueError for an option that `data.tokenizer` does not use, or for another file.
     """
     if data.tokenizer_file and data.tokenizer == "bytes":
         raise ValueError(
@@ -85,8 +85,8 @@ def read_tokenizer(
     """Returns the tokenizer in a tokenizer.json or a SentencePiece model.
 
     Args:
-      ends: an answer ends at these ids. One stands between documents: the one with a common name of
-        an end-of-text token, else the first.
+      ends: an answer ends at these ids. One stands between documents: the one with a common name,
+        else the first.
       rows: the model's rows for tokens.
 
     Raises:
@@ -110,7 +110,7 @@ def read_tokenizer(
 
 
 def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
-    """Returns the tokenizer of the config section `data`, made from the train split of `corpus`
+    """Returns the tokenizer that the config section `data` names, made from the train split of `corpus`
     unless a file is given.
 
     `progress` shows a bar on stderr. Raises ValueError as `given_tokenizer`.
@@ -142,7 +142,7 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
 def load_tokenizer(
     directory: str | os.PathLike, remedy: str = "give the directory that a tokenizer's save() wrote"
 ) -> Tokenizer:
-    """Returns the tokenizer that `save` wrote; ValueError, with the `remedy`, if it is damaged."""
+    """Returns the tokenizer that `save` wrote. Raises ValueError, with the `remedy`, if it is damaged."""
     folder = epath.Path(directory)
     try:
         saved = json.loads((folder / SAVED).read_text(encoding="utf-8"))

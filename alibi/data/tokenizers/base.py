@@ -1,4 +1,4 @@
-"""The contract of a tokenizer, and the simplest one: bytes."""
+"""The contract for tokenizers, and the simplest one: bytes."""
 
 import abc
 import hashlib
@@ -40,32 +40,32 @@ class Tokenizer(abc.ABC):
     def encode_stream(
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
     ) -> Iterator[Ids]:
-        """Yields the ids of successive documents, a bounded number at a time.
+        """Yields successive documents' ids, a bounded number at a time.
 
         `after_open_line`: a document without a final line end precedes them in another stream.
         """
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text of `ids`. Ids beyond the vocabulary, a model's padded rows, add nothing."""
+        """Returns the ids' text. Ids beyond the vocabulary, a model's padded rows, add nothing."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """Returns the SHA-256 over everything that decides the ids."""
 
     def encode(self, text: str) -> Ids:
-        """Returns the ids of a whole document, with its closing boundary if the method has such."""
+        """Returns a whole document's ids, with its closing boundary if the method has such."""
         return np.concatenate(
             [np.zeros(0, np.int32), *self.encode_stream(split_long(text.encode("utf-8")))]
         )
 
     def encode_open(self, text: str) -> list[int]:
-        """Returns the ids of a document that goes on after `text`, without a boundary."""
+        """Returns the ids for a document that goes on after `text`, without a boundary."""
         pieces = [Piece(text.encode("utf-8"), ends_document=False)]
         return np.concatenate([[], *self.encode_stream(pieces)]).astype(int).tolist()
 
     def encode_beginning(self, text: str) -> list[int]:
-        """Returns the ids of a document that goes on after `text`; the boundary for an empty text."""
+        """Returns the ids for a document that goes on after `text`, or the boundary for an empty text."""
         return self.encode_open(text) or [self.boundary_id]
 
     def save(self, directory: str | os.PathLike) -> None:
@@ -80,7 +80,7 @@ class Tokenizer(abc.ABC):
         (folder / SAVED).write_text(json.dumps(saved) + "\n", encoding="utf-8")
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:
-        """Writes the vocabulary, if there is one; returns further entries of the saved JSON."""
+        """Writes the vocabulary, if there is one. Returns further entries for the saved JSON."""
         return {}
 
 

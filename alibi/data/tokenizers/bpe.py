@@ -37,10 +37,10 @@ _SENTENCEPIECE = "sentencepiece"
 
 
 class SentencePiece:
-    """A SentencePiece model, with the functions of `tokenizers.Tokenizer` that `BpeTokenizer` uses."""
+    """A SentencePiece model, with the functions that `BpeTokenizer` uses."""
 
     def __init__(self, content: bytes):
-        """`content`: the model's file; raises ValueError for another, or without the package."""
+        """`content`: the model's file. Raises ValueError for another, or without the package."""
         try:
             from sentencepiece import SentencePieceProcessor
         except ImportError:
@@ -59,7 +59,7 @@ class SentencePiece:
 
     @property
     def control_pieces(self) -> list[str]:
-        """The names of tokens that no text becomes."""
+        """Names that no text becomes."""
         return [piece for piece, i in self.get_vocab().items() if self._model.is_control(i)]
 
     def encode(self, text: str, add_special_tokens: bool = False) -> Any:
@@ -87,7 +87,7 @@ class BpeTokenizer(Tokenizer):
     def __init__(
         self, tokenizer: "hf.Tokenizer | SentencePiece", boundary: str, ends: Sequence[int] = ()
     ):
-        """`boundary`: the end-of-text token; `ends`: further ids at which an answer ends."""
+        """`boundary`: the end-of-text token. `ends`: further ids at which an answer ends."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         if boundary not in vocabulary:
             raise ValueError(
@@ -144,14 +144,14 @@ class BpeTokenizer(Tokenizer):
         yield from self._encode([*waiting, *filter(None, [rest])])
 
     def _encode(self, chunks: list[str | None]) -> Iterator[Ids]:
-        """Yields the tokens of each chunk, encoded on all cores, and the boundary for each None."""
+        """Yields each chunk's tokens, encoded on all cores, and the boundary for each None."""
         texts = [chunk for chunk in chunks if chunk is not None]
         encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for chunk in chunks:
             yield np.array([self.boundary_id] if chunk is None else next(encodings).ids, np.int32)
 
     def _encode_long(self, text: str, pieces: Iterator[Piece]) -> Iterator[Ids]:
-        """Yields a document's remaining tokens from windows of `BATCH_CHARS` that overlap.
+        """Yields a document's remaining tokens from overlapping windows with `BATCH_CHARS`.
 
         The next window takes over where both windows have the same tokens at the same places. Without
         such a place the window grows, and the text is cut after `MOST_CHARS`. (SentencePiece adds
@@ -217,7 +217,7 @@ class BpeTokenizer(Tokenizer):
         return {"boundary": self.boundary, "ends": self.ends}
 
     def hub_file(self) -> tuple[str, bytes]:
-        """Returns the name and the content of the tokenizer's file in a folder of the hub."""
+        """Returns name and content for the tokenizer's file in a folder for the hub."""
         if isinstance(self._tokenizer, SentencePiece):
             return "tokenizer.model", self._tokenizer.content
         return "tokenizer.json", self._tokenizer.to_str(pretty=True).encode()
@@ -249,7 +249,7 @@ def _shared_place(
     before: list[tuple[int, int]], after: list[tuple[int, int]], start: int
 ) -> int | None:
     """Returns the first character from the middle of the overlap on with the same `ALIKE` tokens
-    before and after it in both windows; None if there is none.
+    before and after it in both windows, or None if there is none.
 
     Args:
       before, after: the places of the windows' tokens.
@@ -268,7 +268,7 @@ def _shared_place(
 
 
 def cut_chunks(text: str, ends_document: bool, *, whole: bool = False) -> tuple[list[str], str]:
-    """Returns chunks to encode separately, and the rest, which waits for more text; with `whole` a
+    """Returns chunks to encode separately, and the rest, which waits for more text. With `whole` a
     document is one chunk.
 
     A chunk ends before a line end and a visible character, else before such a space. GPT-2's pattern
@@ -297,7 +297,7 @@ def _chunk_end(text: str, start: int, stop: int) -> int:
 
 
 def library() -> types.ModuleType:
-    """Returns the package tokenizers; MissingPackageError if it is not installed."""
+    """Returns the package tokenizers. Raises MissingPackageError if it is not installed."""
     needs("data.tokenizer=bpe", "tokenizers")
     import tokenizers
 
@@ -349,7 +349,7 @@ def fitting(
     tokenizer: "hf.Tokenizer | SentencePiece", rows: int, path: epath.Path
 ) -> "hf.Tokenizer | SentencePiece":
     """Returns the tokenizer without added tokens beyond the model's `rows`, such as a late [PAD], and
-    logs their names; ValueError for other tokens beyond them.
+    logs their names. Raises ValueError for other tokens beyond them.
     """
     base, added = (tokenizer.get_vocab(with_added_tokens=added) for added in (False, True))
     if (most := max(base.values(), default=0)) >= rows:
@@ -382,8 +382,8 @@ def check_unknown(tokenizer: "hf.Tokenizer | SentencePiece", end: int, path: epa
 
 
 def spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces, but only the first `OVERLAP_CHARS` of words longer than a chunk, up to
-    `UNSPACED_BYTES`: the time of training grows with the square of a word.
+    """Yields the pieces, but only the first `OVERLAP_CHARS` in words longer than a chunk, up to
+    `UNSPACED_BYTES`: training takes time with a word's square.
     """
     left = UNSPACED_BYTES
     for piece in pieces:

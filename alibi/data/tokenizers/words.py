@@ -18,7 +18,7 @@ SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")  # of fairseq's dictionaries
 
 
 class WordTokenizer(Tokenizer):
-    """Words between white space from a fixed dictionary, `</s>` after every line (arXiv 2108.12409;
+    """Words between white space from a fixed dictionary, `</s>` after every line (arXiv 2108.12409,
     fairseq).
     """
 
@@ -28,7 +28,7 @@ class WordTokenizer(Tokenizer):
     unknown_id = SPECIALS.index("<unk>")
 
     def __init__(self, counts: dict[str, int]):
-        """`counts`: the count of each symbol in the order of ids, specials first."""
+        """`counts`: each symbol's count in the order of ids, specials first."""
         self.counts, self.symbols, self.vocab_size = counts, list(counts), len(counts)
         self._ids = {symbol: i for i, symbol in enumerate(counts)}
 
@@ -62,7 +62,7 @@ class WordTokenizer(Tokenizer):
 
 
 def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces; a word that is cut by the end of a piece moves to the next piece."""
+    """Yields the pieces. A word that a piece's end cuts moves to the next piece."""
     parts: list[bytes] = []
     for piece in pieces:
         text, word = piece.utf8, b""
@@ -78,7 +78,7 @@ def with_whole_words(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def make_dictionary(pieces: Iterable[Piece]) -> dict[str, int]:
-    """Returns the count of each symbol: specials, then words in order of falling count and of symbol,
+    """Returns each symbol's count: specials, then words with falling counts, equal ones in order,
     padded as fairseq does.
 
     A special's name in the text counts for the special. Raises ValueError if there is no word.
