@@ -1,7 +1,6 @@
 """The plan of a table: its commands with their costs."""
 
 import dataclasses
-import pathlib
 import shlex
 from collections.abc import Mapping
 
@@ -9,9 +8,7 @@ from alibi.data.tokens import prepare
 from alibi.evaluation.perplexity import Perplexity
 from alibi.model.decoder import build_model, count_parameters
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, forward_flops, training_flops
-from alibi.paper.definitions import parse_printed
 from alibi.paper.reproduction import Reproduction
-from alibi.reporting.tables import TRAINING_SPEED
 from alibi.sweeps.definition import Evaluation, Run
 from alibi.sweeps.estimates import START_SECONDS
 from alibi.sweeps.state import evaluation_command, survey, train_command
@@ -71,14 +68,11 @@ class Cost:
         return f"{self.tokens:,} tokens, {self.flops:.2e} FLOPs, {format_hours(self.hours)}"
 
 
-def training_cost(
-    run: Run, vocab_size: int, processor: Processor, tokens_per_second: float | None = None
-) -> Cost:
-    """Returns what the whole training costs. Its hours follow from `tokens_per_second` if given."""
+def training_cost(run: Run, vocab_size: int, processor: Processor) -> Cost:
+    """Returns what the whole training costs."""
     tokens = run.config.train.steps * run.config.train.batch_tokens
     flops = tokens * training_flops(run.config, vocab_size)
-    hours = tokens / tokens_per_second / 3600 if tokens_per_second else processor.hours(flops)
-    return Cost(tokens, flops, hours)
+    return Cost(tokens, flops, processor.hours(flops))
 
 
 def evaluation_cost(
@@ -113,14 +107,9 @@ def _perplexity(evaluation: Evaluation) -> Perplexity:
 def describe_costs(reproduction: Reproduction) -> str:
     """Returns every train and evaluate command with its tokens, parameters, FLOPs and estimated
     device-hours.
-
-    The hours of training follow from the paper's words per second, if table 1 has them and no files
-    are named.
     """
     setting, directory = reproduction.setting, reproduction.directory
     processor, text = PROCESSORS[setting.scale], describe_text(reproduction)
-    published = not reproduction.files and (setting.scale, setting.name) == ("paper", "wikitext103")
-    speeds = paper_speeds() if published else {}
     states = survey(reproduction.sweep.runs, directory)
     # Once per method: the tables' methods have as many parameters at any length.
     configs = {run.config.position: run.config for run in reproduction.sweep.runs}
@@ -133,8 +122,7 @@ def describe_costs(reproduction: Reproduction) -> str:
     left: list[Cost | None] = []
     for state in states:
         run = state.run
-        model = run.config.position, run.config.train_length
-        training = training_cost(run, text.vocab_size, processor, speeds.get(model))
+        training = training_cost(run, text.vocab_size, processor)
         costs.append(training)
         left += [] if state.is_trained else [training]
         left += [evaluation_cost(run, one, text, processor) for one in state.missing]
@@ -160,7 +148,7 @@ def describe_costs(reproduction: Reproduction) -> str:
     lines.append(
         f"in all {flops:.2e} FLOPs, {format_hours(hours)}{unknown}; {trained}, {rest} left"
     )
-    return "\n".join([*lines, _assumptions(processor, bool(speeds))])
+    return "\n".join([*lines, _assumptions(processor)])
 
 
 def _head(reproduction: Reproduction) -> list[str]:
@@ -192,7 +180,7 @@ def _described(evaluation: Evaluation) -> str:
     return f"{scored.split} at {shown}{stride}"
 
 
-def _assumptions(processor: Processor, from_words: bool) -> str:
+def _assumptions(processor: Processor) -> str:
     """Returns in words how hours follow from FLOPs."""
     rate = f"{processor.flops_per_second:.3g} FLOPs/s x {processor.utilisation:g}"
     text = f"device-hours assume {processor.name}, one command after the other, at {rate}"
@@ -201,8 +189,6 @@ def _assumptions(processor: Processor, from_words: bool) -> str:
             f", {processor.start_seconds:.0f} s to start a command and {processor.length_seconds:.0f} s to compile an "
             "evaluated length"
         )
-    if from_words:
-        text += "; if table 1 of the paper has a speed, training by its words per second on a V100"
     return f"{text}. FLOPs: products of the layers, the softmax's head and attention.\n"
 
 
@@ -231,15 +217,3 @@ def describe_text(reproduction: Reproduction) -> Text:
         tokenizer.vocab_size,
         {split: prepare(data, split, tokenizer).manifest.tokens for split in splits},
     )
-
-
-def paper_speeds() -> dict[tuple[str, int], float]:
-    """Returns words per second in training on a V100 (table 1), by position method and train
-    length.
-    """
-    table, found = Reproduction(1, "paper", pathlib.Path()), {}
-    for (row, column), quantity in table.quantities.items():
-        speed = parse_printed(table.paper.rows[row][table.definition.labels + column])
-        if quantity.kind is TRAINING_SPEED and speed is not None:
-            found[quantity.model.position, quantity.model.train_length] = speed
-    return found

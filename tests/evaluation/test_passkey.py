@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import read_config, replaced
+from alibi.config import read_config
 from alibi.data.books import QUESTION, STATEMENT, Books, PassKeys, distances, make_prompts
 from alibi.data.corpus import Piece
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.passkey import Passkey
 from alibi.evaluation.scorer import wrong_tokens
 from alibi.reporting.rows import read_rows
-from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
 from tests.evaluation.runs import make_run, options_of
@@ -168,10 +167,8 @@ def test_windows_too_short_for_a_key_are_told_of(a_run, tmp_path, capsys):
     assert "a-run: passkey measures nothing at [37]" in capsys.readouterr().err
 
 
-def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, monkeypatch, capsys):
-    """A table of 0% alone would look like a fault of the method. A user's own text may have keys
-    too.
-    """
+def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, capsys):
+    """A table of 0% alone would look like a fault of the method."""
     options = keys_of(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
     assert evaluate_runs([a_run], options) == []
     told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]
@@ -179,14 +176,3 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, mon
     assert told[0].startswith(
         "a-run: was trained on data.corpus=text, not passkeys, and may find no key; "
     )
-
-    trained_config = RunDirectory.config
-
-    def with_keys(directory):
-        config = trained_config(directory)
-        config = replaced(config, {"data.corpus": PassKeys.name})
-        return config
-
-    monkeypatch.setattr(RunDirectory, "config", with_keys)
-    assert evaluate_runs([a_run], options) == []
-    assert "configs/passkey.py" not in capsys.readouterr().err

@@ -17,7 +17,7 @@ from alibi.reporting.recorded import merge_rows, record_row
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import TEXT, make_run, options_of, subject_of
+from tests.evaluation.runs import make_run, options_of, subject_of
 from tests.reporting.rowmaker import make_row
 
 
@@ -50,27 +50,6 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
         == []
     )
     assert (copied / "results.jsonl").read_text() == before
-
-
-def test_rows_that_call_a_text_by_its_kind_are_found_and_have_its_later_rows_beside_them(
-    copied, alibi_run, folder
-):
-    """Existing rows decide the name of a text: its later rows are compared with them."""
-    file = copied / "results.jsonl"
-    shutil.rmtree(copied / "rows")
-    file.write_text(file.read_text().replace('"corpus": "text.txt"', '"corpus": "text"'))
-    assert len(read_rows(file)) == 4
-    options = options_of(output_dir=copied, lengths=(16, 24), report=False)
-    assert evaluate_runs([alibi_run], options) == []
-    assert [(row.corpus, row.length) for row in read_rows(file)[4:]] == [("text", 24)]
-    (folder / "other").mkdir()
-    (folder / "other" / "text.txt").write_text(TEXT * 2)  # another text of the same file name
-    other = make_run(folder, "none", "other-run", text=folder / "other" / "text.txt")
-    assert evaluate_runs([other], options) == []
-    assert {row.corpus for row in read_rows(file)[5:]} == {"text.txt"}
-    again = make_run(folder, "none", "another-run", text=folder / "text.txt")
-    assert evaluate_runs([again], options) == []
-    assert {row.corpus for row in read_rows(file)[7:]} == {"text"}
 
 
 def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
@@ -207,6 +186,14 @@ def test_names_of_texts_hold_nothing_that_breaks_a_table_or_a_figure(tmp_path):
     name = "é\n\x01\udcff\\\u2028🙂 <b>.txt"
     shown = output.Output(tmp_path).name_text(name, "file", "0")
     assert shown == "é" + 5 * "\ufffd" + "🙂 <b>.txt"
+
+
+def test_existing_rows_decide_the_name_of_a_text(tmp_path):
+    """Its later rows are compared with them; another text with that name gets a longer one."""
+    record_row(tmp_path, make_row(corpus="text", text_hash="0123456789"))
+    names = output.Output(tmp_path).name_text
+    assert names("text.txt", "valid", "0123456789") == "text"
+    assert names("text", "valid", "9876543210") == "text#987654"
 
 
 def test_a_dump_is_found_by_its_own_name_whatever_its_folder_is_called(evaluated):

@@ -12,7 +12,7 @@ from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.estimates import plan_table, seconds_left
 from alibi.sweeps.processes import Ended
 from alibi.sweeps.state import evaluation_command, read_failures, record_end, survey
-from tests.reporting.rowmaker import append_rows, make_gains, make_key
+from tests.reporting.rowmaker import append_rows, make_gains
 from tests.sweeps.sweepmaker import finish, result, sweep_of
 
 
@@ -216,27 +216,6 @@ def test_overrides_and_the_use_of_context_are_results_of_their_own(tmp_path):
     assert missing(make_gains("rotary", {128: 0.0, 512: 0.1}, **known)) == [[use], [longer]]
     assert missing(make_gains("rotary", {128: 0.0, 256: 0.1}, **known)) == [[longer]]
     assert missing(result(sweep, "rotary", 256, override=ntk)) == []
-
-
-def test_keys_are_evaluated_until_each_distance_has_its_row(tmp_path):
-    asked = {"lengths": [37, 128], "evaluators": "passkey", "override": {"window": 64}}
-    sweep = sweep_of(product={"position": ["alibi"]}, evaluations=[asked], multiples=[1])
-    (run,) = sweep.runs
-    finish(sweep, tmp_path, run.name)
-    cells = [cell for _, cell in survey(sweep.runs, tmp_path)[0].missing[1].cells]
-    assert cells == [{"length": 128, "distance": distance} for distance in (32, 64)], (
-        "windows of 37 tokens hold no key and its question"
-    )
-
-    def left(distance):
-        known = {"config_hash": config_hash(run.config), "step": 500, "run": run.name}
-        known |= {"override": {"position": None, "options": {}, "window": 64}, "options": {}}
-        row = make_key("alibi", 128, distance, 0.5, **known)
-        append_rows(tmp_path / "results.jsonl", [row])
-        return [len(evaluation.cells) for evaluation in survey(sweep.runs, tmp_path)[0].missing]
-
-    assert left(32) == [1, 1], "the key 64 tokens back hasn't been asked for"
-    assert left(64) == [1], "perplexity"
 
 
 def test_a_run_whose_rows_are_all_there_needs_no_work_directory(tmp_path):
