@@ -116,8 +116,6 @@ class Sweeper:
         self._shown = ""  # the latest report
         self._is_stale = False  # whether a run has ended since
         self._report_due = 0.0  # the earliest time of the next report
-        self._trained: set[str] = set()  # names of runs
-        self._evaluated: set[str] = set()
         self.failures: dict[str, str] = {}
         self.unfinished: dict[str, str] = {}
         self.left: dict[str, str] = {}
@@ -146,9 +144,7 @@ class Sweeper:
             list(pool.map(self._execute_run, self._runs))
         if self.primary:
             self._report_at_end()
-        took = format_duration(time.monotonic() - started)
-        ended = f"runs trained: {len(self._trained)}, evaluated: {len(self._evaluated)}"
-        print(f"\n{self._shown}\ntook {took}; {ended}", flush=True)
+        print(f"\n{self._shown}\ntook {format_duration(time.monotonic() - started)}", flush=True)
         return self.failures
 
     def _execute_run(self, run: Run) -> None:
@@ -238,7 +234,6 @@ class Sweeper:
             say(f"{heading}: training{start}; {self._time_left()}")
             if failure := self._run(train_command(run, self.workdir), slot, "training"):
                 return failure
-            self._trained.add(run.name)
             (state,) = survey([run], self.workdir)
         for evaluation in state.missing:
             say(f"{heading}: evaluating {evaluation}; {self._time_left()}")
@@ -247,7 +242,6 @@ class Sweeper:
             (state,) = survey([run], self.workdir)
             if failure and state.missing:  # a limit, such as a short text, has a row
                 return failure
-            self._evaluated.add(run.name)
         if not (state.missing and self.primary):
             return ""
         return f"no result: {'; '.join(map(str, state.missing))}; results.jsonl says why"
