@@ -18,7 +18,8 @@ def make_cell(entries: Sequence[Entry], kind: Kind) -> Number | Missing:
         values, found = tuple(value for _, value in known), [entry for entry, _ in known]
         interval = sample = None
         if kind.trials:
-            interval = share_interval(values, min(entry.results[kind.trials] for entry in found))
+            trials = min(entry.results[kind.trials] for entry in found)
+            interval = share_interval(values, trials, f"the {kind.trials}")
         elif kind.mean and None not in (means := [kind.mean(entry) for entry in found]):
             sample = _sample(found, means, kind)
             interval = sample.interval

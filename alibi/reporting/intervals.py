@@ -30,7 +30,7 @@ from scipy.special import ndtri, stdtrit
 PARTS = 64  # in a text at most
 OUTSIDE = 0.025  # on each side of an interval
 STRONGEST = 0.97  # correlation of neighbouring parts that the length of blocks takes into account
-SEEDS, TEXT, PROMPTS = "seeds", "the text", "the prompts"  # what an interval covers
+SEEDS, TEXT = "seeds", "the text"  # what an interval covers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,21 +107,21 @@ def difference(one: Sample, other: Sample) -> Interval | None:
     return interval(means[:, None], np.ones(1, int))
 
 
-def share_interval(shares: Sequence[float], prompts: int) -> Interval:
-    """Returns the 95% interval for a share of `prompts`, which are the same for each seed.
+def share_interval(shares: Sequence[float], trials: int, covers: str = "the trials") -> Interval:
+    """Returns the 95% interval for a share of trials, such as prompts, which are the same for each seed.
 
     For a single seed it is Wilson's (1927, doi 10.1080/01621459.1927.10502953). For several seeds its
     distances from the mean share and the half-width over the seeds add as squares, within 0 and 1.
     """
     mean, z = float(np.mean(shares)), float(-ndtri(OUTSIDE))
-    centre = (mean + z**2 / (2 * prompts)) / (1 + z**2 / prompts)
-    spread = z * (mean * (1 - mean) / prompts + (z / (2 * prompts)) ** 2) ** 0.5
-    half = spread / (1 + z**2 / prompts)
+    centre = (mean + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    spread = z * (mean * (1 - mean) / trials + (z / (2 * trials)) ** 2) ** 0.5
+    half = spread / (1 + z**2 / trials)
     if len(shares) == 1:
-        return Interval(max(0.0, centre - half), min(1.0, centre + half), (PROMPTS,))
+        return Interval(max(0.0, centre - half), min(1.0, centre + half), (covers,))
     over_seeds = _half_width_over_seeds(np.asarray(shares))
     low, high = (np.hypot(end - mean, over_seeds) for end in (centre - half, centre + half))
-    return Interval(float(max(0, mean - low)), float(min(1, mean + high)), (SEEDS, PROMPTS))
+    return Interval(float(max(0, mean - low)), float(min(1, mean + high)), (SEEDS, covers))
 
 
 def part_sizes(count: int, parts: int = PARTS) -> Integer[np.ndarray, " parts"]:

@@ -29,6 +29,10 @@ BEST = (
     "The best of a column is marked only if the 95% interval of its difference from each other excludes zero: "
     "over common seeds, and over the parts of the text where these are known."
 )
+NO_BEST = (
+    "No best is marked: the runs have several tokenizers, and the numbers are per token. "
+    "Compare bits per byte."
+)
 
 
 class Measure:
@@ -100,12 +104,8 @@ class Measure:
         """Returns how to read the table."""
         if not panel.kind.is_loss:
             return ""
-        return "In brackets: the value divided by the run's own at its train length. " + (
-            BEST
-            if panel.has_best
-            else "No best is marked: the runs have several tokenizers, and the numbers are per token. "
-            "Compare bits per byte."
-        )
+        ratios = "In brackets: the value divided by the run's own at its train length. "
+        return ratios * self.is_by_length + (BEST if panel.has_best else NO_BEST)
 
 
 def evaluator_class(name: str) -> Any:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from alibi.reporting.intervals import Interval, Sample, difference
 from alibi.reporting.rows import Entry, Heading
@@ -252,11 +252,6 @@ class Table:
     ratios: bool = True  # whether numbers are written with their ratios
     scale: str = ""  # the experiments', in a table of the paper
     name: str = "extrapolation"  # the label in LaTeX
-
-    @property
-    def numbers(self) -> Iterator[Number]:
-        parts = (part for row in self.cells for cell in row for part in cell)
-        return (part for part in parts if isinstance(part, Number))
 
     @functools.cached_property
     def notes(self) -> dict[str, str]:

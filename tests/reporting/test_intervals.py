@@ -8,7 +8,6 @@ from scipy.stats import binomtest, t, ttest_1samp
 
 from alibi.reporting.intervals import (
     PARTS,
-    PROMPTS,
     SEEDS,
     TEXT,
     Sample,
@@ -173,18 +172,18 @@ def test_a_share_has_wilsons_interval():
     for found in (0, 1, 30, 199, 200):
         low, high = binomtest(found, 200).proportion_ci(method="wilson")
         assert share_interval([found / 200], 200).bounds == pytest.approx((low, high), abs=1e-12)
-    assert share_interval([1.0], 200).covers == (PROMPTS,)
+    assert share_interval([1.0], 200, "the prompts").covers == ("the prompts",)
 
 
 def test_seeds_of_equal_shares_are_no_certainty():
     """Each seed answers the same prompts, so the prompts' part stays however many seeds there are."""
     low, high = binomtest(200, 200).proportion_ci(method="wilson")
     assert share_interval([1.0] * 3, 200).bounds == pytest.approx((low, high))
-    found = share_interval([0.4, 0.5, 0.6], 200)
+    found = share_interval([0.4, 0.5, 0.6], 200, "the prompts")
     low, high = binomtest(100, 200).proportion_ci(method="wilson")
     over_seeds = t.ppf(0.975, 2) * 0.1 / 3**0.5
     assert found.bounds == pytest.approx(
         (0.5 - np.hypot(0.5 - low, over_seeds), 0.5 + np.hypot(high - 0.5, over_seeds))
     )
-    assert found.covers == (SEEDS, PROMPTS)
+    assert found.covers == (SEEDS, "the prompts")
     assert share_interval([0.0, 1.0], 200).bounds == (0.0, 1.0)
