@@ -72,8 +72,8 @@ def _interval(
 ) -> tuple[float, float] | None:
     """Returns the 95% interval for a mean over tokens, each in a block of the text."""
     sums, tokens = (np.bincount(blocks, weights) for weights in (values, None))
-    known = interval(sums[None], tokens)
-    return known.bounds if known else None
+    covered = interval(sums[None], tokens)
+    return covered.bounds if covered else None
 
 
 def by_position(dump: Dump) -> list[Line]:

@@ -122,9 +122,9 @@ def evaluate_each(
       MissingPackageError: the report needs a package.
     """
     paths = list(dict.fromkeys(str(resolve(workdir)) for workdir in workdirs))
-    given = {"workdirs": list(map(str, workdirs)), "output_dir": str(options.output_dir)}
-    given["evaluators"] = list(map(str, getattr(options, "evaluators", ())))
-    check_alike(process_facts(options) | given)
+    alike = {"workdirs": list(map(str, workdirs)), "output_dir": str(options.output_dir)}
+    alike["evaluators"] = list(map(str, getattr(options, "evaluators", ())))
+    check_alike(process_facts(options) | alike)
     named: dict[str, str] = {}
     for path in paths:
         if (other := named.setdefault(os.path.basename(path), path)) != path:

@@ -50,14 +50,14 @@ def kneser_ney(
     discounts = FALLBACK
     if once and twice and thrice:
         share = once / (once + 2 * twice)
-        found = (
+        formula = (
             1 - 2 * share * twice / once,
             2 - 3 * share * thrice / twice,
             3 - 4 * share * four / thrice,
         )
-        discounts = found if min(found) > 0 else FALLBACK
-    given = np.array((0.0, *discounts))[np.minimum(counts, 3)]
-    return counts - given, given
+        discounts = formula if min(formula) > 0 else FALLBACK
+    discounted = np.array((0.0, *discounts))[np.minimum(counts, 3)]
+    return counts - discounted, discounted
 
 
 def ngram_scores(train: Documents, scored: Documents, vocab_size: int) -> Iterator[Scores]:
@@ -85,21 +85,21 @@ def ngram_scores(train: Documents, scored: Documents, vocab_size: int) -> Iterat
     counted = _windows(train, bits, orders)[1]
     counted.sort()
 
-    own = _grams(counted, bits, orders, 1)
+    table = _grams(counted, bits, orders, 1)
     witten = lower = np.full(symbols.size, 1 / vocab_size)
     total = 0
     for order in range(1, orders + 1):
-        total += own.grams.size
-        witten = queries.interpolated(own, order, witten_bell, witten)
-        kneser = queries.interpolated(own, order, kneser_ney, lower)
+        total += table.grams.size
+        witten = queries.interpolated(table, order, witten_bell, witten)
+        kneser = queries.interpolated(table, order, kneser_ney, lower)
         probabilities = {"witten-bell": witten, "kneser-ney": kneser}
         nats = {name: -np.log(values[symbols]) for name, values in probabilities.items()}
         yield Scores(order, total, nats)
         if order < orders:
             longer = _grams(counted, bits, orders, order + 1)
-            continued = _continued(own, longer, bits, order)
+            continued = _continued(table, longer, bits, order)
             lower = queries.interpolated(continued, order, kneser_ney, lower)
-            own = longer
+            table = longer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,21 +131,21 @@ class _Queries:
         """
         if not table.grams.size:  # all documents are shorter
             return lower
-        kept, given = smoothing(table.counts)
+        kept, discounted = smoothing(table.counts)
         context_starts = _run_starts(table.grams >> self.bits)
         contexts = table.grams[context_starts] >> self.bits
-        mass = np.add.reduceat(given, context_starts)
+        mass = np.add.reduceat(discounted, context_starts)
         whole = np.add.reduceat(kept, context_starts) + mass
 
         grams = self.keys >> self.bits * (self.orders - order)
         inside = grams & _start(self.bits) != _start(self.bits)
         grams, predicted = grams[inside], self.places[inside] + order - 1
-        context, known = _find(contexts, grams >> self.bits)
+        context, has_context = _find(contexts, grams >> self.bits)
         gram, seen = _find(table.grams, grams)
         below = lower[predicted]
-        own = (np.where(seen, kept[gram], 0) + mass[context] * below) / whole[context]
+        interpolated = (np.where(seen, kept[gram], 0) + mass[context] * below) / whole[context]
         probabilities = lower.copy()
-        probabilities[predicted] = np.where(known, own, below)
+        probabilities[predicted] = np.where(has_context, interpolated, below)
         return probabilities
 
 
@@ -164,7 +164,7 @@ def _windows(
     kind = np.min_scalar_type(start)
     mark = np.array([start], kind)
     stream = np.concatenate(
-        [part for document in documents for part in (mark, document.astype(kind, copy=False))]
+        [piece for document in documents for piece in (mark, document.astype(kind, copy=False))]
     )
     size = stream.size
     stream = np.concatenate([stream, np.repeat(mark, orders)])
@@ -190,17 +190,17 @@ def _grams(counted: UInt64[np.ndarray, " places"], bits: int, orders: int, order
     return _Table(grams[inside], counts[inside])
 
 
-def _continued(own: _Table, longer: _Table, bits: int, order: int) -> _Table:
+def _continued(table: _Table, longer: _Table, bits: int, order: int) -> _Table:
     """Returns the n-grams of `order` with the number of distinct symbols before each, counted in the
     n-grams that are one symbol `longer`. `ngram_scores` explains documents' starts.
     """
     tails = longer.grams & np.uint64((1 << bits * order) - 1)
     tails.sort()
     starts = _run_starts(tails)
-    first = np.searchsorted(own.grams, _start(bits) << bits * (order - 1))
+    first = np.searchsorted(table.grams, _start(bits) << bits * (order - 1))
     return _Table(
-        np.concatenate([tails[starts], own.grams[first:]]),
-        np.concatenate([np.diff(starts, append=tails.size), own.counts[first:]]),
+        np.concatenate([tails[starts], table.grams[first:]]),
+        np.concatenate([np.diff(starts, append=tails.size), table.counts[first:]]),
     )
 
 

@@ -122,8 +122,8 @@ def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
     config, recorded = run.config(), run.provenance()["corpus"]
     data, split = config.data, options.split
     corpus, tokenizer = make_corpus(data), run.tokenizer()
-    own = {name: prepare(data, name, tokenizer) for name in ("train", split)}
-    for name, file in own.items():
+    files = {name: prepare(data, name, tokenizer) for name in ("train", split)}
+    for name, file in files.items():
         before, now = recorded.get(name), file.manifest
         if before and before["sha256"] != now.sha256:
             raise ValueError(
@@ -144,34 +144,34 @@ def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
         documents_of(text, corpus) if data.isolate_documents else [np.asarray(text.tokens)]
         for text in (train, scored)
     )
-    manifest, title = own[split].manifest, corpus.title(split)
+    manifest, title = files[split].manifest, corpus.title(split)
     selected = None
     if objective.selects:
         length = min(config.train_length, manifest.tokens)
         windows = windows_of(manifest.tokens, length, causal=objective.causal)
-        selected = np.concatenate([*predicted(objective, own[split].tokens, windows)])
+        selected = np.concatenate([*predicted(objective, files[split].tokens, windows)])
     return Texts(train, scored, manifest, title, config, selected, *documents)
 
 
 def _score(texts: Texts) -> list[NGram]:
     """Returns all orders with each smoothing, ascending. Masked tokens have order 1 alone."""
-    started, found = time.perf_counter(), []
+    started, ngrams = time.perf_counter(), []
     vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
         for smoothing, nats in scores.nats.items():
             nats = nats if texts.predicted is None else nats[texts.predicted]
             sums = float(nats.sum()), six_digits(part_sums(nats))
-            found.append(NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
+            ngrams.append(NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
         if not texts.config.objective.causal:
             break
     seconds = time.perf_counter() - started
-    return [dataclasses.replace(each, seconds=seconds) for each in found]
+    return [dataclasses.replace(each, seconds=seconds) for each in ngrams]
 
 
 def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Sequence[NGram]) -> str:
     """Returns perplexity and bits per byte for all orders and smoothings, the best with an asterisk."""
-    own, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
-    size = own.bytes * texts.tokens / own.tokens
+    scored, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
+    size = scored.bytes * texts.tokens / scored.tokens
     heads = [head for one in best for head in (f"{one.smoothing}, perplexity", "bits per byte")]
     lines = [["order", f"{unit} of context", "distinct n-grams", *heads]]
     for order, alike in grouped(ngrams, lambda one: one.order).items():
@@ -182,15 +182,15 @@ def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Seque
             cells += [perplexity, f"{one.nll_nats / math.log(2) / size:.4f}{star}"]
         lines.append(cells)
     return (
-        f"{run.name}: n-grams of {texts.train.manifest.tokens:,} {unit} of the train text; {texts.title}, {own.split}: "
-        f"{texts.tokens:,} tokens ({own.tokenizer}) of {size:,.0f} bytes, {ngrams[0].seconds:.1f} s\n"
-        + aligned(lines, left=())
+        f"{run.name}: n-grams of {texts.train.manifest.tokens:,} {unit} of the train text; {texts.title}, "
+        f"{scored.split}: {texts.tokens:,} tokens ({scored.tokenizer}) of {size:,.0f} bytes, "
+        f"{ngrams[0].seconds:.1f} s\n" + aligned(lines, left=())
     )
 
 
 def _row(
     texts: Texts,
-    found: NGram,
+    ngram: NGram,
     perplexity: Perplexity,
     cell: Cell,
     options: NGramOptions,
@@ -201,45 +201,45 @@ def _row(
     If n-grams of another text, or per token of another tokenizer, have its name, part of a hash
     follows.
     """
-    own, given = texts.own, texts.config.objective
-    key = content_key({"train": texts.train_key, "tokenizer": own.tokenizer_fingerprint})[:12]
+    scored, objective = texts.own, texts.config.objective
+    key = content_key({"train": texts.train_key, "tokenizer": scored.tokenizer_fingerprint})[:12]
     kind = "ngram" if options.unit == "bytes" else "token-ngram"
-    end = found.smoothing
-    if kind == "ngram" and own.tokenizer != "bytes":
-        end += f"-per-{own.tokenizer}"
+    end = ngram.smoothing
+    if kind == "ngram" and scored.tokenizer != "bytes":
+        end += f"-per-{scored.tokenizer}"
     if options.train_bytes is not None:
         end += f"-train_bytes={options.train_bytes}"
     if any(row.position == f"{kind}-{end}" and row.config_hash != key for row in output.rows):
         end += f"#{key[:6]}"
     results = text_results(
-        found.nll_nats,
+        ngram.nll_nats,
         tokens=texts.tokens,
-        words=own.words if given.causal else None,
-        bytes=own.bytes if given.causal else None,
-        seconds=found.seconds,
+        words=scored.words if objective.causal else None,
+        bytes=scored.bytes if objective.causal else None,
+        seconds=ngram.seconds,
         # in the run's tokens, so that they pair with the parts in its rows
-        parts=found.parts if texts.scored.manifest.sha256 == own.sha256 else None,
+        parts=ngram.parts if texts.scored.manifest.sha256 == scored.sha256 else None,
     )
     return Row(
-        run=f"{kind}-{found.order}-{end}",
+        run=f"{kind}-{ngram.order}-{end}",
         position=f"{kind}-{end}",
         train_length=0,
         seed=0,
         step=0,
-        parameters=found.grams,
-        corpus=output.name_text(texts.title, own.split, own.text_hash),
-        split=own.split,
+        parameters=ngram.grams,
+        corpus=output.name_text(texts.title, scored.split, scored.text_hash),
+        split=scored.split,
         evaluator=perplexity.name(),
         cell=cell,
         options=perplexity.options,
         results=results,
-        seconds=found.seconds,
+        seconds=ngram.seconds,
         **made_here(),
         dtype="float64",
         config_hash=key,
-        tokens_sha256=own.sha256,
-        text_hash=own.text_hash,
-        unknown_tokens=(own.unknown_words or None) if kind == "token-ngram" else None,
+        tokens_sha256=scored.sha256,
+        text_hash=scored.text_hash,
+        unknown_tokens=(scored.unknown_words or None) if kind == "token-ngram" else None,
         documents=texts.config.data.isolate_documents or None,
-        objective=given.recorded,
+        objective=objective.recorded,
     )

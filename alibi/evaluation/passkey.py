@@ -84,8 +84,8 @@ class Passkey(Evaluator):
         title = f"{subject.run.title} {self.title(row.cell)}"
         score = subject.score(text.tokens, windows, title, wrong_tokens)
         # each digit after the true ones before it: greedy decoding answers with the key
-        found = (score.nll_nats.reshape(count, DIGITS) == 0).all(axis=1)
-        return {"accuracy": float(found.mean()), "prompts": count}
+        is_found = (score.nll_nats.reshape(count, DIGITS) == 0).all(axis=1)
+        return {"accuracy": float(is_found.mean()), "prompts": count}
 
     def summary(self, row: Row) -> str:
         return f"{row.results['accuracy']:.0%} of {self.prompts} found"

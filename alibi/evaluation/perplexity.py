@@ -227,8 +227,8 @@ def scoring(row: Row) -> Scoring:
     """Returns the key of the dump for a row."""
     length = row.cell["length"]
     stride = row.options.get("stride", length)
-    known = row.run, row.step, row.tokens_sha256, row.config_hash
-    return Scoring(*known, length, stride, str(row.override or ""))
+    identity = row.run, row.step, row.tokens_sha256, row.config_hash
+    return Scoring(*identity, length, stride, str(row.override or ""))
 
 
 def text_results(
@@ -251,7 +251,7 @@ def text_results(
       read: tokens that count in the speed, defaults to `tokens`.
       parts: the NLL summed over consecutive parts, see `alibi.reporting.intervals.part_sums`.
     """
-    found = {
+    results = {
         "nll_nats": nll_nats,
         "parts": parts,
         "tokens": tokens,
@@ -262,7 +262,7 @@ def text_results(
         "bits_per_byte": nll_nats / math.log(2) / bytes if bytes else None,
         "tokens_per_second": (read or tokens) / seconds,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in results.items() if value is not None}
 
 
 def _exp(nats: float) -> float | None:

@@ -171,12 +171,12 @@ class Scorer:
 
     def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:
         """Returns the batch on the devices. Reads only the rows for this host's devices."""
-        own = rows[local_rows(self._sharding, rows.size)]
+        local_numbers = rows[local_rows(self._sharding, rows.size)]
         return jax.tree.map(
             lambda local: jax.make_array_from_process_local_data(
                 self._sharding, local, (rows.size, local.shape[1])
             ),
-            self._batch(read_sequences(tokens, windows, own), windows),
+            self._batch(read_sequences(tokens, windows, local_numbers), windows),
         )
 
     def _batch(self, sequences: Sequences, windows: Windows) -> Batch:

@@ -108,10 +108,10 @@ class Subject:
         }
         corpus: Corpus = TextFiles({"file": file, **reading}) if file else make_corpus(data)
         if file:
-            found = prepare_text(corpus, tokenizer, data.cache_dir, progress=is_primary())
+            token_file = prepare_text(corpus, tokenizer, data.cache_dir, progress=is_primary())
         else:
-            found = prepare(data, split, tokenizer, progress=is_primary())
-        manifest = found.manifest
+            token_file = prepare(data, split, tokenizer, progress=is_primary())
+        manifest = token_file.manifest
         check_alike(manifest.identity)
         if unknown := manifest.unknown_words:
             of_what = "outside the vocabulary of the run's tokenizer"
@@ -127,16 +127,22 @@ class Subject:
                 f"{manifest.source}: the tokenizer's normalizer may change the text (case, ligatures, accents, white "
                 "space), and bits per byte are of the bytes of the original"
             )
-        count = len(found.tokens)
+        count = len(token_file.tokens)
         length = min(count, self.run.config.train_length)
         self.scorer().check(
-            found.tokens, windows_of(count, length, causal=self.run.config.objective.causal)
+            token_file.tokens, windows_of(count, length, causal=self.run.config.objective.causal)
         )
         name = self.output.name_text(
             corpus.title(manifest.split), manifest.split, manifest.text_hash
         )
         return Text(
-            found.tokens, name, manifest.split, manifest.sha256, manifest.text_hash, found, corpus
+            token_file.tokens,
+            name,
+            manifest.split,
+            manifest.sha256,
+            manifest.text_hash,
+            token_file,
+            corpus,
         )
 
     def scorer(self, of: Callable[[DecoderLM], NllFunction] = model_nll) -> Scorer:

@@ -61,7 +61,7 @@ class Windows:
             left = self.num_tokens % self.length
             whole = dataclasses.replace(self, stop=self.stop - left)
             shorter = dataclasses.replace(self, start=whole.stop, length=left, stride=left)
-            return [part for part in (whole, shorter) if part.start < part.stop]
+            return [group for group in (whole, shorter) if group.start < group.stop]
         if self.stride == self.length or self.start or self.spacing:
             return [self]
         together = min(self.length // self.stride * self.stride, self.stop)
@@ -176,8 +176,10 @@ def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " row
     start = ends - np.cumsum(ends - begins)[:, None]
 
     places = first + np.arange(-1, windows.length)[None, :]
-    found = piece[np.clip(places - start, 0, piece.size - 1)]
-    return Sequences(np.where((places >= 0) & (places < stop), found, np.int32(-1)), first[:, 0])
+    tokens_read = piece[np.clip(places - start, 0, piece.size - 1)]
+    return Sequences(
+        np.where((places >= 0) & (places < stop), tokens_read, np.int32(-1)), first[:, 0]
+    )
 
 
 def predicted(

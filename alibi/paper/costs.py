@@ -99,9 +99,9 @@ def evaluation_cost(
 
 def _perplexity(evaluation: Evaluation) -> Perplexity:
     """Returns the evaluator in an evaluation for the paper."""
-    (found,) = evaluation.evaluators
-    assert isinstance(found, Perplexity)
-    return found
+    (evaluator,) = evaluation.evaluators
+    assert isinstance(evaluator, Perplexity)
+    return evaluator
 
 
 def describe_costs(reproduction: Reproduction) -> str:
@@ -140,9 +140,9 @@ def describe_costs(reproduction: Reproduction) -> str:
                 shlex.join(["python", *evaluation_command(run, evaluation, directory)]),
             ]
         lines.append("")
-    known = list(filter(None, costs))
-    unknown = "" if len(known) == len(costs) else ", without the texts of unknown size"
-    flops, hours = sum(cost.flops for cost in known), sum(cost.hours for cost in known)
+    known_costs = list(filter(None, costs))
+    unknown = "" if len(known_costs) == len(costs) else ", without the texts of unknown size"
+    flops, hours = sum(cost.flops for cost in known_costs), sum(cost.hours for cost in known_costs)
     rest = format_hours(sum(cost.hours for cost in filter(None, left)))
     trained = f"{sum(state.is_trained for state in states)} of {len(states)} runs are trained"
     lines.append(

@@ -37,8 +37,8 @@ def parse_printed(text: str) -> float | None:
     """Returns the number in a printed cell such as 19.73, 28.5k, 247M or 15.3 GB, or None for a word such
     as OOM.
     """
-    found = re.fullmatch(r"([\d.]+) ?(k|M|GB|)", text)
-    return float(found[1]) * UNITS[found[2]] if found else None
+    match = re.fullmatch(r"([\d.]+) ?(k|M|GB|)", text)
+    return float(match[1]) * UNITS[match[2]] if match else None
 
 
 def published(text: str, kind: Kind) -> Number | Missing:
@@ -156,12 +156,12 @@ def by_model(row: Mapping[str, str], column: str, *, stride: int | None = None) 
     is a model.
     """
     label = next(iter(row.values()))
-    found = re.fullmatch(r"([\w ]+), L(?:_train)? = (\d+)(?:, L_valid = (\d+))?", label)
-    if not found:
+    match = re.fullmatch(r"([\w ]+), L(?:_train)? = (\d+)(?:, L_valid = (\d+))?", label)
+    if not match:
         return None
     updates = parse_printed(row.get("Updates", "")) or UPDATES
-    model = Model(POSITIONS[found[1]], int(found[2]), updates / UPDATES)
-    length = int(found[3] or found[2])
+    model = Model(POSITIONS[match[1]], int(match[2]), updates / UPDATES)
+    length = int(match[3] or match[2])
     if column in ("Valid", "Test"):
         return Quantity(model, eval_length=length, stride=stride, split=column.lower())
     if column.startswith("L_valid = "):

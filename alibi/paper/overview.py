@@ -28,11 +28,11 @@ def overview(reproductions: Sequence[Reproduction]) -> str:
                 one.definition.title,
             )
         )
-    known = {one.directory.name for one in reproductions}
+    listed_names = {one.directory.name for one in reproductions}
     others = "".join(
         f"  {folder}: {sum(row.is_measured for row in latest(find_rows(folder)))} results\n"
         for folder in listed(reproductions[0].scale_directory)
-        if folder.name not in known and (folder / ROWS_FILE).exists()
+        if folder.name not in listed_names and (folder / ROWS_FILE).exists()
     )
     counted = f"\nOf other --overrides or files, and not counted here:\n{others}" if others else ""
     return aligned(lines, left=range(6)) + counted

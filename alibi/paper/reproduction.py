@@ -57,13 +57,13 @@ class Reproduction:
     @functools.cached_property
     def quantities(self) -> dict[tuple[int, int], Quantity]:
         """The quantity of each measurable cell, by row and column after the labels."""
-        first, found = self.definition.labels, {}
+        first, quantities = self.definition.labels, {}
         for row, cells in enumerate(self.paper.rows):
             named = dict(zip(self.paper.columns, cells, strict=True))
             for column, name in enumerate(self.paper.columns[first:]):
                 if named[name] and (quantity := self.definition.cell(named, name)):
-                    found[row, column] = quantity
-        return found
+                    quantities[row, column] = quantity
+        return quantities
 
     @functools.cached_property
     def runs(self) -> dict[Model, Run]:
@@ -96,8 +96,8 @@ class Reproduction:
             ],
         }
         if option := OPTIONS.get(model.position):
-            own = ",".join(filter(None, [option, self._overrides]))
-            run["config"] = self.setting.config_for(self.files, own)
+            overrides = ",".join(filter(None, [option, self._overrides]))
+            run["config"] = self.setting.config_for(self.files, overrides)
         if model.updates != 1:
             run["train.steps"] = round(model.updates * load_config(self._config, {}).train.steps)
         return run
@@ -109,8 +109,8 @@ class Reproduction:
 
 def _suffix(files: Mapping[str, str], overrides: str) -> str:
     """Returns the end of a directory's name: short overrides of a run, and a hash over files."""
-    parts = sorted(part.strip() for part in overrides.split(",") if part.strip())
-    parts = [part for part in parts if not may_differ(part.partition("=")[0])]
+    parts = sorted(override.strip() for override in overrides.split(",") if override.strip())
+    parts = [override for override in parts if not may_differ(override.partition("=")[0])]
     suffix = re.sub(r"[^\w.=+-]", "_", "-" + ",".join(parts)) if parts else ""
     if files or len(suffix) > 80:
         digest = hashlib.sha256(repr((sorted(files.items()), parts)).encode()).hexdigest()[:8]

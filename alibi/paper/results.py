@@ -71,7 +71,7 @@ def compare_with_paper(one: Reproduction) -> Table:
     columns = range(len(paper.columns) - first)
     grid = [[sides(row, column) for column in columns] for row in range(len(paper.rows))]
     ratios = one.setting.divisor > 1
-    references = {place: _reference(one, *place) for place in quantities}
+    references = {cell_index: _reference(one, *cell_index) for cell_index in quantities}
     cells = compare(grid, references, ratios=ratios)
     ours = [cell[1] for line in cells for cell in line if isinstance(cell[1], Number)]
     has_losses = tables.PERPLEXITY in {quantity.kind for quantity in quantities.values()}
@@ -95,7 +95,7 @@ def _rows(one: Reproduction) -> dict[Quantity, Row]:
         run.name: (run.config.train.steps, evaluation_hash(run.config)) for run in one.sweep.runs
     }
     # Rows of other steps or configs go first: `latest` keeps one row a cell, whatever its step.
-    found = latest(
+    rows_found = latest(
         row
         for row in find_rows(one.directory)
         if (row.step, row.config_hash) == trained.get(row.run)
@@ -104,7 +104,7 @@ def _rows(one: Reproduction) -> dict[Quantity, Row]:
     )
     by_windows = {
         (row.run, row.length, row.options.get("stride", row.length), row.split): row
-        for row in found
+        for row in rows_found
     }
     rows = {}
     for quantity in one.quantities.values():
@@ -119,7 +119,7 @@ def _rows(one: Reproduction) -> dict[Quantity, Row]:
 def _reference(one: Reproduction, row: int, column: int) -> tuple[int, int]:
     """Returns the reference of a cell's ratio, see `TableDefinition.reference`."""
     rule, last, rows = one.definition.reference, one.definition.labels - 1, one.paper.rows
-    found = []
+    candidates = []
     for at, quantity in one.quantities.items():
         is_trained = quantity.eval_length in (None, quantity.model.train_length)
         is_found = {
@@ -128,8 +128,8 @@ def _reference(one: Reproduction, row: int, column: int) -> tuple[int, int]:
             "trained": at[1] == column and is_trained,
             "group": at[1] == column and rows[at[0]][last] == rows[row][last],
         }
-        found += [at] * is_found[rule]
-    return min(found)
+        candidates += [at] * is_found[rule]
+    return min(candidates)
 
 
 def _training(one: Reproduction, run: Run) -> dict[Kind, float]:
@@ -240,15 +240,20 @@ def comparison_figure(one: Reproduction, compared: Table) -> Spec:
 def _lines(one: Reproduction, compared: Table, side: int) -> Spec:
     """Returns a side's perplexities: a line for each row or column, over the lengths at its scale."""
     by_column = one.definition.lines == "columns"
-    found: dict[str, dict[int, Content]] = {}
+    by_name: dict[str, dict[int, Content]] = {}
     for row, column in sorted(one.quantities, key=lambda at: at[by_column]):
-        quantity, part = one.quantities[row, column], compared.cells[row][column][side]
-        if isinstance(part, Number) and part.kind is tables.PERPLEXITY and quantity.eval_length:
+        quantity, content = one.quantities[row, column], compared.cells[row][column][side]
+        if (
+            isinstance(content, Number)
+            and content.kind is tables.PERPLEXITY
+            and quantity.eval_length
+        ):
             length = one.setting.length(quantity.eval_length) if side else quantity.eval_length
             name = compared.header[column] if by_column else compared.labels[row][0]
-            found.setdefault(str(name).removesuffix(" PPL"), {})[length] = part
+            by_name.setdefault(str(name).removesuffix(" PPL"), {})[length] = content
     series = [
-        Series(name, POSITIONS.get(name, name), min(cells), cells) for name, cells in found.items()
+        Series(name, POSITIONS.get(name, name), min(cells), cells)
+        for name, cells in by_name.items()
     ]
     strides = {one.stride(quantity) for quantity in one.quantities.values() if quantity.eval_length}
     stride = strides.pop() if len(strides) == 1 else None
@@ -263,10 +268,10 @@ def _bars(one: Reproduction, compared: Table, side: int) -> Spec:
     """
     columns, groups = compared.header, [" ".join(map(str, labels)) for labels in compared.labels]
     values = [
-        {"group": group, "column": column, "percent": 100 * part.ratio}
+        {"group": group, "column": column, "percent": 100 * content.ratio}
         for group, cells in zip(groups, compared.cells, strict=True)
         for column, cell in zip(columns, cells, strict=True)
-        if isinstance(part := cell[side], Number) and part.ratio is not None
+        if isinstance(content := cell[side], Number) and content.ratio is not None
     ]
     x = {
         "field": "group",

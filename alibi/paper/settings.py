@@ -42,10 +42,10 @@ class Setting:
         that differs.
         """
 
-        def with_ours(found: re.Match[str]) -> str:
-            length = int(found[0].replace(",", ""))
+        def with_ours(match: re.Match[str]) -> str:
+            length = int(match[0].replace(",", ""))
             ours = self.length(length)
-            return found[0] if ours == length else f"{found[0]} ({ours})"
+            return match[0] if ours == length else f"{match[0]} ({ours})"
 
         return _LENGTH.sub(with_ours, text)
 
@@ -57,15 +57,15 @@ class Setting:
         Raises:
           ValueError: a comma in a file's name, where a key would end.
         """
-        for split, place in files.items():
-            if "," in place:
+        for split, file in files.items():
+            if "," in file:
                 raise ValueError(
-                    f"--{split}_file={place} holds a comma; name one file or a glob of several"
+                    f"--{split}_file={file} holds a comma; name one file or a glob of several"
                 )
         named = {split: split.upper() for split in self.splits} | dict(files)
         config = (named and self.files_config) or self.config
         keys = (
-            ["data.corpus=text", *(f"data.{split}={place}" for split, place in named.items())]
+            ["data.corpus=text", *(f"data.{split}={file}" for split, file in named.items())]
             if named
             else []
         )

@@ -13,15 +13,18 @@ def make_cell(entries: Sequence[Entry], kind: Kind) -> Number | Missing:
     """Returns the number of `entries`, with a value for each seed, or the reason for its absence."""
     assert kind.value is not None, kind
     measured = [entry for entry in entries if entry.row.is_measured]
-    known = [(entry, value) for entry in measured if (value := kind.value(entry)) is not None]
-    if known:
-        values, found = tuple(value for _, value in known), [entry for entry, _ in known]
+    with_value = [(entry, value) for entry in measured if (value := kind.value(entry)) is not None]
+    if with_value:
+        values, entries_used = (
+            tuple(value for _, value in with_value),
+            [entry for entry, _ in with_value],
+        )
         interval = sample = None
         if kind.trials:
-            trials = min(entry.results[kind.trials] for entry in found)
+            trials = min(entry.results[kind.trials] for entry in entries_used)
             interval = share_interval(values, trials, f"the {kind.trials}")
-        elif kind.mean and None not in (means := [kind.mean(entry) for entry in found]):
-            sample = _sample(found, means, kind)
+        elif kind.mean and None not in (means := [kind.mean(entry) for entry in entries_used]):
+            sample = _sample(entries_used, means, kind)
             interval = sample.interval
         return Number(values, kind, interval=interval and interval.of(kind.of_mean), sample=sample)
     if measured:
@@ -34,9 +37,9 @@ def _sample(entries: Sequence[Entry], means: Sequence[float | None], kind: Kind)
     seeds = tuple(entry.row.seed for entry in entries if entry.row.is_trained)
     parts = [entry.results.get("parts") or () for entry in entries]
     texts = {
-        (entry.row.tokens_sha256, entry.results["tokens"], len(own))
-        for entry, own in zip(entries, parts, strict=True)
-        if own
+        (entry.row.tokens_sha256, entry.results["tokens"], len(of_seed))
+        for entry, of_seed in zip(entries, parts, strict=True)
+        if of_seed
     }
     if not all(parts) or len(texts) > 1:
         return Sample(seeds, np.array(means)[:, None], np.ones(1, int))

@@ -87,7 +87,7 @@ def length_figure(panel: Panel) -> Spec:
         return named_lines(panel)
     series = sorted(panel.series, key=_last, reverse=not panel.kind.is_loss)
     count = math.ceil(len(series) / LINES_OF_PART)
-    bounds = [part * len(series) // count for part in range(count + 1)]
+    bounds = [index * len(series) // count for index in range(count + 1)]
     return {
         "concat": [
             named_lines(dataclasses.replace(panel, series=tuple(series[a:b])))
@@ -124,11 +124,11 @@ def length_chart(panel: Panel, styles: Mapping[str, int], legend: Spec | None = 
     """
     kind, covered = panel.kind, tables.spread_of(panel.numbers)
     trained = sorted({series.train_length for series in panel.series} - {0})  # 0 is an n-gram
-    about = panel.corpus, panel.split, panel.measure.axis()
+    text_facts = panel.corpus, panel.split, panel.measure.axis()
     x: Spec = {
         "field": "length", "type": "quantitative",
         "title": [
-            f"evaluation length in tokens ({', '.join(filter(None, about))})",
+            f"evaluation length in tokens ({', '.join(filter(None, text_facts))})",
             *filter(None, [panel.reading, covered and f"bands: {covered}"]),
             *([f"dotted: trained at {', '.join(f'{length:,}' for length in trained)}"] if trained else []),
         ],
@@ -212,7 +212,7 @@ def style_numbers(positions: Sequence[str]) -> list[int]:
     """Returns the place in COLOURS, SHAPES and DASHES of each series, given their position methods."""
     if len(set(positions)) < len(positions):
         return list(range(len(positions)))
-    left = [number for number, method in enumerate(KNOWN_METHODS) if method not in positions]
+    left = [index for index, method in enumerate(KNOWN_METHODS) if method not in positions]
     others = itertools.chain(reversed(left), itertools.count(len(KNOWN_METHODS)))
     return [
         KNOWN_METHODS.index(name) if name in KNOWN_METHODS else next(others) for name in positions

@@ -32,12 +32,12 @@ def cell_figure(panel: Panel) -> Spec:
             "run": series.label,
             "part": title(series),
             "column": column,
-            "share": part.mean,
-            "text": part.kind.write(part.mean),
+            "share": cell.mean,
+            "text": cell.kind.write(cell.mean),
         }
         for series in by_labels
-        for column, part in series.cells.items()
-        if isinstance(part, Number)
+        for column, cell in series.cells.items()
+        if isinstance(cell, Number)
     ]
     shares = [0.0, 1.0] if panel.kind.trials else [value["share"] for value in values] or [0.0]
     names = list(dict.fromkeys(series.label for series in panel.series))
@@ -118,7 +118,7 @@ def context_figure(lines: Iterable[Mapping[str, Any]]) -> Spec:
         if last["mode"] == "sliding"
     ]
     columns = max(1, LETTERS // (max(map(len, labels.values())) + 8))
-    numbers = {label: number for number, label in enumerate(labels.values())}
+    numbers = {label: index for index, label in enumerate(labels.values())}
     channels = looks(numbers, numbers, {"orient": "bottom", "columns": columns})
     x = {
         "field": "context", "type": "quantitative", "title": "tokens of context, up to",

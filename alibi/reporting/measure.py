@@ -50,7 +50,7 @@ class Measure:
     def name(cls) -> str:
         """Returns the evaluator's name in rows."""
         path = f"{cls.__module__}:{cls.__qualname__}"
-        return next((name for name, known in EVALUATORS.items() if known == path), path)
+        return next((name for name, registered in EVALUATORS.items() if registered == path), path)
 
     @property
     def is_by_length(self) -> bool:
@@ -117,16 +117,16 @@ def evaluator_class(name: str) -> Any:
     Raises:
       ValueError: there is no such evaluator (the nearest is suggested), or its module does not load.
     """
-    place = EVALUATORS.get(name, name)
-    if ":" not in place:
+    address = EVALUATORS.get(name, name)
+    if ":" not in address:
         raise ValueError(
             f"evaluator {name!r} is unknown; {did_you_mean(name, EVALUATORS)}there are: {', '.join(EVALUATORS)}; "
             "your own is named package.module:Class"
         )
-    found = load_class(f"evaluator={name}", place)
-    if not (isinstance(found, type) and issubclass(found, Measure)):
+    loaded = load_class(f"evaluator={name}", address)
+    if not (isinstance(loaded, type) and issubclass(loaded, Measure)):
         raise ValueError(f"evaluator {name} must be a subclass of alibi.evaluation.Evaluator")
-    return found
+    return loaded
 
 
 def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
@@ -135,16 +135,16 @@ def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
     Raises:
       ValueError: as `evaluator_class`, or an option is unknown (the nearest is suggested) or refused.
     """
-    kind, given = evaluator_class(name), dict(options or {})
-    known = list(getattr(kind, "__dataclass_fields__", {}))
-    for key in given:
-        if key not in known:
+    kind, values = evaluator_class(name), dict(options or {})
+    names = list(getattr(kind, "__dataclass_fields__", {}))
+    for key in values:
+        if key not in names:
             raise ValueError(
-                f"evaluator {name} has no option {key!r}; {did_you_mean(key, known)}"
-                f"it has: {', '.join(known) or 'none'}"
+                f"evaluator {name} has no option {key!r}; {did_you_mean(key, names)}"
+                f"it has: {', '.join(names) or 'none'}"
             )
     try:
-        return kind(**given)
+        return kind(**values)
     except TypeError as error:  # such as an option without a default
         raise ValueError(f"evaluator {name}: {error}") from error
 

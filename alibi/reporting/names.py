@@ -24,9 +24,9 @@ def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
     groups = [*grouped(tested.values(), lambda row: row.but_seed).values()]
     for key in (lambda row: row.series), (lambda row: row.run):
         groups = [
-            part
+            subgroup
             for group in groups
-            for part in (
+            for subgroup in (
                 [group]
                 if len({row.seed for row in group}) == len(group)
                 else grouped(group, key).values()
@@ -35,13 +35,15 @@ def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
     short = _short_names(tested.values())
     called = [dict.fromkeys(short[row.series] for row in group) for group in groups]
     names: dict[tuple[str, int, str], str] = {}
-    for group, own in zip(groups, called, strict=True):
-        alike = [one for one, of in zip(groups, called, strict=True) if own.keys() & of.keys()]
+    for group, short_names in zip(groups, called, strict=True):
+        alike = [
+            one for one, of in zip(groups, called, strict=True) if short_names.keys() & of.keys()
+        ]
         steps = {one[0].step for one in alike}
         only_steps = len(steps) == len(alike) and len({one[0].but_seed[0] for one in alike}) == 1
         _, step, override = group[0].tested
         runs = ", ".join(row.run for row in group) + f" {override}".rstrip()
-        label = ", ".join(own) if only_steps else runs
+        label = ", ".join(short_names) if only_steps else runs
         label += f" (step {step:,})" if len(steps) > 1 else ""
         names |= {row.tested: label for row in group}
     return names

@@ -77,9 +77,9 @@ def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
     """
     rows = latest(rows)
     names = series_names(rows)  # from all rows, so that a run has one name in all panels
-    order = {name: number for number, name in enumerate(EVALUATORS)}
+    order = {name: index for index, name in enumerate(EVALUATORS)}
     by_panel = grouped(filter(_is_shown, rows), _panel_key)
-    found = []
+    groups = []
     for group in sorted(
         by_panel.values(), key=lambda group: order.get(group[0].evaluator, len(order))
     ):
@@ -87,14 +87,14 @@ def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
         entries: dict[tuple, Entry] = {}
         for entry in itertools.chain.from_iterable(map(measure.entries, group)):
             # if two rows have the same place, such as two sets of lengths, the last number counts
-            place = entry.row.tested, entry.labels, entry.column
-            if entry.results or place not in entries:
-                entries[place] = entry
+            cell = entry.row.tested, entry.labels, entry.column
+            if entry.results or cell not in entries:
+                entries[cell] = entry
         panels = [
             _panel(measure, [*entries.values()], kind, names) for kind in measure.kinds_of(group[0])
         ]
-        found.append(tuple(one for one in panels if one is panels[0] or any(one.numbers)))
-    return found
+        groups.append(tuple(one for one in panels if one is panels[0] or any(one.numbers)))
+    return groups
 
 
 def panels(rows: Iterable[Row], kind: Kind = tables.PERPLEXITY) -> list[Panel]:
@@ -116,9 +116,9 @@ def _is_shown(row: Row) -> bool:
 
 
 def _panel_key(row: Row) -> tuple:
-    own = row.evaluator, frozen(row.options), row.evaluator_code, measure_of(row).alike(row)
+    measured = row.evaluator, frozen(row.options), row.evaluator_code, measure_of(row).alike(row)
     objective = row.objective and frozen(row.objective)
-    return row.corpus, row.split, *own, row.documents, objective
+    return row.corpus, row.split, *measured, row.documents, objective
 
 
 def _panel(
@@ -126,7 +126,7 @@ def _panel(
 ) -> Panel:
     """Returns a panel, with the relations of its numbers."""
     label_order = {names[entry.row.tested]: None for entry in entries}
-    numbers = {label: number for number, label in enumerate(label_order)}
+    numbers = {label: index for index, label in enumerate(label_order)}
     by_line = grouped(
         entries,
         lambda entry: (
@@ -151,8 +151,8 @@ def _panel(
     comparable = _are_comparable(entries, kind)
     cells = related(grid, references, mark=comparable)
     series = tuple(
-        Series(*line[:3], dict(zip(columns, own, strict=True)), line[3])
-        for line, own in zip(lines, cells, strict=True)
+        Series(*line[:3], dict(zip(columns, row_cells, strict=True)), line[3])
+        for line, row_cells in zip(lines, cells, strict=True)
     )
     in_order = {
         id(entry.row): entry.row
@@ -177,12 +177,13 @@ def build_table(panel: Panel) -> Table:
     """Returns a table with a line per series and a column per length, or by the evaluator's own
     labels and columns.
     """
-    own = panel.measure.labels
+    labels = panel.measure.labels
     return Table(
         caption=caption(panel),
-        label_header=("run", *(own or ("trained at L",))),
+        label_header=("run", *(labels or ("trained at L",))),
         labels=tuple(
-            (one.label, *(one.labels if own else (one.train_length or "",))) for one in panel.series
+            (one.label, *(one.labels if labels else (one.train_length or "",)))
+            for one in panel.series
         ),
         header=tuple(panel.columns),
         cells=tuple(

@@ -49,9 +49,9 @@ def record_row(directory: str | os.PathLike[str], row: Row, workdir: str | None 
     file = run_folder(folder, row.run) / f"{_UNSAFE.sub('_', named)[:80]}-{key}.json"
     if file.exists() and _parse(file):
         return False
-    about = {"written": datetime.datetime.now(datetime.UTC).isoformat(), "row": row.to_json()}
-    about |= {SHA256: digest(about)}
-    write_whole(file, json.dumps(about, indent=1, allow_nan=False) + "\n")
+    content = {"written": datetime.datetime.now(datetime.UTC).isoformat(), "row": row.to_json()}
+    content |= {SHA256: digest(content)}
+    write_whole(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
     if workdir:
         write_whole(file.with_name(WORKDIR_FILE), workdir)
     return True
@@ -91,13 +91,13 @@ def _parse(file: epath.Path) -> tuple[str, Row] | None:
     damaged.
     """
     try:
-        about = json.loads(file.read_bytes())
-        if about.pop(SHA256, None) not in (
+        content = json.loads(file.read_bytes())
+        if content.pop(SHA256, None) not in (
             None,
-            digest(about),
+            digest(content),
         ):  # rows of an older version have none
             raise ValueError("it was altered")
-        return about["written"], Row.from_json(about["row"])
+        return content["written"], Row.from_json(content["row"])
     except OlderRowError:
         raise OlderRowError(f"{file}: {OLDER}") from None
     except (ValueError, KeyError, TypeError, AttributeError):

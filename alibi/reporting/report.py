@@ -90,7 +90,7 @@ def write_report(
     if not rows and not failures:
         return f"no results in {folder}/{ROWS_FILE} yet\n"
     # Other runs, then `runs` in their order, whichever was evaluated first.
-    order = {run.name: number for number, run in enumerate(runs)}
+    order = {run.name: index for index, run in enumerate(runs)}
     rows = sorted(rows, key=lambda row: order.get(row.run, -1))
     markdown, text = [f"# {title}\n"], []
 
@@ -120,8 +120,8 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
         stem += re.sub(r"[^\w.-]+", "_", end)
     return next(
         name
-        for number in ("", *range(-2, -999, -1))  # -2 is a hyphen and a 2
-        if (name := f"{stem}{number}.png") not in taken
+        for suffix in ("", *range(-2, -999, -1))  # -2 is a hyphen and a 2
+        if (name := f"{stem}{suffix}.png") not in taken
     )
 
 
@@ -176,7 +176,7 @@ def _page(
     positions = {one.label: one.position for panel in charted for one in panel.series}
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
-    sections = [_group_section(group, number, styles, specs) for number, group in enumerate(groups)]
+    sections = [_group_section(group, index, styles, specs) for index, group in enumerate(groups)]
     if curves:
         scored = [one["tokens"] for points in curves.values() for one in points if "tokens" in one]
         of = f" of {' or '.join(f'{count:,}' for count in dict.fromkeys(scored))} tokens"
@@ -214,16 +214,16 @@ def _javascript() -> str:
     takes two seconds.
     """
     needs("report.html", "vl_convert")
-    own = (HERE / "page.js").read_text(encoding="utf-8")
+    source = (HERE / "page.js").read_text(encoding="utf-8")
 
     def script() -> str:
         import vl_convert  # half a second to import
 
-        bundle = vl_convert.javascript_bundle(own, vl_version=VEGA_LITE)
+        bundle = vl_convert.javascript_bundle(source, vl_version=VEGA_LITE)
         return bundle.replace("</script", "<\\/script")
 
     made_of = {
-        "page.js": own,
+        "page.js": source,
         "Vega-Lite": VEGA_LITE,
         "vl-convert-python": importlib.metadata.version("vl-convert-python"),
     }
@@ -245,9 +245,9 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
     """Returns a checkbox for each line, with its colour and marker: the legend for all charts."""
     boxes = "\n".join(
         f'<label><input type="checkbox" name="method" value="{html.escape(label)}" checked> '
-        f'<span aria-hidden="true" style="color:{COLOURS[number % len(COLOURS)]}">{SIGNS[number % len(SIGNS)]}</span> '
+        f'<span aria-hidden="true" style="color:{COLOURS[style % len(COLOURS)]}">{SIGNS[style % len(SIGNS)]}</span> '
         f"{html.escape(label)}</label>"
-        for label, number in styles.items()
+        for label, style in styles.items()
     )
     buttons = '<button type="button" data-all="true">all</button> <button type="button" data-all="">none</button>'
     field = f'<fieldset class="methods"><legend>Shown in the charts</legend>\n{boxes}\n{buttons}</fieldset>'
@@ -255,10 +255,10 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
 
 
 def _group_section(
-    group: Sequence[Panel], number: int, styles: Mapping[str, int], specs: list[Spec]
+    group: Sequence[Panel], section: int, styles: Mapping[str, int], specs: list[Spec]
 ) -> str:
     """Returns a chart and a table for each panel in a group. The page shows one panel at a time."""
-    panel, name = group[0], f"kind-{number}"
+    panel, name = group[0], f"kind-{section}"
     choices = "\n".join(
         f'<label><input type="radio" name="{name}" value="{index}"{"" if index else " checked"}> '
         f"{one.kind.title}</label>"
@@ -274,8 +274,8 @@ def _group_section(
         f'<div data-kind="{name}" data-value="{index}"{" hidden" if index else ""}>\n{shown(one)}\n</div>'
         for index, one in enumerate(group)
     ]
-    about = [panel.corpus, panel.split, panel.reading, panel.measure.axis()]
-    heading = f"{panel.kind.title}: {', '.join(filter(None, about))}"
+    facts = [panel.corpus, panel.split, panel.reading, panel.measure.axis()]
+    heading = f"{panel.kind.title}: {', '.join(filter(None, facts))}"
     explanation = panel.measure.explanation(panel)
     note = f"<p>{html.escape(explanation)}</p>" if explanation else ""
     return _section(heading, field if len(group) > 1 else "", *parts, note)
@@ -287,8 +287,8 @@ def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
     """
     specs.append({"$schema": SCHEMA, "params": OFF, "width": "container", "height": 380} | spec)
     caption = html.escape(f"Point at a marker for its numbers. {note}".rstrip())
-    place = f'<div class="chart" data-chart="{len(specs) - 1}"></div>'
-    return f"<figure>{place}<figcaption>{caption}</figcaption></figure>"
+    container = f'<div class="chart" data-chart="{len(specs) - 1}"></div>'
+    return f"<figure>{container}<figcaption>{caption}</figcaption></figure>"
 
 
 def _runs_section(runs: Sequence[RunSource]) -> str:

@@ -108,8 +108,8 @@ class Row:
     @property
     def measurement(self) -> tuple:
         """The cell, checkpoint, texts and config: rows with equal ones repeat the same measurement."""
-        known = self.step, self.tokens_sha256, self.config_hash, self.trained_on
-        return self.place, known, self.evaluator_code
+        checkpoint = self.step, self.tokens_sha256, self.config_hash, self.trained_on
+        return self.place, checkpoint, self.evaluator_code
 
     @property
     def is_trained(self) -> bool:
@@ -209,7 +209,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     """
     file, rows = epath.Path(path), []
     lines = file.read_bytes().split(b"\n") if file.exists() else []
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 rows.append(Row.from_json(json.loads(line)))
@@ -217,7 +217,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
                 raise OlderRowError(f"{file}: {OLDER}") from None
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 warn_once(
-                    f"{file} line {number} is no whole row and was left out; "
+                    f"{file} line {line_number} is no whole row and was left out; "
                     "a killed process may have cut it"
                 )
     return rows
@@ -234,9 +234,9 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     tested = {row.tested[::2]: row.config_hash for row in rows}
     cells: dict[tuple, Row] = {}
     for row in rows:
-        known = cells.get(row.place)
+        before = cells.get(row.place)
         if (row.training, row.config_hash) == (trained[row.run], tested[row.tested[::2]]) and (
-            known is None or row.is_measured or not known.is_measured
+            before is None or row.is_measured or not before.is_measured
         ):
             cells[row.place] = row
     return list(cells.values())

@@ -176,8 +176,8 @@ def spread_of(numbers: Iterable[Number]) -> str:
 
 def spread_note(numbers: Iterable[Number]) -> str:
     """Returns a sentence that says what ± covers in a table, or "" if it stands nowhere."""
-    about = spread_of(numbers)
-    return about and f"±: the larger side of the {about}; another book or corpus is not covered."
+    spread = spread_of(numbers)
+    return spread and f"±: the larger side of the {spread}; another book or corpus is not covered."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,23 +200,26 @@ def related(
     the best of a column marked, see `is_best`.
     """
     columns = [
-        [part for part in column if isinstance(part, Number) and part.kind.is_loss]
+        [content for content in column if isinstance(content, Number) and content.kind.is_loss]
         for column in zip(*grid, strict=True)
     ]
 
-    def with_relations(part: Content, row: int, column: int) -> Content:
-        if not isinstance(part, Number):
-            return part
+    def with_relations(content: Content, row: int, column: int) -> Content:
+        if not isinstance(content, Number):
+            return content
         at = references.get((row, column))
         reference = grid[at[0]][at[1]] if at else None
         ratio = (
-            part.mean / reference.mean if isinstance(reference, Number) and reference.mean else None
+            content.mean / reference.mean
+            if isinstance(reference, Number) and reference.mean
+            else None
         )
-        best = mark and part.kind.is_loss and is_best(part, columns[column])
-        return dataclasses.replace(part, ratio=ratio, best=best)
+        best = mark and content.kind.is_loss and is_best(content, columns[column])
+        return dataclasses.replace(content, ratio=ratio, best=best)
 
     return [
-        [with_relations(part, i, j) for j, part in enumerate(row)] for i, row in enumerate(grid)
+        [with_relations(content, i, j) for j, content in enumerate(row)]
+        for i, row in enumerate(grid)
     ]
 
 
@@ -235,8 +238,8 @@ def is_best(number: Number, column: Sequence[Number]) -> bool:
 def _is_surely_lower(one: Number, other: Number) -> bool:
     if one.sample is None or other.sample is None:
         return False
-    found = difference(one.sample, other.sample)
-    return found is not None and found.high < 0
+    between = difference(one.sample, other.sample)
+    return between is not None and between.high < 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,10 +259,12 @@ class Table:
     @functools.cached_property
     def notes(self) -> dict[str, str]:
         """The reasons for missing numbers, each with its mark, such as [1], in reading order."""
-        parts = [part for row in self.cells for cell in row for part in cell]
-        missing = [part for part in parts if isinstance(part, Missing) and part.is_reason]
-        reasons = dict.fromkeys(part.text for part in missing)
-        return {reason: f"[{number}]" for number, reason in enumerate(reasons, start=1)}
+        parts = [content for row in self.cells for cell in row for content in cell]
+        missing = [
+            content for content in parts if isinstance(content, Missing) and content.is_reason
+        ]
+        reasons = dict.fromkeys(content.text for content in missing)
+        return {reason: f"[{index}]" for index, reason in enumerate(reasons, start=1)}
 
 
 def compare(

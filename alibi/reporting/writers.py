@@ -14,9 +14,9 @@ WIDTH = 120  # characters of a terminal
 def to_markdown(table: Table) -> str:
     """Returns GitHub-flavoured Markdown. The best in each column is bold, notes are numbered below."""
 
-    def written(part: Content) -> str:
-        text, ratio = _texts(table, part)
-        if not (isinstance(part, Number) and part.best):
+    def written(content: Content) -> str:
+        text, ratio = _texts(table, content)
+        if not (isinstance(content, Number) and content.best):
             return text + ratio
         # among several numbers in a cell, a bold ratio belongs to the bold number
         return f"**{text}{ratio}**" if table.parts else f"**{text}**{ratio}"
@@ -34,9 +34,9 @@ def to_text(table: Table) -> str:
     `WIDTH` characters follow below, with the rows' names again.
     """
 
-    def written(part: Content) -> str:
-        star = "*" if isinstance(part, Number) and part.best else ""
-        return "".join(_texts(table, part)) + star
+    def written(content: Content) -> str:
+        star = "*" if isinstance(content, Number) and content.best else ""
+        return "".join(_texts(table, content)) + star
 
     header, *body = _lines(table, written)
     rule = ["-" * max(map(len, column)) for column in zip(header, *body, strict=True)]
@@ -57,7 +57,7 @@ def _narrow(lines: list[list[str]], labels: int) -> list[list[list[str]]]:
         if sum(2 + max(map(len, texts)) for texts in [*parts[-1], column]) - 2 > WIDTH:
             parts.append([*first])
         parts[-1].append(column)
-    return [[list(line) for line in zip(*part, strict=True)] for part in parts]
+    return [[list(line) for line in zip(*piece, strict=True)] for piece in parts]
 
 
 def to_html(table: Table) -> str:
@@ -71,14 +71,14 @@ def to_html(table: Table) -> str:
         return f'{start} data-value="{value}">{text}{end}'
 
     def cell(parts: Sequence[Content]) -> str:
-        texts = [map(html.escape, _texts(table, part)) for part in parts if part]
+        texts = [map(html.escape, _texts(table, content)) for content in parts if content]
         shown = " / ".join(f"{text}<small>{ratio}</small>" for text, ratio in texts)
-        number = next((part for part in parts if isinstance(part, Number)), None)
+        number = next((content for content in parts if isinstance(content, Number)), None)
         best = ' class="best"' if number is not None and number.best else ""
         return f'<td{best} data-value="{"" if number is None else repr(number.mean)}">{shown}</td>'
 
     head = "".join(
-        f'<th scope="col" data-type="{"text" if all(isinstance(part, str) for part in column) else "number"}">'
+        f'<th scope="col" data-type="{"text" if all(isinstance(content, str) for content in column) else "number"}">'
         f'<button type="button">{html.escape(heading_text(heading))}</button></th>'
         for heading, *column in zip(
             (*table.label_header, *table.header),
@@ -100,12 +100,12 @@ def to_html(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """Returns CSV with a column for each content of a cell. Numbers have six digits."""
-    parts = [f": {part}" for part in table.parts] or [""]
-    columns = [heading_text(name) + part for name in table.header for part in parts]
+    parts = [f": {content}" for content in table.parts] or [""]
+    columns = [heading_text(name) + content for name in table.header for content in parts]
     scale = {"Scale": table.scale} if table.scale else {}
     lines = [[*scale, *map(heading_text, table.label_header), *columns]]
     for labels, cells in zip(table.labels, table.cells, strict=True):
-        values = (_plain(part) for cell in cells for part in cell)
+        values = (_plain(content) for cell in cells for content in cell)
         lines.append([*scale.values(), *map(heading_text, labels), *values])
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(lines)
@@ -115,9 +115,9 @@ def to_csv(table: Table) -> str:
 def to_latex(table: Table) -> str:
     """Returns a LaTeX float as wide as the text, for booktabs and graphicx."""
 
-    def written(part: Content) -> str:
-        text = "".join(_texts(table, part)).translate(_LATEX)
-        return rf"\textbf{{{text}}}" if isinstance(part, Number) and part.best else text
+    def written(content: Content) -> str:
+        text = "".join(_texts(table, content)).translate(_LATEX)
+        return rf"\textbf{{{text}}}" if isinstance(content, Number) and content.best else text
 
     def escaped(headings: Iterable[Heading]) -> list[str]:
         return [heading_text(heading).translate(_LATEX) for heading in headings]
@@ -125,11 +125,13 @@ def to_latex(table: Table) -> str:
     first, names = escaped(table.label_header), escaped(table.header)
     head = [[*first, *names]]
     if table.parts:
-        parts = ["diff." if part.startswith("difference") else part for part in table.parts]
+        parts = [
+            "diff." if content.startswith("difference") else content for content in table.parts
+        ]
         titles = [rf"\multicolumn{{{len(parts)}}}{{c}}{{{name}}}" for name in names]
         head = [[*[""] * len(first), *titles], [*first, *parts * len(names)]]
     body = [
-        [*escaped(labels), *(written(part) for cell in cells for part in cell)]
+        [*escaped(labels), *(written(content) for cell in cells for content in cell)]
         for labels, cells in zip(table.labels, table.cells, strict=True)
     ]
     notes = (f"{mark} {reason}." for reason, mark in table.notes.items())
@@ -167,21 +169,21 @@ def _lines(table: Table, written: Callable[[Content], str]) -> list[list[str]]:
     return lines
 
 
-def _texts(table: Table, part: Content) -> tuple[str, str]:
+def _texts(table: Table, content: Content) -> tuple[str, str]:
     """Returns the text of a part, and its ratio in brackets or ""."""
-    if isinstance(part, Number):
-        ratio = part.ratio if table.ratios else None
-        return part.text, "" if ratio is None else f" ({write_ratio(ratio)})"
-    if isinstance(part, Missing) and part.is_reason:
-        return f"no result {table.notes[part.text]}", ""
-    return ("" if part is None else part.text), ""
+    if isinstance(content, Number):
+        ratio = content.ratio if table.ratios else None
+        return content.text, "" if ratio is None else f" ({write_ratio(ratio)})"
+    if isinstance(content, Missing) and content.is_reason:
+        return f"no result {table.notes[content.text]}", ""
+    return ("" if content is None else content.text), ""
 
 
-def _plain(part: Content) -> str:
+def _plain(content: Content) -> str:
     """Returns a number for programs."""
-    if isinstance(part, Number):
-        return part.printed or part.kind.write_plain(part.mean)
-    return "" if part is None else part.text
+    if isinstance(content, Number):
+        return content.printed or content.kind.write_plain(content.mean)
+    return "" if content is None else content.text
 
 
 def _pipe_row(cells: Iterable[str]) -> str:
@@ -191,10 +193,10 @@ def _pipe_row(cells: Iterable[str]) -> str:
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     """Returns lines in aligned columns: the `left` columns at the left, the others at the right."""
     columns = []
-    for number, texts in enumerate(zip(*lines, strict=True)):
+    for index, texts in enumerate(zip(*lines, strict=True)):
         width = max(map(len, texts))
         columns.append(
-            [text.ljust(width) if number in left else text.rjust(width) for text in texts]
+            [text.ljust(width) if index in left else text.rjust(width) for text in texts]
         )
     return "".join("  ".join(line).rstrip() + "\n" for line in zip(*columns, strict=True))
 

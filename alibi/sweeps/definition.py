@@ -112,19 +112,19 @@ class Sweep:
         if named := [run for run in self.runs if run.name == task]:
             return tuple(named)
         count = len(self.runs)
-        found = re.fullmatch(r"(\d+)/(\d+)", task)
-        if found is None:
+        numbers = re.fullmatch(r"(\d+)/(\d+)", task)
+        if numbers is None:
             raise ValueError(
                 f"--task={task} is neither a part of the sweep, such as 0/{count}, nor one of its {count} runs; "
                 f"{did_you_mean(task, [run.name for run in self.runs])}--dry_run lists them"
             )
-        number, tasks = map(int, found.groups())
-        if number >= min(tasks, count):
+        index, tasks = map(int, numbers.groups())
+        if index >= min(tasks, count):
             most = min(tasks, count) or count
             raise ValueError(
                 f"--task={task}: there are {count} runs; give I/N with I from 0 to {most - 1} and I < N"
             )
-        return self.runs[number::tasks]
+        return self.runs[index::tasks]
 
 
 def load_sweep(path: str | os.PathLike[str]) -> Sweep:
@@ -144,8 +144,8 @@ def load_sweep(path: str | os.PathLike[str]) -> Sweep:
 
 def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
     """Returns the sweep of a definition, which the head of this module describes. Raises as `load_sweep`."""
-    known = (*SWEEP_KEYS, *evaluation_keys([definition, *definition.get("evaluations", ())]))
-    _check_keys(definition, known, "the sweep")
+    keys = (*SWEEP_KEYS, *evaluation_keys([definition, *definition.get("evaluations", ())]))
+    _check_keys(definition, keys, "the sweep")
     if "config" not in definition:
         raise ValueError(
             "the sweep names no config; add for example 'config': 'configs/quickstart.py'"
@@ -157,13 +157,13 @@ def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
                 f"product key {key!r} needs a list of values, such as [0, 1]; got {values!r}"
             )
     combinations = itertools.product(*product.values()) if product else ()
-    given = [dict(zip(product, values, strict=True)) for values in combinations]
-    given += definition.get("runs", ())
-    if not given:
+    entries = [dict(zip(product, values, strict=True)) for values in combinations]
+    entries += definition.get("runs", ())
+    if not entries:
         raise ValueError(
             "the sweep has no runs; give 'product': {'position': [...]} or 'runs': [{...}, ...]"
         )
-    runs = tuple(_make_run(run, definition) for run in given)
+    runs = tuple(_make_run(run, definition) for run in entries)
     double = sorted(name for name, times in Counter(run.name for run in runs).items() if times > 1)
     if double:
         raise ValueError(
@@ -221,21 +221,21 @@ def _named(config_file: str, overrides: Mapping[str, Any]) -> tuple[str, dict[st
     return f"{path}:{argument}" if argument else path, others
 
 
-def _make_run(given: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
+def _make_run(entry: Mapping[str, Any], sweep: Mapping[str, Any]) -> Run:
     # Loads JAX, which takes seconds. Nothing is computed, so no device is claimed.
     from alibi.training.setup import check_trainable
 
-    of_evaluation = {"evaluations", *evaluation_keys([given, *given.get("evaluations", ())])}
-    overrides = {key: given[key] for key in given if key not in {"name", "config", *of_evaluation}}
+    of_evaluation = {"evaluations", *evaluation_keys([entry, *entry.get("evaluations", ())])}
+    overrides = {key: entry[key] for key in entry if key not in {"name", "config", *of_evaluation}}
     try:
-        named, others = _named(given.get("config", sweep["config"]), overrides)
+        named, others = _named(entry.get("config", sweep["config"]), overrides)
         config = config_files.load_config(named, others)
         check_trainable(config)
-        evaluations = _evaluations(given if of_evaluation & given.keys() else sweep, config)
+        evaluations = _evaluations(entry if of_evaluation & entry.keys() else sweep, config)
     except ValueError as error:
-        shown = ", ".join(f"{key}={value}" for key, value in given.items() if key != "evaluations")
+        shown = ", ".join(f"{key}={value}" for key, value in entry.items() if key != "evaluations")
         raise ValueError(f"run ({shown or 'without keys'}): {error}") from None
-    name = given.get("name") or run_name(config, overrides)
+    name = entry.get("name") or run_name(config, overrides)
     if not re.fullmatch(r"[\w=+-][\w.=+-]*", name):
         raise ValueError(
             f"run name {name!r} must do as a directory's name: letters, digits and . = + - _"
@@ -251,54 +251,54 @@ def evaluation_keys(parts: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns the keys of evaluations: their own, and the options of the evaluators in the registry and in
     `parts`.
     """
-    named = {*EVALUATORS, *(name for part in parts for name in _names(part))}
+    named = {*EVALUATORS, *(name for entry in parts for name in _names(entry))}
     return [*EVALUATION_KEYS, *options_by_name(sorted(named))]
 
 
-def _names(part: Mapping[str, Any]) -> list[str]:
-    names = part.get("evaluators", "perplexity")
+def _names(entry: Mapping[str, Any]) -> list[str]:
+    names = entry.get("evaluators", "perplexity")
     return [names] if isinstance(names, str) else list(names)
 
 
-def _evaluations(given: Mapping[str, Any], config: Config) -> tuple[Evaluation, ...]:
-    keys = evaluation_keys([given])
-    own = {key: given[key] for key in keys if key in given}
-    parts = [*([own] if own else []), *given.get("evaluations", ())]
+def _evaluations(entry: Mapping[str, Any], config: Config) -> tuple[Evaluation, ...]:
+    keys = evaluation_keys([entry])
+    shared = {key: entry[key] for key in keys if key in entry}
+    parts = [*([shared] if shared else []), *entry.get("evaluations", ())]
     if not parts:
         raise ValueError("nothing to evaluate; add for example 'multiples': [1, 2, 4] to the sweep")
-    return tuple(_evaluation(part, config) for part in parts)
+    return tuple(_evaluation(evaluation, config) for evaluation in parts)
 
 
-def _evaluation(part: Mapping[str, Any], config: Config) -> Evaluation:
+def _evaluation(entry: Mapping[str, Any], config: Config) -> Evaluation:
     """Returns an evaluation.
 
     Raises:
       ValueError: it would fail after the training.
     """
-    _check_keys(part, evaluation_keys([part]), "an evaluation")
-    if ("multiples" in part) == ("lengths" in part):
-        raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(part)}")
-    lengths = part.get("lengths", [])
-    lengths = [*lengths, *(config.train_length * times for times in part.get("multiples", []))]
+    _check_keys(entry, evaluation_keys([entry]), "an evaluation")
+    if ("multiples" in entry) == ("lengths" in entry):
+        raise ValueError(f"an evaluation needs either 'multiples' or 'lengths'; got {dict(entry)}")
+    lengths = entry.get("lengths", [])
+    lengths = [*lengths, *(config.train_length * times for times in entry.get("multiples", []))]
     if not lengths or any(not isinstance(length, int) or length < 1 for length in lengths):
         raise ValueError(
             f"evaluation lengths must be whole numbers of tokens, at least 1; got {lengths}"
         )
     lengths = sorted(set(lengths))
-    options = {key: value for key, value in part.items() if key not in EVALUATION_KEYS}
+    options = {key: value for key, value in entry.items() if key not in EVALUATION_KEYS}
     several = [value if isinstance(value, list) else [value] for value in options.values()]
     evaluators: dict[Evaluator, None] = {}
     for values in itertools.product(*several):
         in_turn = dict(zip(options, values, strict=True))
-        evaluators |= dict.fromkeys(make_evaluators(_names(part), in_turn))
+        evaluators |= dict.fromkeys(make_evaluators(_names(entry), in_turn))
     for one in evaluators:
         one.check(config, lengths)
     cells = tuple((one, cell) for one in evaluators for cell in one.cells(config, lengths))
-    override = _override(part.get("override", {}), config)
+    override = _override(entry.get("override", {}), config)
     return Evaluation(tuple(evaluators), tuple(lengths), override, cells)
 
 
-def _override(given: Mapping[str, Any], config: Config) -> Override | None:
+def _override(changes: Mapping[str, Any], config: Config) -> Override | None:
     """Returns the difference from the run's own `config`.
 
     Raises:
@@ -306,19 +306,19 @@ def _override(given: Mapping[str, Any], config: Config) -> Override | None:
     """
     from alibi.runs.overrides import effective, overridden
 
-    _check_keys(given, OVERRIDE_KEYS, "an override")
-    given = without_lists(given)
-    options = tuple(given.get("options", {}).items())
-    model = {key: given.get(key) for key in MODEL_KEYS}
-    override = effective(Override(given.get("position"), options, **model), config)
+    _check_keys(changes, OVERRIDE_KEYS, "an override")
+    changes = without_lists(changes)
+    options = tuple(changes.get("options", {}).items())
+    model = {key: changes.get(key) for key in MODEL_KEYS}
+    override = effective(Override(changes.get("position"), options, **model), config)
     overridden(config, override)
     return override
 
 
-def _check_keys(given: Mapping[str, Any], known: Sequence[str], place: str) -> None:
-    for key in given:
-        if key not in known:
+def _check_keys(entry: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    for key in entry:
+        if key not in keys:
             raise ValueError(
-                f"unknown key {key!r} in {place}; {did_you_mean(key, known)}"
-                f"there are: {', '.join(known)}"
+                f"unknown key {key!r} in {where}; {did_you_mean(key, keys)}"
+                f"there are: {', '.join(keys)}"
             )

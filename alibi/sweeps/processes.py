@@ -76,25 +76,25 @@ def make_slots(jobs: int) -> list[Slot]:
     With fewer GPUs than processes, all processes see all GPUs.
     """
     if jobs == 1 or not hasattr(os, "sched_getaffinity"):
-        return [Slot(number) for number in range(jobs)]
+        return [Slot(index) for index in range(jobs)]
     cores, gpus = _shares(sorted(os.sched_getaffinity(0)), jobs), _shares(visible_gpus(), jobs)
     alone = all(gpus)
     return [
-        Slot(number, frozenset(cores[number]), tuple(gpus[number]) if alone else ())
-        for number in range(jobs)
+        Slot(index, frozenset(cores[index]), tuple(gpus[index]) if alone else ())
+        for index in range(jobs)
     ]
 
 
 def _shares(items: Sequence[Item], jobs: int) -> list[Sequence[Item]]:
     """Returns `items` in `jobs` parts of nearly equal size."""
-    bounds = itertools.pairwise(number * len(items) // jobs for number in range(jobs + 1))
+    bounds = itertools.pairwise(index * len(items) // jobs for index in range(jobs + 1))
     return [items[first:end] for first, end in bounds]
 
 
 def visible_gpus() -> list[str]:
     """Returns the visible NVIDIA GPUs, named as in CUDA_VISIBLE_DEVICES."""
-    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [gpu.strip() for gpu in given.split(",") if gpu.strip()]
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [gpu.strip() for gpu in visible.split(",") if gpu.strip()]
     numbers = [path.removeprefix("/dev/nvidia") for path in glob.glob(ACCELERATORS[0])]
     return sorted(filter(str.isdecimal, numbers), key=int)
 
@@ -186,7 +186,7 @@ class LocalProcesses(contextlib.ExitStack):
                 else None,
             )
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _pass_on(self, signal_number: int, frame: FrameType | None) -> None:
         with self._starting:
             self.stopped = True
             running = list(self._running)
@@ -194,7 +194,7 @@ class LocalProcesses(contextlib.ExitStack):
             raise Interrupted
         for child in running:
             # A second Ctrl-C ends a process at once; no other signal has a stronger second one.
-            child.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
+            child.send_signal(signal_number if signal_number == signal.SIGINT else signal.SIGTERM)
 
 
 def _pass_lines(stream: IO[bytes] | None, name: str) -> None:

@@ -13,22 +13,22 @@ PLACEHOLDER = re.compile(r"\{\{([A-Z_]+)(?:=(.*?))?\}\}")
 LONGEST_NAME = 40  # Kubernetes makes the names of pods and hosts from it, of at most 63 characters
 
 
-def fill(template: str, values: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Returns `template` with its placeholders filled from `given`, else from `values`, else by
+def fill(template: str, values: Mapping[str, str], chosen: Mapping[str, str]) -> str:
+    """Returns `template` with its placeholders filled from `chosen`, else from `values`, else by
     their defaults.
 
     Raises:
-      ValueError: a placeholder without a value, or an unknown name in `given`.
+      ValueError: a placeholder without a value, or an unknown name in `chosen`.
     """
-    names = {found[1] for found in PLACEHOLDER.finditer(template)}
-    if unknown := sorted(given.keys() - names):
+    names = {match[1] for match in PLACEHOLDER.finditer(template)}
+    if unknown := sorted(chosen.keys() - names):
         raise ValueError(
             f"--set={unknown[0]}: no such placeholder; the template has {', '.join(sorted(names))}"
         )
 
-    def value(found: re.Match[str]) -> str:
-        name, default = found.groups()
-        filled = given.get(name, values.get(name, default))
+    def value(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        filled = chosen.get(name, values.get(name, default))
         if filled is None:
             raise ValueError(f"the template needs {name}; give --set={name}=...")
         return filled
@@ -37,13 +37,13 @@ def fill(template: str, values: Mapping[str, str], given: Mapping[str, str]) -> 
 
 
 def fill_tasks(
-    template: str, values: Mapping[str, str], given: Mapping[str, str], tasks: int
+    template: str, values: Mapping[str, str], chosen: Mapping[str, str], tasks: int
 ) -> str:
     """Returns the text for all tasks. Raises as `fill`."""
     values = {**values, "TASKS": str(tasks), "LAST_TASK": str(tasks - 1)}
     if "{{TASK}}" not in template:
-        return fill(template, values, given)
-    return "".join(fill(template, {**values, "TASK": str(task)}, given) for task in range(tasks))
+        return fill(template, values, chosen)
+    return "".join(fill(template, {**values, "TASK": str(task)}, chosen) for task in range(tasks))
 
 
 def command_line(words: Sequence[str], tasks: int | None) -> str:
