@@ -147,14 +147,14 @@ def length_options() -> dict[str, Any]:
 
 def options() -> dict[str, Any]:
     """Returns the values of the flags by the names of the fields of
-    `alibi.evaluation.evaluate.RunOptions`; raises as `length_options`.
+    `alibi.evaluation.evaluate.EvaluationOptions`; raises as `length_options`.
     """
     return {**length_options(), **model_options()}
 
 
 def model_options() -> dict[str, Any]:
     """Returns the values of the flags of `define_model` by the names of the fields of
-    `alibi.evaluation.evaluate.RunOptions`; raises ValueError for other values.
+    `alibi.evaluation.evaluate.EvaluationOptions`; raises ValueError for other values.
     """
     given = flags.FLAGS
     changed = {key: value for key in MODEL_KEYS if (value := given[key].value) is not None}

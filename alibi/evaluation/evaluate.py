@@ -28,9 +28,8 @@ class LengthOptions:
 
     # or an address: for rows/, results.jsonl, nll/, report.md and figures
     output_dir: str | os.PathLike[str]
-    lengths: tuple[
-        int, ...
-    ] = ()  # in tokens, defaults to `multiples` times each run's train_length
+    # in tokens, defaults to `multiples` times each run's train_length
+    lengths: tuple[int, ...] = ()
     multiples: tuple[int, ...] = (1, 2, 4, 8, 16)
     report: bool = True  # write tables and figures at the end
 
@@ -44,13 +43,18 @@ class LengthOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunOptions(LengthOptions):
-    """The options for a model.
+class EvaluationOptions(LengthOptions):
+    """The options of an evaluation.
 
     Raises:
       ValueError: an impossible value.
+
+    Example:
+      >>> options = EvaluationOptions("compared", multiples=(1, 2), evaluators=(Perplexity(), ContextUse()))
+      >>> failures = evaluate_runs(["workdirs/alibi", "workdirs/rotary"], options)
     """
 
+    evaluators: tuple[Evaluator, ...] = (Perplexity(),)
     checkpoint: str = "latest"  # latest, best or a step
     # inputs per device and batch, defaults to the run's eval.batch_tokens
     batch_tokens: int | None = None
@@ -72,18 +76,6 @@ class RunOptions(LengthOptions):
         )
 
     look = trained  # at the checkpoint and the override too
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationOptions(RunOptions):
-    """The options of an evaluation by evaluators.
-
-    Example:
-      >>> options = EvaluationOptions("compared", multiples=(1, 2), evaluators=(Perplexity(), ContextUse()))
-      >>> failures = evaluate_runs(["workdirs/alibi", "workdirs/rotary"], options)
-    """
-
-    evaluators: tuple[Evaluator, ...] = (Perplexity(),)
 
 
 def evaluate_runs(
