@@ -87,9 +87,6 @@ class Passkey(Evaluator):
         is_found = (score.nll_nats.reshape(count, DIGITS) == 0).all(axis=1)
         return {"accuracy": float(is_found.mean()), "prompts": count}
 
-    def summary(self, row: Row) -> str:
-        return f"{row.results['accuracy']:.0%} of {self.prompts} found"
-
     # ---- how reports show it
 
     def facts(self, panel: "Panel") -> list[str]:

@@ -188,10 +188,6 @@ class Perplexity(OfText):
             parts=six_digits(part_sums(nll)),
         )
 
-    def summary(self, row: Row) -> str:
-        value = row.results.get("perplexity")
-        return f"perplexity {PERPLEXITY.missing if value is None else f'{value:.3f}'}"
-
     # ---- how reports show it
 
     def kinds_of(self, row: Row) -> tuple[Kind, ...]:

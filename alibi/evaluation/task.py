@@ -89,9 +89,6 @@ class TaskAccuracy(Evaluator):
             "tokens_by_gap": tuple(count[count > 0].tolist()),
         }
 
-    def summary(self, row: Row) -> str:
-        return f"{row.results['exact']:.1%} of {self.examples} examples all right"
-
     # ---- how reports show it
 
     def facts(self, panel: "Panel") -> list[str]:
