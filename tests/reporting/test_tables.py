@@ -48,8 +48,8 @@ the 95% interval over the text alone; another book or corpus is not covered.**
 
 TEXT = """\
 Perplexity by evaluation length: books, split valid, non-overlapping windows (stride = length);
-1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu x1. ±: the
-larger side of the 95% interval over the text alone; another book or corpus is not covered.
+1,000 tokens scored in each cell; seed 0; step 600; commit 0123456789ab; on cpu x1. ±: the larger
+side of the 95% interval over the text alone; another book or corpus is not covered.
 
 run         trained at L                   128                    256
 ----------  ------------  --------------------  ---------------------
