@@ -7,7 +7,7 @@ import time
 
 from alibi.config import Config, read_config, replaced
 from benchmarks.processes import Contender, Step, peak_memory, repeated, require_torch
-from benchmarks.rounds import Column, Row, Runners, about, compare, show
+from benchmarks.rounds import Column, Row, Runners, compare, conditions, show
 from benchmarks.training_contenders import torch_step, training_step, zipf_words
 from configs import wikitext2, wikitext103
 
@@ -101,7 +101,7 @@ def _paper_step() -> Row:
         "step_seconds": time.perf_counter() - ready,
         "peak_memory_bytes": peak_memory(),
         **step.facts,
-        **about(1),
+        **conditions(1),
     }
     columns = [
         Column("s", "step_seconds", ".0f"),

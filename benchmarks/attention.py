@@ -14,8 +14,8 @@ from benchmarks.rounds import (
     Column,
     Row,
     Runners,
+    chosen_names,
     compare,
-    known,
     whole_numbers,
 )
 
@@ -102,8 +102,8 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
         raise ValueError(
             f"--heads={arguments.heads} must be a power of two: only then all contenders' slopes agree"
         )
-    backends = known(arguments.backends, ["auto", *OF_SEQUENCES], "attention backend")
-    positions = known(arguments.positions, BIASES, "bias")
+    backends = chosen_names(arguments.backends, ["auto", *OF_SEQUENCES], "attention backend")
+    positions = chosen_names(arguments.positions, BIASES, "bias")
     ways = {}
     for position, backend in itertools.product(positions, backends):
         for word in arguments.skip_epsilon.lower().split(","):
@@ -113,7 +113,7 @@ def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
             skip = "none" if epsilon is None else format(epsilon, "g")
             ways[f"{position} {backend}, skip {skip}"] = Way(backend, epsilon, position=position)
     peers: dict[str, Way] = {}
-    for peer in known(arguments.peer, PEERS, "peer"):
+    for peer in chosen_names(arguments.peer, PEERS, "peer"):
         if peer in ("torch", "flex"):
             require_torch()
         peers |= PEERS[peer]

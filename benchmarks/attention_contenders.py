@@ -110,10 +110,10 @@ def growth_of_peak_memory(call: Callable[[], object]) -> int | None:
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     except (AttributeError, OSError):
         return None
-    status, found = pathlib.Path("/proc/self/status"), r"Vm%s:\s+(\d+)"
-    before = int(re.search(found % "RSS", status.read_text())[1])
+    status, pattern = pathlib.Path("/proc/self/status"), r"Vm%s:\s+(\d+)"
+    before = int(re.search(pattern % "RSS", status.read_text())[1])
     call()
-    return 1024 * (int(re.search(found % "HWM", status.read_text())[1]) - before)
+    return 1024 * (int(re.search(pattern % "HWM", status.read_text())[1]) - before)
 
 
 def _arrays(shape: Shape) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from alibi.config import Config, make_config
 from benchmarks.profile import PARTS
-from benchmarks.rounds import Row, about, known, print_table
+from benchmarks.rounds import Row, chosen_names, conditions, print_table
 
 SHAPE = (
     "model.num_layers=2,model.width=1024,model.num_heads=8,model.feed_forward=4096,"
@@ -62,20 +62,20 @@ def tpu_devices(topology: str) -> list[Any]:
 
     jax.config.update("jax_platforms", "cpu")
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     except Exception as error:  # of the compiler, of no class of its own
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"--topology={topology} is no slice that libtpu knows ({reason}); use one such as v5e:2x2, v5p:2x2x1 or "
             "v6e:2x2"
         ) from None
-    return list(found.devices)
+    return list(description.devices)
 
 
 def compile_all(arguments: argparse.Namespace) -> list[Row]:
     from alibi.positions import METHODS
 
-    names = known(arguments.positions, [*METHODS, FLAX], "position method")
+    names = chosen_names(arguments.positions, [*METHODS, FLAX], "position method")
     devices = tpu_devices(arguments.topology)
     rows = [_compiled(name, devices, arguments) for name in names]
     _print(rows)
@@ -122,7 +122,7 @@ def _compiled(name: str, devices: list[Any], arguments: argparse.Namespace) -> R
         "of_peak": flops * tokens / kind.bfloat16 / estimate,
         "bytes": cost["bytes accessed"],
         "memory_bytes": memory.temp_size_in_bytes + memory.argument_size_in_bytes,
-        **about(1),
+        **conditions(1),
     }
 
 
@@ -205,11 +205,11 @@ def cycles_by_part(program: str) -> tuple[dict[str, int], int]:
                 rounds = _rounds(bodies[loop[1]])
                 unknown += rounds is None
                 add(loop[2], times * (rounds or 1))
-            elif found := re.search(r'"estimated_cycles":"(\d+)"', line):
+            elif estimate := re.search(r'"estimated_cycles":"(\d+)"', line):
                 scope = re.search(r'op_name="([^"]*)"', line)
                 path = scope[1] if scope else ""
                 part = next(part for part, of in PARTS.items() if re.search(of, path))
-                cycles[part] += times * int(found[1])
+                cycles[part] += times * int(estimate[1])
 
     add(entry, 1)
     return dict(cycles), unknown

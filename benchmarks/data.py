@@ -17,7 +17,7 @@ import numpy as np
 
 from alibi.config import DataConfig
 from benchmarks.processes import Process
-from benchmarks.rounds import Column, Row, about, known, show, whole_numbers
+from benchmarks.rounds import Column, Row, chosen_names, conditions, show, whole_numbers
 
 TIMES = {"bytes": 4, "words": 1, "bpe": 1}  # as much text
 BLOCK_BYTES = 1 << 20  # that the peers read at a time
@@ -44,7 +44,7 @@ def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        for name in known(arguments.tokenizers, TIMES, "tokenizer"):
+        for name in chosen_names(arguments.tokenizers, TIMES, "tokenizer"):
             size = TIMES[name] * arguments.megabytes
             path = _write_text(root / f"{name}.txt", arguments.text, size * 10**6)
             title, peer = PEERS[name]
@@ -60,7 +60,7 @@ def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
             for turn in range(arguments.rounds):
                 for contender, call in list(calls.items())[:: -1 if turn % 2 else 1]:
                     seconds[contender].append(in_process(*call))
-            rows += [_row(one, size, seconds[one]) | about(arguments.rounds) for one in calls]
+            rows += [_row(one, size, seconds[one]) | conditions(arguments.rounds) for one in calls]
             path.unlink()
     columns = [Column("MB of text", "megabytes", ""), Column("MB/s", "mb_per_second", ".1f")]
     show(
@@ -178,8 +178,8 @@ def _plain_words(path: pathlib.Path, root: pathlib.Path) -> Callable[[], object]
     def run() -> None:
         with path.open(encoding="utf-8") as source, (root / "plain.bin").open("wb") as target:
             while lines := source.readlines(BLOCK_BYTES):
-                found = [ids.get(word, 3) for line in lines for word in [*line.split(), "</s>"]]
-                target.write(np.array(found, np.uint32))
+                line_ids = [ids.get(word, 3) for line in lines for word in [*line.split(), "</s>"]]
+                target.write(np.array(line_ids, np.uint32))
 
     return run
 

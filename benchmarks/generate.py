@@ -10,7 +10,15 @@ import numpy as np
 from alibi.config import Config
 from alibi.runs.provenance import usable_cores
 from benchmarks.processes import Contender, Run, Step, repeated, require_torch
-from benchmarks.rounds import Column, Row, Runners, compare, fastest_peer, known, whole_numbers
+from benchmarks.rounds import (
+    Column,
+    Row,
+    Runners,
+    chosen_names,
+    compare,
+    fastest_peer,
+    whole_numbers,
+)
 from benchmarks.training import SHAPES
 from benchmarks.training_contenders import VOCABULARY
 
@@ -39,7 +47,7 @@ def compare_generation(arguments: argparse.Namespace) -> list[Row]:
     prompts, batches = (
         whole_numbers(getattr(arguments, flag), flag) for flag in ("prompts", "batches")
     )
-    shapes = known(arguments.shapes, SHAPES, "shape")
+    shapes = chosen_names(arguments.shapes, SHAPES, "shape")
     if arguments.peer == "torch":
         require_torch()
     return [
@@ -134,16 +142,16 @@ def generation_step(
     tokens = jnp.asarray(
         np.random.default_rng(0).integers(0, vocabulary, (batch, slots)), jnp.int32
     )
-    given = tokens[:, :prompt]
+    prompts = tokens[:, :prompt]
 
     def prefilled() -> tuple[Any, jax.Array]:
-        return prefill(model, params, given, None, new_tokens, CHUNK, None)[2:]
+        return prefill(model, params, prompts, None, new_tokens, CHUNK, None)[2:]
 
     cache, logits = prefilled()
     held = sum(x.nbytes for x in jax.tree.leaves((params, cache)))
     parts = [np.asarray(logits)]
-    for number in range(prompt, slots):
-        logits, cache = read(model, params, cache, tokens[:, number : number + 1])
+    for slot in range(prompt, slots):
+        logits, cache = read(model, params, cache, tokens[:, slot : slot + 1])
         parts.append(np.asarray(logits))
     whole = np.asarray(jax.jit(model.apply)({"params": params}, tokens))[:, prompt - 1 :]
     error = float(np.abs(np.concatenate(parts, axis=1) - whole).max())

@@ -7,7 +7,7 @@ import argparse
 from alibi.config import Config, read_config
 from alibi.positions import METHODS
 from benchmarks.processes import Contender, Step, repeated
-from benchmarks.rounds import Column, Row, Runners, known, measure, show, whole_numbers
+from benchmarks.rounds import Column, Row, Runners, chosen_names, measure, show, whole_numbers
 from benchmarks.training_contenders import VOCABULARY, make_batch, training_step
 from configs import quickstart
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare_methods(arguments: argparse.Namespace) -> list[Row]:
     """Measures training, scoring and step memory for each method in the quickstart's model."""
-    names = known(arguments.positions, METHODS, "position method")
+    names = chosen_names(arguments.positions, METHODS, "position method")
     lengths = whole_numbers(arguments.lengths, "lengths", divisor_of=arguments.batch_tokens)
     references = [name for name in REFERENCES if name in names]
     others = [name for name in names if name not in references]
@@ -49,15 +49,17 @@ def compare_methods(arguments: argparse.Namespace) -> list[Row]:
     ]
     rows: list[Row] = []
     for length in lengths:
-        found: list[Row] = []
+        of_length: list[Row] = []
         for group in groups:
             measured = _compare_length([*references, *group], length, arguments)
-            found += measured[len(references) :] if found else measured
+            of_length += measured[len(references) :] if of_length else measured
         headline = (
             f"the quickstart's model at L={length}, {arguments.batch_tokens} tokens a step, float32"
         )
-        show(headline, found, [*columns, Column("a step, MB", "step_memory_bytes", ",.0f", 1e-6)])
-        rows += found
+        show(
+            headline, of_length, [*columns, Column("a step, MB", "step_memory_bytes", ",.0f", 1e-6)]
+        )
+        rows += of_length
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from alibi.cli.host_memory import keep_freed_memory
 from benchmarks.processes import seconds_of, warm_up
-from benchmarks.rounds import about, known, print_table
+from benchmarks.rounds import chosen_names, conditions, print_table
 from benchmarks.training import SHAPES
 from benchmarks.training_contenders import VOCABULARY, training_step
 
@@ -50,7 +50,7 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(
             f"a step is profiled on CPUs alone, and this is a {jax.default_backend()}: JAX_PLATFORMS=cpu"
         )
-    shapes = known(arguments.shapes, SHAPES, "shape")
+    shapes = chosen_names(arguments.shapes, SHAPES, "shape")
     rounds = arguments.rounds
     return [row for shape in shapes for row in _profile(shape, arguments.position, rounds)]
 
@@ -88,7 +88,7 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
             "seconds": spent,
             "share": spent / total,
             "step_seconds": seconds,
-            **about(rounds),
+            **conditions(rounds),
         }
         for (part, kind, way), spent in times.items()
     ]
@@ -111,10 +111,10 @@ def _kernels(program: str) -> dict[str, tuple[str, str, str]]:
     bodies = dict(re.findall(r"^%([\w.\-]+) [^\n]*\{\n(.*?)^\}", program, re.M | re.S))
     kernels = {}
     for name, line in re.findall(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$", program, re.M):
-        called, found = (
+        called, named = (
             re.search(pattern, line) for pattern in (r"calls=%([\w.\-]+)", r'op_name="([^"]*)"')
         )
-        body, scope = bodies.get(called[1], "") if called else "", found[1] if found else ""
+        body, scope = bodies.get(called[1], "") if called else "", named[1] if named else ""
         part = next(part for part, pattern in PARTS.items() if re.search(pattern, scope))
         kind = "with products" if " dot(" in line + body else "the rest"
         kernels[name] = part, kind, "backward" if "transpose(" in scope else "forward"

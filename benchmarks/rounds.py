@@ -119,8 +119,8 @@ def fastest_peer(runners: Runners, part: str = "run") -> Runner | None:
 def available_memory() -> float:
     """Returns the bytes available without pushing anything out; infinity if the system doesn't tell."""
     file = pathlib.Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+)", file.read_text()) if file.exists() else None
-    return 1024 * int(found[1]) if found else math.inf
+    match = re.search(r"MemAvailable:\s+(\d+)", file.read_text()) if file.exists() else None
+    return 1024 * int(match[1]) if match else math.inf
 
 
 def run_rounds(
@@ -152,10 +152,10 @@ def run_rounds(
                     runners.values(),
                 )
             )
-        for number in range(rounds):
-            _progress(f"{title}: round {number + 1} of {rounds}")
+        for index in range(rounds):
+            _progress(f"{title}: round {index + 1} of {rounds}")
             # In turn from both ends, so that none always comes after the same neighbour.
-            for runner in list(runners.values())[:: -1 if number % 2 else 1]:
+            for runner in list(runners.values())[:: -1 if index % 2 else 1]:
                 runner.attempt(Runner.turn)
         _progress("")
     finally:
@@ -211,7 +211,7 @@ def measure(
         "matmul_gflops": peak / 1e9,
         "matmul_dtype": matmul.facts["dtype"],
         "device": matmul.facts["device"],
-        **about(rounds),
+        **conditions(rounds),
     }
     return [
         {
@@ -250,13 +250,13 @@ def show(headline: str, rows: list[Row], columns: list[Column]) -> None:
             print(f"{row['contender']} could not run: {row['failed']}")
 
 
-def about(rounds: int) -> Row:
+def conditions(rounds: int) -> Row:
     """Returns the values that give a row's figures a meaning: the rounds, the machine, the
     versions, the date.
     """
-    found = versions()
+    installed = versions()
     torch = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
-    packages = {package: found[package] for package in ("jax", "jaxlib", "flax", "optax")}
+    packages = {package: installed[package] for package in ("jax", "jaxlib", "flax", "optax")}
     return {
         "rounds": rounds,
         "machine": {"cpu": processor(), "cores": usable_cores(), "system": platform.platform()},
@@ -265,12 +265,12 @@ def about(rounds: int) -> Row:
     }
 
 
-def known(names: str, choices: Iterable[str], kind: str) -> list[str]:
+def chosen_names(names: str, choices: Iterable[str], kind: str) -> list[str]:
     """Returns the comma-separated names, none for "none"; ValueError for an unknown name."""
-    found = [name for name in names.split(",") if name != "none" or "none" in choices]
-    if unknown := [name for name in found if name not in choices]:
+    chosen = [name for name in names.split(",") if name != "none" or "none" in choices]
+    if unknown := [name for name in chosen if name not in choices]:
         raise ValueError(f"unknown {kind} {unknown[0]!r}; use {', '.join(choices)}")
-    return found
+    return chosen
 
 
 def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.processes import repeated, seconds_of
-from benchmarks.rounds import Column, Row, about, show
+from benchmarks.rounds import Column, Row, conditions, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def _measure_run(workdir: str, length: int, epsilons: list[float], rounds: int) 
             "nll_change": float(np.abs(nll[epsilon] - nll[None]).max()),
             "seconds": [turn[epsilon] for turn in turns],
             "times_of_none": statistics.median(turn[epsilon] / turn[None] for turn in turns),
-            **about(rounds),
+            **conditions(rounds),
         }
         for epsilon in epsilons
     ]

@@ -103,7 +103,7 @@ def generation_step(
             logits = read(tokens[:, slot : slot + 1].contiguous(), places[slot])[1]
         return float((logits - whole).abs().max())
 
-    found = error()
-    if not found < TOLERANCE:
-        raise RuntimeError(f"logits with a cache are off by {found:.2g}")
-    return Step({"prefill": prefill, "decode": decode}, {"logits_error": found})
+    logits_error = error()
+    if not logits_error < TOLERANCE:
+        raise RuntimeError(f"logits with a cache are off by {logits_error:.2g}")
+    return Step({"prefill": prefill, "decode": decode}, {"logits_error": logits_error})

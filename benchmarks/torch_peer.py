@@ -173,11 +173,11 @@ class PaperDecoder(nn.Module):
     def _tails(self, targets: Tensor) -> list[tuple[int, Tensor]]:
         """Returns the bands after the first that have targets, with the targets' indices."""
         bands = range(1, len(self.words))
-        found = [
+        members = [
             (band, (targets >= self.starts[band]) & (targets < self.starts[band + 1]))
             for band in bands
         ]
-        return [(band, inside.nonzero().squeeze(1)) for band, inside in found if inside.any()]
+        return [(band, inside.nonzero().squeeze(1)) for band, inside in members if inside.any()]
 
     def _head(self, features: Tensor) -> Tensor:
         return torch.cat(

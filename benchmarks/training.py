@@ -5,7 +5,15 @@ import argparse
 from alibi.config import Config, make_config, read_config
 from alibi.model.flops import model_flops
 from benchmarks.processes import Contender, require_torch
-from benchmarks.rounds import Column, Row, Runners, compare, fastest_peer, known, whole_numbers
+from benchmarks.rounds import (
+    Column,
+    Row,
+    Runners,
+    chosen_names,
+    compare,
+    fastest_peer,
+    whole_numbers,
+)
 from benchmarks.training_contenders import (
     VOCABULARY,
     step_without_attention,
@@ -52,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def compare_training(arguments: argparse.Namespace) -> list[Row]:
     """Measures tokens/s at each shape, on request beside PyTorch's, and at each length."""
     lengths = arguments.lengths or (LENGTHS if arguments.peer == "none" else "none")
-    shapes = known(arguments.shapes, SHAPES, "shape")
+    shapes = chosen_names(arguments.shapes, SHAPES, "shape")
     numbers = (
         []
         if lengths == "none"

@@ -92,8 +92,8 @@ def layers_of(config):
     from alibi.positions import method_names
 
     of_methods = (_METHODS, _HEADS, _HEAD_DIM, _TRAIN_LENGTH, _CAUSAL)
-    if given := [f"--{flag.name}" for flag in of_methods if flag.present]:
-        raise ValueError(f"--config says all of {', '.join(given)}; leave out these, or --config")
+    if useless := [f"--{flag.name}" for flag in of_methods if flag.present]:
+        raise ValueError(f"--config says all of {', '.join(useless)}; leave out these, or --config")
     model, names = build_model(config, UNKNOWN_VOCABULARY), method_names(config.position)
     model.check_length(_LENGTH.value)
     pattern, kinds = model.pattern, {}

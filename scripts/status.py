@@ -34,9 +34,9 @@ def main(*directories: str) -> int:
     while True:
         now, text, over = datetime.datetime.now(datetime.UTC), "", True
         for store in (place for name in directories for place in holders(resolve(name))):
-            found = standings(store, now)
-            text += f"{summary(store, found)}{table(found, now)}\n"
-            over = over and all(one.is_over for one in found)
+            runs = standings(store, now)
+            text += f"{summary(store, runs)}{table(runs, now)}\n"
+            over = over and all(one.is_over for one in runs)
         print(CLEAR * refreshed + text.rstrip("\n"), flush=True)
         if _ONCE.value or over:
             return 0

@@ -101,8 +101,8 @@ def main() -> int:
     }
     if unnamed := [pair for pair in _SET.value if "=" not in pair]:
         raise ValueError(f"--set={unnamed[0]} has no value; write --set={unnamed[0]}=VALUE")
-    given = dict(pair.partition("=")[::2] for pair in _SET.value)
-    filled = templates.fill_tasks(text, values, given, tasks)
+    values_given = dict(pair.partition("=")[::2] for pair in _SET.value)
+    filled = templates.fill_tasks(text, values, values_given, tasks)
     if not _GO.value:
         print(filled, end="")
         print("nothing was submitted; --go does", file=sys.stderr)

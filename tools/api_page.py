@@ -38,26 +38,26 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 
 def names() -> list[str]:
     """Returns the public names; for a module, its classes, such as linen.SelfAttention."""
-    found = []
+    public_names = []
     for name in alibi.__all__:
         public = getattr(alibi, name)
         if inspect.ismodule(public):
             classes = inspect.getmembers(public, inspect.isclass)
-            found += [
+            public_names += [
                 f"{name}.{each}"
                 for each, of in classes
                 if of.__module__ == public.__name__ and not each.startswith("_")
             ]
         else:
-            found.append(name)
-    return sorted(found, key=str.lower)
+            public_names.append(name)
+    return sorted(public_names, key=str.lower)
 
 
 def docstring(name: str) -> str:
     """Returns the docstring of a public name."""
-    found = CONSTANTS.get(name) or inspect.getdoc(operator.attrgetter(name)(alibi))
-    assert found, f"{name} lacks a docstring"
-    return found
+    text = CONSTANTS.get(name) or inspect.getdoc(operator.attrgetter(name)(alibi))
+    assert text, f"{name} lacks a docstring"
+    return text
 
 
 def page() -> str:

@@ -101,26 +101,26 @@ def checked(page: pathlib.Path, text: str | None = None) -> tuple[str, int, list
     named_in_page = page.parent == ROOT or page.is_relative_to(ROOT / "docs")
     files = [] if named_in_page else ["results.jsonl"]
     lines, count, wrong, fenced = [], 0, [], False
-    for number, line in enumerate((text or page.read_text()).splitlines(), start=1):
+    for line_number, line in enumerate((text or page.read_text()).splitlines(), start=1):
         fenced ^= line.startswith("```")
         named = re.fullmatch(r"<!-- rows: (.*) -->", line)
         if named:
             files = [] if named[1] == "none" else named[1].split(", ")
         elif files and not fenced and not line.startswith("    "):
-            line, figures, found = _line(line, Figures(page.parent, files))
+            line, figures, mismatches = _line(line, Figures(page.parent, files))
             count += figures
-            wrong += [f"{name}:{number}: {one}" for one in found]
+            wrong += [f"{name}:{line_number}: {one}" for one in mismatches]
         lines.append(line)
     return "\n".join(lines) + "\n", count, wrong
 
 
 def _line(line: str, figures: Figures) -> tuple[str, int, list[str]]:
     """Returns the line with its figures renewed, their number, and the mismatches."""
-    hidden = COMMENT.sub(lambda found: " " * len(found[0]), line)
-    hidden = EXEMPT.sub(lambda found: " " * len(found[0]), hidden)
+    hidden = COMMENT.sub(lambda match: " " * len(match[0]), line)
+    hidden = EXEMPT.sub(lambda match: " " * len(match[0]), hidden)
     numbers = [
-        Printed(found, hidden[: found.start()], hidden[found.end() :])
-        for found in NUMBER.finditer(hidden)
+        Printed(match, hidden[: match.start()], hidden[match.end() :])
+        for match in NUMBER.finditer(hidden)
     ]
     numbers = [number for number in numbers if not number.is_fact(figures.facts)]
     wrong, new, start = [], {}, 0
@@ -218,12 +218,12 @@ def too_long(page: pathlib.Path) -> list[str]:
 def main() -> None:
     counts, wrong = 0, []
     for page in pages():
-        text, count, found = checked(page)
+        text, count, mismatches = checked(page)
         counts += count
         if _WRITE.value and text != page.read_text():
             page.write_text(text)
-            found = checked(page)[2]
-        wrong += found
+            mismatches = checked(page)[2]
+        wrong += mismatches
     sentences = [one for page in prose() for one in too_long(page)]
     for one in wrong + sentences:
         print(one)

@@ -177,20 +177,20 @@ class FaultTest:
         self._finish(trial, f"{fault}, trained on")
         print(f"{fault}: {len(files)}", flush=True)
 
-    def misplaced(self, place: str) -> None:
+    def misplaced(self, change: str) -> None:
         """Puts whole checkpoints, or files of another run, in a place that is not theirs: training
         on and evaluating say so, or give the same numbers.
         """
-        trial, fault = self.before("evaluate"), f"misplaced: {place}"
+        trial, fault = self.before("evaluate"), f"misplaced: {change}"
         checkpoints = trial.run / "checkpoints"
         last, before = (checkpoints / str(step) for step in (STEPS, STEPS - 10))
-        if place == "checkpoints swapped":
+        if change == "checkpoints swapped":
             last.rename(trial.folder / "aside")
             before.rename(last)
             (trial.folder / "aside").rename(before)
-        elif place == "checkpoint renamed":
+        elif change == "checkpoint renamed":
             last.rename(checkpoints / str(STEPS + 10))
-        elif place == "checkpoint copied":
+        elif change == "checkpoint copied":
             shutil.rmtree(last)
             shutil.copytree(before, last)
         else:  # of another seed, and whole
@@ -244,9 +244,9 @@ class FaultTest:
             self._compare(trial, fault)
 
     def _compare(self, trial: Trial, fault: str) -> None:
-        found = trial.results()
-        for name in sorted(self.expected.keys() | found.keys()):
-            now, whole = found.get(name), self.expected.get(name)
+        results = trial.results()
+        for name in sorted(self.expected.keys() | results.keys()):
+            now, whole = results.get(name), self.expected.get(name)
             if now != whole:
                 self.differences += 1
                 print(f"wrong: {fault}: {name} differs: {now}, not {whole}", flush=True)

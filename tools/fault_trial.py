@@ -135,16 +135,16 @@ class Trial:
         with contextlib.redirect_stderr(io.StringIO()):
             trained = TrainedRun(self.run)
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trained.params)]
-        found = {f"parameters of step {trained.step}": _digest(*leaves)}
+        results = {f"parameters of step {trained.step}": _digest(*leaves)}
         for line in (self.folder / "results.jsonl").read_text().splitlines():
             row = {key: value for key, value in json.loads(line).items() if key not in OWN_KEYS}
             row["results"].pop("tokens_per_second")
             name = f"{row['evaluator']} at {row['cell']}"
-            found[name + "again" * (name in found)] = json.dumps(row, sort_keys=True)
+            results[name + "again" * (name in results)] = json.dumps(row, sort_keys=True)
         for file in self.folder.glob("nll/*.npz"):
             dump = read_dump(file)
-            found[f"dump {file.name}"] = f"{dump.of} {_digest(dump.nll_nats, dump.targets)}"
-        return found
+            results[f"dump {file.name}"] = f"{dump.of} {_digest(dump.nll_nats, dump.targets)}"
+        return results
 
 
 def kill(process: subprocess.Popen[str]) -> None:

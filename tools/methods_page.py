@@ -197,9 +197,12 @@ def _overview() -> str:
     for name in METHODS:
         kind = method_class(name)
         owners = {
-            place: next(owner for owner in kind.__mro__ if place in vars(owner)) for place in places
+            function: next(owner for owner in kind.__mro__ if function in vars(owner))
+            for function in places
         }
-        enters = [places[place] for place, owner in owners.items() if owner is not PositionMethod]
+        enters = [
+            places[function] for function, owner in owners.items() if owner is not PositionMethod
+        ]
         method, key = make_position(name, **SIZES), jax.random.key(0)
         shared, of_layer = (
             jax.tree.leaves(jax.eval_shape(init, key)) for init in (method.init, method.init_layer)
@@ -214,9 +217,9 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
     """Returns a line for each method, and for each method measured with an option that all methods have."""
     lines = []
     for name in METHODS:
-        for number, (options, is_of) in enumerate(_variants(name)):
-            of_method, asked = (list(filter(is_of, known)) for known in (rows, keys))
-            if number and not (of_method or asked):
+        for index, (options, is_of) in enumerate(_variants(name)):
+            of_method, asked = (list(filter(is_of, measured)) for measured in (rows, keys))
+            if index and not (of_method or asked):
                 continue
             cells = [*_extrapolation(of_method), *_passkeys(asked), *_speed(name, speeds)]
             named = "".join(f", `{option}={value!r}`" for option, value in options.items())
@@ -224,7 +227,7 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
     for option, _, _, measurements in OPTIONS:
         for plain, series in measurements:
             of_run, asked = (
-                [row for row in known if row.series == series] for known in (rows, keys)
+                [row for row in measured if row.series == series] for measured in (rows, keys)
             )
             if not (of_run or asked):
                 continue
@@ -246,7 +249,7 @@ def _variants(name: str) -> list[tuple[dict[str, Any], Callable[[Row], bool]]]:
     """Returns the options under which a method was measured, in training or in tests of another
     method's runs, each with the condition for their rows.
     """
-    found: list[tuple[dict[str, Any], Callable[[Row], bool]]] = []
+    variants: list[tuple[dict[str, Any], Callable[[Row], bool]]] = []
     for series in (name.replace("_", "-"), f"{name.replace('_', '-')}-relative"):
         if (keys := all_methods.METHODS.get(series)) is not None:
             options = {
@@ -254,29 +257,29 @@ def _variants(name: str) -> list[tuple[dict[str, Any], Callable[[Row], bool]]]:
                 for key, value in keys.items()
                 if key.startswith("position_options")
             }
-            found.append((options, functools.partial(_is_of, series, None)))
+            variants.append((options, functools.partial(_is_of, series, None)))
     for tested in (each for several in all_methods.TESTED_AS.values() for each in several):
         if tested.get("position") == name:
             options = tested.get("options", {})
             override = Override(name, tuple(sorted(options.items())))
             defaults = method_class(name).options()
             options = {key: value for key, value in options.items() if value != defaults[key]}
-            found.append((options, functools.partial(_is_of, "", override)))
-    return found or [({}, functools.partial(_is_of, name.replace("_", "-"), None))]
+            variants.append((options, functools.partial(_is_of, "", override)))
+    return variants or [({}, functools.partial(_is_of, name.replace("_", "-"), None))]
 
 
 def _is_of(series: str, override: Override | None, row: Row) -> bool:
     return row.override == override and (override is not None or row.series == series)
 
 
-def _extrapolation(found: list[Row]) -> list[str]:
+def _extrapolation(rows: list[Row]) -> list[str]:
     """Returns bits per byte at L and 16 L, and the gain of the same tokens at 16 L: means over
     seeds.
     """
     cells = []
-    known = [entry for row in found if row.is_measured for entry in measure_of(row).entries(row)]
+    entries = [entry for row in rows if row.is_measured for entry in measure_of(row).entries(row)]
     for times in (1, 16):
-        at = [entry for entry in known if entry.column == times * entry.row.train_length]
+        at = [entry for entry in entries if entry.column == times * entry.row.train_length]
         # of the whole text, not of the tokens that all lengths have in common
         bits = [value for entry in at if (value := BITS_PER_BYTE.value(entry))]
         cells.append(f"{statistics.fmean(bits):.3f}" if bits else "-")
@@ -303,13 +306,13 @@ def _passkeys(rows: list[Row]) -> list[str]:
 
 def _speed(name: str, speeds: list[dict[str, Any]]) -> list[str]:
     """Returns the training speed at each length, as a multiple of the speed without positions."""
-    found = {
+    multiples = {
         row["length"]: row["run"]["of_none"]
         for row in speeds
         if row["contender"] == COSTS.get(name, name)
     }
-    found |= dict.fromkeys(LENGTHS, 1.0) if name == "none" else {}
-    return [f"{found[length]:.2f}" if found.get(length) else "-" for length in LENGTHS]
+    multiples |= dict.fromkeys(LENGTHS, 1.0) if name == "none" else {}
+    return [f"{multiples[length]:.2f}" if multiples.get(length) else "-" for length in LENGTHS]
 
 
 def main() -> None:

@@ -38,8 +38,8 @@ class PerSeed:
     def half(self) -> float:
         if len(self.seeds) < 2:
             raise LookupError("one seed has no interval; print it without ±")
-        found = interval(np.array([[*self.seeds.values()]]).T, np.ones(1, int))
-        return (found.high - found.low) / 2
+        spread = interval(np.array([[*self.seeds.values()]]).T, np.ones(1, int))
+        return (spread.high - spread.low) / 2
 
     def _paired(self, other: "PerSeed | float", of: Callable) -> dict[int, Any]:
         if not isinstance(other, PerSeed):
@@ -102,30 +102,30 @@ class Figures:
         where |= {"series": series} if series is not None else {}
         where |= {"length": length} if length is not None else {}
         file = file or self.files[0]
-        found = [
+        matching = [
             row
             for row in _read(self.folder / file)
             if all(_value(row, key) == value for key, value in where.items())
         ]
-        if not found:
+        if not matching:
             at = f" at {length}" if length is not None else ""
             raise LookupError(f"no row of {series or 'any series'}{at} in {file}")
-        return found
+        return matching
 
     def series(self, **where: Any) -> list[str]:
         """Returns the names of all model series that have such rows with results."""
-        found = [row for row in self.rows(**where) if row.is_measured and row.is_trained]
-        return [*dict.fromkeys(row.series for row in found)]
+        measured = [row for row in self.rows(**where) if row.is_measured and row.is_trained]
+        return [*dict.fromkeys(row.series for row in measured)]
 
     def _text(
         self, value: Callable[[Row], float], series: str, length: int, **where: Any
     ) -> PerSeed:
         """Returns a figure for the whole text; windows don't overlap if `where` has no stride."""
         where = {"split": "valid", "stride": length, "evaluator": "perplexity"} | where
-        found = [row for row in self.rows(series, length, **where) if row.is_measured]
-        if not found:
+        measured = [row for row in self.rows(series, length, **where) if row.is_measured]
+        if not measured:
             raise LookupError(f"no result of {series} at {length}")
-        return _per_seed(found, value)
+        return _per_seed(measured, value)
 
     def ppl(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the perplexity of the text."""
@@ -144,8 +144,8 @@ class Figures:
     def ratio(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the perplexity over the same run's at its training length."""
         of_file = {"file": where["file"]} if "file" in where else {}
-        own = self.rows(series, **of_file)[0].train_length
-        return self.ppl(series, length, **where) / self.ppl(series, own, **where)
+        train_length = self.rows(series, **of_file)[0].train_length
+        return self.ppl(series, length, **where) / self.ppl(series, train_length, **where)
 
     def gain(self, series: str, length: int, **where: Any) -> PerSeed:
         """Returns the gain that windows with `length` tokens have over the shortest ones on the same
@@ -160,18 +160,18 @@ class Figures:
 
     def gain_intervals(self, length: int, **where: Any) -> list[tuple[float, float]]:
         """Returns the 95% interval of each run's gain at a length."""
-        found, of = self._gains("interval", None, length, where)
-        return [of(row) for row in found]
+        rows, of = self._gains("interval", None, length, where)
+        return [of(row) for row in rows]
 
     def _gains(
         self, name: str, series: str | None, length: int, where: Mapping
     ) -> tuple[list[Row], Callable[[Row], Any]]:
         """Returns the rows with gains at a length, and the function that gives their result `name`."""
         rows = self.rows(series, evaluator="context_use", **where)
-        found = [row for row in rows if length in row.results.get("lengths", ())]
-        if not found:
+        with_gain = [row for row in rows if length in row.results.get("lengths", ())]
+        if not with_gain:
             raise LookupError(f"no gain of {series} at {length}")
-        return found, lambda row: row.results[name][row.results["lengths"].index(length)]
+        return with_gain, lambda row: row.results[name][row.results["lengths"].index(length)]
 
     def found(self, series: str, length: int, distance: int, **where: Any) -> PerSeed:
         """Returns the share of passkeys found `distance` tokens back, in windows with `length` tokens."""
@@ -185,10 +185,10 @@ class Figures:
 
     def _asked(self, series: str, length: int, distance: int, where: Mapping) -> list[Row]:
         asked = self.rows(series, length, evaluator="passkey", **where)
-        found = [row for row in asked if row.cell["distance"] == distance]
-        if not found:
+        matching = [row for row in asked if row.cell["distance"] == distance]
+        if not matching:
             raise LookupError(f"no row of {series} at {length} with passkeys {distance} back")
-        return found
+        return matching
 
     def curse(self, length: int, longer: int) -> dict[str, Any]:
         """Returns the analysis of the gain from `length`-token to `longer`-token blocks."""
@@ -225,8 +225,8 @@ class Figures:
 
 def _value(row: Row, key: str) -> Any:
     """Returns a field's value in a row, its cell or its options; the stride defaults to the length."""
-    given = {"stride": row.length} | row.options | row.cell
-    return given[key] if key in given else getattr(row, key)
+    keys = {"stride": row.length} | row.options | row.cell
+    return keys[key] if key in keys else getattr(row, key)
 
 
 def _per_seed(rows: list[Row], value: Callable[[Row], float]) -> PerSeed:
@@ -269,8 +269,8 @@ def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
     integers = _paper_lengths() if PAPER in files else set()
     for row in rows:
         integers |= {row.train_length, row.step, row.parameters}
-        for found in (row.cell, row.options, row.results):
-            whole = (value if isinstance(value, tuple) else (value,) for value in found.values())
+        for content in (row.cell, row.options, row.results):
+            whole = (value if isinstance(value, tuple) else (value,) for value in content.values())
             integers |= {one for several in whole for one in several if type(one) is int}
     return Facts(
         frozenset(integers - {None}),
@@ -282,12 +282,12 @@ def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
 
 
 def _paper_lengths() -> set[int]:
-    found = set()
+    lengths = set()
     for number, table in TABLES.items():
         for row in load_table(number).rows:
             named = dict(zip(load_table(number).columns, row, strict=True))
             for column in load_table(number).columns[table.labels :]:
                 quantity = table.cell(named, column)
                 if quantity is not None:
-                    found |= {quantity.model.train_length, quantity.eval_length, quantity.stride}
-    return found
+                    lengths |= {quantity.model.train_length, quantity.eval_length, quantity.stride}
+    return lengths

@@ -28,10 +28,10 @@ def long_sentences(text: str) -> list[tuple[int, int, str]]:
 
 def _paragraphs(text: str) -> list[tuple[int, str]]:
     """Returns paragraphs and list items, each with the number of its first line."""
-    text = COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
-    found: list[tuple[int, str]] = []
+    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
+    paragraphs: list[tuple[int, str]] = []
     fenced, begins = False, True
-    for number, line in enumerate(text.splitlines(), start=1):
+    for line_number, line in enumerate(text.splitlines(), start=1):
         mark = line.lstrip().startswith("```")
         fenced ^= mark
         item = ITEM.match(line)
@@ -39,8 +39,8 @@ def _paragraphs(text: str) -> list[tuple[int, str]]:
         if mark or fenced or indented or not line.strip() or line.startswith(("|", "#")):
             begins = True
         elif begins or item:
-            found.append((number, line[item.end() :] if item else line))
+            paragraphs.append((line_number, line[item.end() :] if item else line))
             begins = False
         else:
-            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
-    return found
+            paragraphs[-1] = (paragraphs[-1][0], f"{paragraphs[-1][1]} {line.strip()}")
+    return paragraphs

@@ -49,33 +49,33 @@ def run(notebook: Mapping[str, Any], **replaced: str) -> list[list[dict[str, Any
 
 def _outputs(printed: str, value: Any) -> list[dict[str, Any]]:
     """Returns the outputs of a cell in the notebook's format."""
-    found: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
     if printed:
         lines = printed.splitlines(keepends=True)
-        found.append({"name": "stdout", "output_type": "stream", "text": lines})
+        outputs.append({"name": "stdout", "output_type": "stream", "text": lines})
     if value is not None:
         data: dict[str, Any] = {"text/plain": [repr(value)]}
         if hasattr(value, "_repr_png_"):
             picture = base64.b64encode(value._repr_png_()).decode()
             data = {"image/png": picture + "\n", "text/plain": [f"<{type(value).__name__}>"]}
-        found.append({"data": data, "metadata": {}, "output_type": "display_data"})
-    return found
+        outputs.append({"data": data, "metadata": {}, "output_type": "display_data"})
+    return outputs
 
 
 def main() -> None:
-    known = {path.name: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    notebooks = {path.name: path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(notebooks)}")
     parser.add_argument("--write", action="store_true", help="renew the outputs in docs/notebooks")
-    given = parser.parse_args()
-    if unknown := set(given.names) - set(known):
-        parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    folder = NOTEBOOKS if given.write else ROOT / "workdirs" / "notebooks"
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(notebooks):
+        parser.error(f"no notebook {', '.join(sorted(unknown))}; there are {', '.join(notebooks)}")
+    folder = NOTEBOOKS if arguments.write else ROOT / "workdirs" / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in given.names or known:
-        notebook = json.loads(known[name].read_text())
+    for name in arguments.names or notebooks:
+        notebook = json.loads(notebooks[name].read_text())
         cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
         for cell, outputs in zip(cells, run(notebook), strict=True):
             cell["outputs"] = outputs

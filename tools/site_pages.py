@@ -56,9 +56,9 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     origin = of_uri(page.file.src_uri)
     if origin is None:
         return markdown
-    found = origin in FIRST or origin.is_relative_to(ROOT / "docs")
+    searched = origin in FIRST or origin.is_relative_to(ROOT / "docs")
     weight = SEARCHED.get(page.file.src_uri, 1)
-    page.meta["search"] = {"boost": weight} if found else {"exclude": True}
+    page.meta["search"] = {"boost": weight} if searched else {"exclude": True}
     here = pathlib.PurePosixPath(page.file.src_uri).parent
     parts = FENCE.split(COMMENT.sub(_without_line, markdown))
 
