@@ -37,7 +37,7 @@ _OUTPUT_DIR = flags.DEFINE_string("output_dir", "workdirs/bias", "where the figu
 command_line.own_flags(__name__)
 
 
-def added_to_logits(kind):
+def added_to_logits(kind, length):
     """Returns `[heads, q, k]`, the scaled logits in a layer of this kind minus those without positions.
     NaN beyond its window; None if nothing is added.
     """
@@ -57,7 +57,7 @@ def added_to_logits(kind):
     @jax.jit
     def compute():
         of_all, of_layer, of_content = jax.random.split(jax.random.key(0), 3)
-        of_layer, length = init_layer(method, kind.logit_scale, of_layer), _LENGTH.value
+        of_layer = init_layer(method, kind.logit_scale, of_layer)
         params = {**method.init(of_all), **of_layer}
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
@@ -80,7 +80,7 @@ def added_to_logits(kind):
             added = added + bias(positions, positions).reshape(added.shape)
         return added
 
-    added, distance = np.asarray(compute()), np.subtract.outer(*[np.arange(_LENGTH.value)] * 2)
+    added, distance = np.asarray(compute()), np.subtract.outer(*[np.arange(length)] * 2)
     if kind.window:
         added = np.where(np.abs(distance) < kind.window, added, np.nan)
     return added if kind.window or np.abs(added).max() > 0 else None
@@ -129,7 +129,7 @@ def main() -> None:
             print(f"{name}: not drawn, {error}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, (title, kind) in made.items():
-        added = added_to_logits(kind.at_length(_LENGTH.value))
+        added = added_to_logits(kind.at_length(_LENGTH.value), _LENGTH.value)
         path = folder / f"{name.replace(':', '.')}.png"
         if added is None:
             print(f"{name}: adds nothing to the logits itself")
