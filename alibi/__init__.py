@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    """Returns the version of the installed package; "0+clone" in a clone that is not installed."""
+    """Returns the version of the installed package, or "0+clone" in a clone that is not installed."""
     import importlib.metadata
 
     try:

@@ -36,7 +36,7 @@ ANSWER_SECONDS = 1.0  # in which Python answers a signal, unless a library compu
 
 
 def masked(text: str) -> str:
-    """Returns a text for messages and records, with *** in place of the secrets in its addresses.
+    """Returns `text` with *** in place of secrets in addresses, for messages and records.
 
     Example:
       >>> masked("s3://user:word@bucket/x?token=abc")
@@ -50,13 +50,11 @@ class UserError(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to stop; all work is saved, and the same command goes on from
-    there.
-    """
+    """A signal asked this process to stop. All work is saved, and the same command goes on."""
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Returns whether Python or a library, in words of its own, found a disk or a quota full."""
+    """Returns whether the error, of Python or a library, is a full disk or quota."""
     return "no space left on device" in str(error).lower() or (
         isinstance(error, OSError) and error.errno in NO_SPACE
     )
@@ -64,9 +62,7 @@ def is_disk_full(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def disk_errors_named(place: object) -> Iterator[None]:
-    """Turns the error of a full disk, raised by Python or by a library, into a UserError with the
-    remedy.
-    """
+    """Turns the error of a full disk into a UserError with the remedy."""
     try:
         yield
     except Exception as error:
@@ -78,16 +74,12 @@ def disk_errors_named(place: object) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Returns whether a sweep started this process and prints its output among the output of
-    others.
-    """
+    """Returns whether a sweep started this process, and prints its output among others'."""
     return OF_SWEEP in os.environ
 
 
 def print_error(reason: str) -> None:
-    """Prints the reason of a failure to stderr; the first reason also goes to the file named by
-    `ERROR_FILE`.
-    """
+    """Prints the reason of a failure to stderr, and the first one to the file in `ERROR_FILE` too."""
     reason = masked(reason)
     print(f"error: {reason}", file=sys.stderr, flush=True)
     if file := os.environ.pop(ERROR_FILE, None):
@@ -96,7 +88,7 @@ def print_error(reason: str) -> None:
 
 
 def cause(error: OSError) -> str:
-    """Returns the cause of a failed reading or writing; a file in place of a folder by its path."""
+    """Returns why reading or writing failed, such as the path of a file that is no folder."""
     if isinstance(error, NotADirectoryError | FileExistsError) and error.filename:
         path = pathlib.Path(error.filename)
         if file := next(filter(pathlib.Path.is_file, (path, *path.parents)), None):
@@ -105,7 +97,7 @@ def cause(error: OSError) -> str:
 
 
 def explain(error: Exception) -> str | None:
-    """Returns a line with the remedy of `error`; None if the error is a bug of this project."""
+    """Returns a line with cause and remedy of `error`, or None for a bug of this project."""
     text = str(error)
     first_line = text.strip().partition("\n")[0][:300]
     if "too many open files" in text.lower():
@@ -143,32 +135,30 @@ def explain(error: Exception) -> str | None:
 def signals_handled(
     handler: Callable[[int, FrameType | None], None], signals: Iterable[signal.Signals] = SIGNALS
 ) -> Iterator[None]:
-    """Makes `handler` the handler of `signals` inside; a hangup stays ignored if it was, as by
-    `nohup`.
-    """
+    """Lets `handler` handle `signals` inside. A hangup that `nohup` ignores stays ignored."""
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    before = {number: signal.signal(number, handler) for number in signals if number not in ignored}
+    before = {each: signal.signal(each, handler) for each in signals if each not in ignored}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for each, old in before.items():
+            signal.signal(each, old)
 
 
 def ignore_signals() -> None:
-    """Ignores SIGNALS from now on, in a process at its end: launchers signal a job twice."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    """Ignores SIGNALS in a process at its end: launchers signal a job twice."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list[int]]:
-    """Makes the first of `signals` raise Interrupted in the main thread inside; of later signals
-    only a Ctrl-C does.
+    """Lets the first of `signals` raise Interrupted in the main thread inside. Later ones don't,
+    except Ctrl-C.
 
-    If the main thread doesn't come to it within ANSWER_SECONDS, as in a compilation, the process
-    ends with REQUEUE. If the exception is lost in a destructor or a library's callback, the signal is
-    sent again. Yields the list of received signals.
+    If the main thread doesn't answer within ANSWER_SECONDS, as in a compilation, the process ends
+    with REQUEUE. If a destructor or a library's callback loses the exception, the signal is sent
+    again. Yields the list of received signals.
     """
     received: list[int] = []
 

@@ -38,7 +38,7 @@ _EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package of an extra is not installed; the message is the command that installs it."""
+    """A package of an extra is not installed. The message is the command that installs it."""
 
 
 def needs(user: str, *packages: str) -> None:

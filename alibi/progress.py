@@ -1,6 +1,4 @@
-"""The progress of a piece of work on stderr: a bar on a terminal, elsewhere a whole line every half
-minute.
-"""
+"""Progress on stderr: a bar on a terminal, elsewhere a line every half minute."""
 
 import contextlib
 import sys
@@ -22,9 +20,9 @@ class Progress(contextlib.AbstractContextManager["Progress", None]):
     Log files, pipes and the output of batch systems get whole lines and no carriage return.
 
     Args:
-      title: the work; each line begins with it.
-      total: units of work in all; None if unknown.
-      unit: name of a unit, such as update; bytes are shown with a prefix, such as 1.50M.
+      title: the work. Each line begins with it.
+      total: units of work in all, or None if unknown.
+      unit: name of a unit, such as update. Bytes are shown with a prefix, such as 1.50M.
       done: units done before.
       show: whether to show anything.
       last: whether to show the end too, and leave it on a terminal.
@@ -63,7 +61,7 @@ class Progress(contextlib.AbstractContextManager["Progress", None]):
         self.close()
 
     def update(self, units: int, note: str = "") -> None:
-        """Adds `units` to the units done; `note` is shown behind the numbers."""
+        """Adds `units` to the units done, and shows `note` behind the numbers."""
         self.done += units
         self._note = note
         if self._bar is not None:

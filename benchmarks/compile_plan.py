@@ -24,8 +24,8 @@ def main() -> None:
     from benchmarks.compiled import tpu_devices
 
     devices = tpu_devices(_TOPOLOGY.value)
+    from alibi.devices.kinds import GIB
     from alibi.numerics.target import traced_for
-    from alibi.parallel.device_kinds import GIB
     from alibi.parallel.sharding import make_mesh
     from alibi.planning.plan import make_plan
     from benchmarks.training_contenders import compile_step

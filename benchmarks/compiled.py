@@ -85,9 +85,9 @@ def compile_all(arguments: argparse.Namespace) -> list[Row]:
 
 def _compiled(name: str, devices: list[Any], arguments: argparse.Namespace) -> Row:
     """Returns what the compiler says about a step with a method."""
+    from alibi.devices.kinds import known_device_kind
     from alibi.model.flops import TRAIN_PASSES, forward_flops
     from alibi.numerics.target import traced_for
-    from alibi.parallel.device_kinds import known_device_kind
 
     position = "none" if name == FLAX else name
     config = make_config(f"{arguments.config},position={position}")

@@ -39,7 +39,8 @@ def execute(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         monkeypatch.setattr(flags, f"DEFINE_{kind}", define)
     command_line.define_config_flag()
     command_line.define_host_flags()
-    evaluation_flags.define("1")
+    evaluation_flags.define_lengths("1")
+    evaluation_flags.define_model()
     flags.DEFINE_string("place", None, "")
     flags.DEFINE_list("places", None, "")
     for name in ("place", "places", "output_dir"):
@@ -240,7 +241,7 @@ def test_secrets_in_addresses_are_masked(
     monkeypatch.setattr(sys, "argv", ["train.py", text])
     assert make_provenance()["command"] == ["train.py", shown]
     run = RunDirectory(tmp_path)
-    with contextlib.suppress(RuntimeError), loop._failure_recorded(run, 5):
+    with contextlib.suppress(RuntimeError), loop.failure_recorded(run, 5):
         raise RuntimeError(text)
     assert run.status()["reason"] == f"RuntimeError: {shown}"
     assert (tmp_path / "error.txt").read_text().endswith(f"RuntimeError: {shown}\n")
@@ -310,14 +311,14 @@ def test_options_of_a_test_are_written_as_options_of_training(
 ) -> None:
     """A comma within a list separates no options."""
     execute(f"--position_options={text}", "--workdirs=run", "--output_dir=out")
-    assert dict(evaluation_flags.options()["override"].options) == options
+    assert dict(evaluation_flags.model_options()["override"].options) == options
 
 
 def test_lists_of_a_test_are_written_as_lists_of_training(execute) -> None:
     words = "--position=none,alibi", "--window=4,0", "--logit_scale=,ssmax"
     execute(*words, "--workdirs=run", "--output_dir=out")
     expected = Override("none,alibi", window=(4, 0), logit_scale=("", "ssmax"))
-    assert evaluation_flags.options()["override"] == expected
+    assert evaluation_flags.model_options()["override"] == expected
 
 
 def test_a_work_directory_with_commas_in_its_name_is_one(execute, tmp_path, monkeypatch) -> None:
@@ -326,7 +327,7 @@ def test_a_work_directory_with_commas_in_its_name_is_one(execute, tmp_path, monk
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
     execute('--workdirs=a,lr=1,wd=2, b,"q", s ,gs://bucket/c', "--output_dir=out")
-    evaluation_flags.options()
+    evaluation_flags.length_options()
     expected = ["a", "lr=1,wd=2", "b", '"q"', " s ", "gs://bucket/c"]
     assert flags.FLAGS["workdirs"].value == expected
 

@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Each room with the rooms that it may import, besides itself.
 LIBRARY = {"slopes", "numerics", "positions", "attention"}
 MODEL = LIBRARY | {"config", "parallel", "errors", "extras", "model"}
-RUNS = MODEL | {"storage", "progress", "objectives", "data", "runs"}
+RUNS = MODEL | {"devices", "storage", "progress", "objectives", "data", "runs"}
 MEASURED = RUNS | {"evaluation", "reporting"}
 ALLOWED: dict[str, set[str]] = {
     "slopes": set(),
@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "positions": {"slopes", "numerics", "config"},
     "attention": {"slopes", "numerics", "positions"},
     "parallel": {"config", "errors"},
+    "devices": set(),
     "model": MODEL,
     "generation": RUNS,
     "testing": MODEL,

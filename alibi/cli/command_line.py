@@ -1,4 +1,4 @@
-"""The command line of the entry points: flags in, an exit code and errors of a line out."""
+"""The commands' frame: flags in, an exit code and one-line errors out."""
 
 import collections
 import contextlib
@@ -38,7 +38,7 @@ EXIT_SECONDS = 10.0  # in which a process ends after a failure
 NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
 RESUMES = "all work is saved, and the same command goes on from there"
 _stops: list[Interrupted] = []  # kept: MLIR may crash when the frames of a trace are freed
-_own_flags: dict[str, list[flags.Flag]] = {}  # of each command, by its module
+_own_flags: dict[str, list[flags.Flag]] = {}  # each command's, by its module
 
 # Settings of JAX under which the library works, but not the commands.
 UNUSED = {
@@ -50,16 +50,14 @@ flags.disclaim_key_flags()  # --help shows the flags below under the entry point
 
 
 class MaskedText(io.TextIOWrapper):
-    """A stream of messages, `masked`, also those of libraries and tracebacks."""
+    """A stream that writes all messages `masked`, libraries' and tracebacks' too."""
 
     def write(self, text: str) -> int:
         return super().write(masked(text))
 
 
 def run(main: Callable[..., int | None], **options: Any) -> None:
-    """Prepares the process, runs `execute` with these `options` on the words of the command line,
-    and exits.
-    """
+    """Prepares the process, runs `execute` on the command line with `options`, and exits."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS refuses its own limit if that is infinite
     with contextlib.suppress(OSError, ValueError):
@@ -96,20 +94,19 @@ def execute(
     resumes: str = "",
     absent: Mapping[str, str] | None = None,
 ) -> int:
-    """Parses the flags in `argv`, which begins with the program, calls `main` and returns the exit
-    code.
+    """Parses the flags in `argv`, which begins with the program, and calls `main`.
 
-    The code is the result of `main`, 0 for None; 1 (FAILED) after an error of the user; 75
-    (REQUEUE) if a signal stopped a resumable command, or another process was lost; 130 after any
-    other Ctrl-C. Other exceptions are bugs, and are raised.
+    Returns the exit code: the result of `main`, 0 for None, 1 (FAILED) after a user's error, 75
+    (REQUEUE) if a signal stopped a resumable command, or another process was lost, 130 after another
+    Ctrl-C. Other exceptions are bugs, and are raised.
 
     Args:
-      takes: describes the other words, which `main` gets, for messages; "": no such words.
+      takes: describes the words that `main` gets, for messages, or "" if it takes none.
       required: necessary flags.
-      addresses: flags for which an address such as gs://BUCKET/PATH is allowed.
-      resumes: of a resumable command: the message after a signal. SIGNALS raise Interrupted in
+      addresses: flags that may be an address such as gs://BUCKET/PATH.
+      resumes: the message of a resumable command after a signal. SIGNALS raise Interrupted in
         `main`.
-      absent: flags of other commands that a user may try, with the reason or the remedy.
+      absent: flags of other commands that a user may try, each with a remedy.
     """
     own = _own_flags.get(main.__module__, [])
     for flag in own:
@@ -163,8 +160,8 @@ def execute(
 
 
 def own_flags(module: str) -> None:
-    """Keeps the flags that a command's module has defined until `execute` runs the command: a process
-    can import several commands, whose flags have equal names.
+    """Keeps a command's flags until `execute` runs it: a process can import several commands, with
+    equal names for flags.
     """
     _own_flags[module] = flags.FLAGS.get_flags_for_module(module)
     flags.FLAGS.remove_flag_values([flag.name for flag in _own_flags[module]])
@@ -173,19 +170,18 @@ def own_flags(module: str) -> None:
 def _parse(
     argv: list[str], takes: str, required: Collection[str], absent: Mapping[str, str]
 ) -> list[str]:
-    """Parses the flags, puts the config in place of the text of --config, and returns the other
-    words.
+    """Parses the flags, loads --config, and returns the other words.
 
     Raises:
-      ValueError: an unknown flag or key (the nearest is suggested), a refused value, a missing
-        flag, or other words.
+      ValueError: an unknown flag or key (the nearest is suggested), a refused value, a missing flag,
+        or words that the command doesn't take.
     """
     values = flags.FLAGS
     values.set_gnu_getopt(bool(takes))  # flags may stand after other words
     try:
-        program, *given = argv  # absl would stop at the program, which is no flag
-        given, overrides = _split_overrides(values.read_flags_from_files(given, force_gnu=False))
-        _, *words = values([program, *given])
+        program, *rest = argv  # absl would stop at the program, which is no flag
+        rest, overrides = _split_overrides(values.read_flags_from_files(rest, force_gnu=False))
+        _, *words = values([program, *rest])
     except flags.UnrecognizedFlagError as error:
         reason = absent.get(error.flagname.partition(".")[0].replace("-", "_"))
         hint = f"{reason}; " if reason else _suggest(error.flagname)
@@ -215,24 +211,24 @@ def _split_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Any]]]
     words = collections.deque(argv)
     while words:
         word = words.popleft()
-        given = re.fullmatch(r"--?(no)?config\.([^=]+)(?:=(.*))?", word, re.DOTALL)
-        if given is None or "config" not in flags.FLAGS:
+        key = re.fullmatch(r"--?(no)?config\.([^=]+)(?:=(.*))?", word, re.DOTALL)
+        if key is None or "config" not in flags.FLAGS:
             kept.append(word)
-        elif given[1] or given[3] is not None:
-            overrides.append((given[2], False if given[1] else given[3]))
-        else:
-            has_value = words and re.match(r"[^-]|-\.?\d", words[0])
-            overrides.append((given[2], words.popleft() if has_value else True))
+            continue
+        value: Any = key[3] if key[3] is not None else not key[1]
+        if value is True and words and re.match(r"[^-]|-\.?\d", words[0]):
+            value = words.popleft()
+        overrides.append((key[2], value))
     return kept, overrides
 
 
 def _suggest(name: str) -> str:
-    """Returns a question for a flag near `name`, or for the config keys whose last part, or whose
-    name in other codebases, it is.
+    """Returns "did you mean ...? " for the config keys that end in `name`, or are called so in other
+    codebases, or else for the nearest flag.
     """
     keys = sorted(KEYS) if "config" in flags.FLAGS else []
-    known = SHORT_NAMES.get(name) or OTHER_NAMES.get(name.rpartition(".")[2], name)
-    meant = [f"config.{key}" for key in keys if f".{key}".endswith(f".{known}")]
+    end = SHORT_NAMES.get(name) or OTHER_NAMES.get(name.rpartition(".")[2], name)
+    meant = [f"config.{key}" for key in keys if f".{key}".endswith(f".{end}")]
     named = {key.rpartition(".")[2]: f"config.{key}" for key in keys}
     named |= {flag: flag for flag in flags.FLAGS}
     meant = meant or [named.get(nearest(name.rpartition(".")[2], named), "")]
@@ -240,9 +236,7 @@ def _suggest(name: str) -> str:
 
 
 def _check_values(addresses: Collection[str]) -> None:
-    """Raises ValueError for an empty flag, or for an address where a path is needed: it would make
-    a folder `gs:`.
-    """
+    """Raises ValueError for an empty flag, or an address where a path is needed."""
     for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
         if flag.name in NEVER_EMPTY and flag.present and flag.value in ("", []):
             raise ValueError(
@@ -260,27 +254,22 @@ def _check_values(addresses: Collection[str]) -> None:
 def define_config_flag(
     default: str | None = None, help: str = "a config file such as configs/quickstart.py"
 ) -> flags.FlagHolder:
-    """Defines --config=FILE.py:KEY=VALUE,...; keys are also set by --config.KEY=VALUE."""
+    """Defines --config=FILE.py:KEY=VALUE,.... Keys are also set by --config.KEY=VALUE."""
     text = f"{help}, as FILE.py[:KEY=VALUE,...]"
     return flags.DEFINE_string("config", default, text, flag_values=flags.FLAGS)
 
 
 def config_words() -> list[str]:
     """Returns the words --config and --config.KEY of this command line, for another process."""
-    kept, overrides = _split_overrides(
-        flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
-    )
-    named = [word.partition("=")[2] for word in kept if re.match(r"--?config=", word)]
-    named += [kept[at + 1] for at, word in enumerate(kept[:-1]) if re.fullmatch(r"--?config", word)]
-    return (
-        [f"--config={named[-1]}"] + [f"--config.{key}={value}" for key, value in overrides]
-        if named
-        else []
-    )
+    words = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
+    kept, overrides = _split_overrides(words)
+    named = re.findall(r"(?m)^--?config[=\n](.*)", "\n".join(kept))
+    keys = [f"--config.{key}={value}" for key, value in overrides]
+    return [f"--config={named[-1]}", *keys] if named else []
 
 
 def define_jobs_flag() -> flags.FlagHolder[int]:
-    """Defines --jobs, the number of runs of a sweep at a time."""
+    """Defines --jobs, how many runs a sweep makes at a time."""
     text = "runs at a time, each on its share of the cores; 0: one with a GPU or TPU, else one for each core up to 4"
     return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
 
@@ -293,28 +282,28 @@ def define_device_flags() -> None:
 
 
 def planned_devices(plans: bool, when: str) -> tuple[int, str] | None:
-    """Returns --devices and --device_kind; None if neither was given.
+    """Returns --devices and --device_kind, or None if neither is set.
 
     Args:
-      plans: the command prints a plan.
-      when: names the flags for a plan, in errors.
+      plans: whether the command prints a plan.
+      when: the flags for a plan, in errors.
 
     Raises:
       ValueError: no plan is printed, or --devices has no kind.
     """
     values = flags.FLAGS
-    given = next((name for name in ("device_kind", "devices") if values[name].present), None)
-    if given and not plans:
+    flag = next((name for name in ("device_kind", "devices") if values[name].present), None)
+    if flag and not plans:
         raise ValueError(
-            f"--{given} is for the plan that {when} prints; leave it out, or ask for the plan"
+            f"--{flag} is for the plan that {when} prints; leave it out, or ask for the plan"
         )
-    if given and values.device_kind is None:
+    if flag and values.device_kind is None:
         raise ValueError("--devices needs their kind too, such as --device_kind='TPU v5e'")
-    return (values.devices, values.device_kind) if given else None
+    return (values.devices, values.device_kind) if flag else None
 
 
 def define_host_flags() -> None:
-    """Defines the flags by which an entry point runs on several hosts."""
+    """Defines the flags for several hosts."""
     flags.DEFINE_bool("multihost", False, "this process is one of several; the cluster says which")
     flags.DEFINE_string(
         "coordinator_address", None, "HOST:PORT of the first process, the same on every process"
@@ -324,7 +313,7 @@ def define_host_flags() -> None:
 
 
 def host_flags() -> list[str]:
-    """Returns the given flags of `define_host_flags`, for another process."""
+    """Returns the set flags of `define_host_flags`, for another process."""
     names = ("multihost", "coordinator_address", "num_processes", "process_id")
     values = {name: flags.FLAGS[name].value for name in names}
     return [
@@ -335,18 +324,16 @@ def host_flags() -> list[str]:
 
 
 def join_hosts(*, keep_sigterm: bool = True) -> None:
-    """Connects to the other processes if the flags name any, before any device is used; see
-    `hosts.join`.
-    """
-    given = flags.FLAGS
-    if (given.num_processes or given.process_id) is not None and not given.coordinator_address:
+    """Connects to the other processes if flags name any, before a device is used. See `hosts.join`."""
+    values = flags.FLAGS
+    if (values.num_processes or values.process_id) is not None and not values.coordinator_address:
         raise ValueError(
             "--num_processes and --process_id need --coordinator_address=HOST:PORT of the first process"
         )
-    if given.multihost or given.coordinator_address:
+    if values.multihost or values.coordinator_address:
         hosts.join(
-            given.coordinator_address,
-            given.num_processes,
-            given.process_id,
+            values.coordinator_address,
+            values.num_processes,
+            values.process_id,
             keep_sigterm=keep_sigterm,
         )

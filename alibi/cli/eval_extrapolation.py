@@ -4,9 +4,9 @@
     python eval_extrapolation.py --workdirs=A,B --evaluators=perplexity,context_use --output_dir=OUT
 
 Writes a row for each result to OUT/rows, then OUT/results.jsonl, OUT/report.md and figures such as
-OUT/extrapolation.png; OUT may be gs://BUCKET/PATH or s3://BUCKET/PATH. Existing rows are not
+OUT/extrapolation.png. OUT may be gs://BUCKET/PATH or s3://BUCKET/PATH. Existing rows are not
 computed again, so the same command goes on after a stop. On several hosts give the same command on
-each, as for train.py; the exit codes are train.py's too.
+each, as for train.py. The exit codes are train.py's too.
 """
 
 from absl import flags
@@ -14,7 +14,8 @@ from absl import flags
 from alibi.cli import command_line, evaluation_flags
 from alibi.errors import print_error
 
-evaluation_flags.define("1,2,4,8,16")
+evaluation_flags.define_lengths("1,2,4,8,16")
+evaluation_flags.define_model()
 evaluation_flags.define_evaluators()
 _EVALUATION = flags.DEFINE_string(
     "evaluation",
@@ -26,18 +27,20 @@ command_line.own_flags(__name__)
 
 
 def main() -> int:
-    given = evaluation_flags.options()
+    values = evaluation_flags.length_options() | evaluation_flags.model_options()
     if _EVALUATION.value is None:
-        given["evaluators"] = evaluation_flags.evaluators()
+        values["evaluators"] = evaluation_flags.evaluators()
     else:
         from alibi.sweeps.definition import Evaluation
 
         evaluation = Evaluation.from_json(_EVALUATION.value)
-        given |= {name: getattr(evaluation, name) for name in ("evaluators", "lengths", "override")}
+        values |= {
+            name: getattr(evaluation, name) for name in ("evaluators", "lengths", "override")
+        }
     # Imported only now: a wrong flag is reported at once.
     from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
 
-    options = EvaluationOptions(**given)
+    options = EvaluationOptions(**values)
     command_line.join_hosts()
     workdirs = flags.FLAGS.workdirs
     failures = evaluate_runs(workdirs, options)

@@ -1,4 +1,4 @@
-"""The flags by which entry points evaluate trained runs."""
+"""Flags for evaluating trained runs."""
 
 import os
 import re
@@ -17,8 +17,10 @@ flags.disclaim_key_flags()  # --help shows the flags below under the entry point
 
 
 def define_lengths(multiples: str) -> None:
-    """Defines the flags of runs, lengths and results; `multiples` are the evaluation lengths, in
-    lengths of training, if no lengths are given.
+    """Defines the flags for runs, lengths and results.
+
+    Args:
+      multiples: the default evaluation lengths, in training lengths.
     """
     # no list of absl, which takes a quotation mark for that of a CSV file
     flags.DEFINE_string("workdirs", None, "work directories of train.py, separated by commas")
@@ -36,14 +38,8 @@ def define_lengths(multiples: str) -> None:
     flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
 
 
-def define(multiples: str) -> None:
-    """Defines the flags of `define_lengths` and `define_model`."""
-    define_lengths(multiples)
-    define_model()
-
-
 def define_model() -> None:
-    """Defines the flags of the checkpoint, of changes of its model, and of the batch."""
+    """Defines the flags for checkpoint, changed model and batch."""
     flags.DEFINE_string(
         "checkpoint",
         "latest",
@@ -115,61 +111,54 @@ def evaluators() -> tuple[Evaluator, ...]:
 
 
 def length_options() -> dict[str, Any]:
-    """Returns the values of the flags of `define_lengths` by the names of the fields of
-    `alibi.evaluation.evaluate.LengthOptions`.
+    """Returns the flags of `define_lengths` as fields of `alibi.evaluation.evaluate.LengthOptions`.
 
     Raises:
-      ValueError: no run is named, two flags contradict each other, or the directory of the results
-        is open.
+      ValueError: two flags contradict each other, a length is no number, or several runs have no
+        directory for their results.
     """
-    given = flags.FLAGS
-    if given.lengths is not None and given.multiples is not None:
+    values = flags.FLAGS
+    if values.lengths is not None and values.multiples is not None:
         raise ValueError("--lengths and --multiples are two ways to say the same; give one of them")
-    given["workdirs"].value = _whole_names(given.workdirs.split(","))
-    if given.output_dir is None and len(given.workdirs) > 1:
+    values["workdirs"].value = _whole_names(values.workdirs.split(","))
+    if values.output_dir is None and len(values.workdirs) > 1:
         raise ValueError("several --workdirs need an --output_dir for their common results")
-    if given.output_dir is None:
+    if values.output_dir is None:
         # a mistyped name must not become a directory of results
-        RunDirectory(given.workdirs[0]).config()
-    numbers = {}
+        RunDirectory(values.workdirs[0]).config()
+    lengths: dict[str, tuple[int, ...]] = {}
     for flag in ("lengths", "multiples"):
-        words = given[flag].value
-        if words is not None and any(
-            not word.strip().isdecimal() or int(word) < 1 for word in words
-        ):
+        words = values[flag].value or []
+        if not all(word.strip().isdecimal() and int(word) for word in words):
             raise ValueError(
                 f"--{flag}={','.join(words)} must be positive whole numbers, such as 1,2,4"
             )
-        if words is not None:
-            numbers[flag] = tuple(map(int, words))
-    return {"output_dir": given.output_dir or given.workdirs[0], **numbers, "report": given.report}
-
-
-def options() -> dict[str, Any]:
-    """Returns the values of the flags by the names of the fields of
-    `alibi.evaluation.evaluate.EvaluationOptions`; raises as `length_options`.
-    """
-    return {**length_options(), **model_options()}
+        lengths |= {flag: tuple(map(int, words))} if words else {}
+    return {
+        "output_dir": values.output_dir or values.workdirs[0],
+        **lengths,
+        "report": values.report,
+    }
 
 
 def model_options() -> dict[str, Any]:
-    """Returns the values of the flags of `define_model` by the names of the fields of
-    `alibi.evaluation.evaluate.EvaluationOptions`; raises ValueError for other values.
+    """Returns the flags of `define_model` as fields of `alibi.evaluation.evaluate.EvaluationOptions`. Raises
+    ValueError for refused values.
     """
-    given = flags.FLAGS
-    changed = {key: value for key in MODEL_KEYS if (value := given[key].value) is not None}
+    values = flags.FLAGS
+    changed = {key: value for key in MODEL_KEYS if (value := values[key].value) is not None}
     model = {key: read_value(f"model.{key}", value) for key, value in changed.items()}
     options = tuple((key, parsed(value)) for key, value in _pairs("position_options").items())
     return {
-        "checkpoint": given.checkpoint,
-        "batch_tokens": given.batch_tokens,
-        "override": Override(given.position, options, **model),
+        "checkpoint": values.checkpoint,
+        "batch_tokens": values.batch_tokens,
+        "override": Override(values.position, options, **model),
     }
 
 
 def _whole_names(words: list[str]) -> list[str]:
-    """Returns the work directories; a directory whose name has commas, such as runs/lr=1,wd=2, came
-    as several words.
+    """Returns the work directories. A name with commas, such as runs/lr=1,wd=2, came as several
+    words.
     """
     for count in range(len(words), 0, -1):
         name = ",".join(words[:count])
@@ -179,7 +168,7 @@ def _whole_names(words: list[str]) -> list[str]:
 
 
 def _pairs(flag: str) -> dict[str, str]:
-    """Returns the options of a flag KEY=VALUE,... as texts."""
+    """Returns the texts of a flag KEY=VALUE,... by key."""
     options = {}
     # A comma in [0.5,0.25] or (0.5,0.25) separates no options.
     for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(flags.FLAGS[flag].value or []))):

@@ -5,7 +5,7 @@
     python scripts/generate.py --workdir=workdirs/alibi-512      # asks for one prompt after another
 
 One prompt is continued on the terminal as its tokens come. A line of --prompts is {"prompt": TEXT}
-or {"tokens": [IDS]}, perhaps with a "seed"; all are continued in batches, and each answer is a JSON
+or {"tokens": [IDS]}, perhaps with a "seed". All are continued in batches, and each answer is a JSON
 line with tokens, text, the NLL of each token under the model in nats, and the reason of its end:
 length, stop or document. What else is said goes to stderr.
 """
@@ -59,8 +59,8 @@ def main() -> None:
     sample = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value)
     run = TrainedRun(flags.FLAGS.workdir, _CHECKPOINT.value)
     writer = Writer(run, sample, _MAX_TOKENS.value, _STOP.value)
-    known = f"the checkpoint after {run.step:,} of {run.config.train.steps:,} updates"
-    print_line(f"{run}: {'an imported model' if run.directory.is_imported() else known}")
+    checkpoint = f"the checkpoint after {run.step:,} of {run.config.train.steps:,} updates"
+    print_line(f"{run}: {'an imported model' if run.directory.is_imported() else checkpoint}")
     if _PROMPTS.value is not None:
         prompts = read_prompts(_PROMPTS.value, run.tokenizer, _SEED.value, print_line)
         for answer in writer.write(prompts):
@@ -72,8 +72,7 @@ def main() -> None:
             print(line, flush=True)
         return
     if _PROMPT.value is not None:
-        given = {"prompt": _PROMPT.value}
-        prompt = make_prompt(run.tokenizer, given, _SEED.value, print_line)
+        prompt = make_prompt(run.tokenizer, {"prompt": _PROMPT.value}, _SEED.value, print_line)
         _show(writer, prompt, writer.check([prompt]))
         return
     total = 1

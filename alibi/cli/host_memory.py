@@ -14,7 +14,7 @@ import jax
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 MADV_HUGEPAGE = 14
 HUGE_PAGE = 2**21  # bytes
-ADVISED = 0.25  # of the machine's memory: addresses, which cost nothing until they are used
+ADVISED = 0.25  # share of the machine's memory: addresses, which cost nothing until they are used
 
 
 def keep_freed_memory() -> bool:

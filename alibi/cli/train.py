@@ -6,19 +6,19 @@
     python train.py --config=configs/cc100_1b3.py --plan --devices=256 --device_kind="TPU v5e"  # or elsewhere
 
 Behind the colon and by --config.KEY=VALUE stand keys of the config, which alibi/config/tree.py
-lists. The same command, given again, goes on from the latest checkpoint in --workdir; the last line
+lists. The same command, given again, goes on from the latest checkpoint in --workdir. The last line
 printed is the command that evaluates the run. On several hosts give the same command on each, with
 --multihost if the cluster describes itself (TPU pods, SLURM), or with --coordinator_address,
 --num_processes and --process_id.
 
 SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update and exit
 with code 75: the same command goes on from there (for launchers: requeue). Before the first update
-they leave at once; only a SIGTERM to one of several processes stops them after it. A process that
+they leave at once. Only a SIGTERM to one of several processes stops them after it. A process that
 loses another process leaves at once, with the same code. Code 1: an error to fix before the next
-start; its message names the cause.
+start, with a message that names the cause.
 
 --plan prints the memory and time of the run on --devices of --device_kind, by default on this
-machine's CPUs, and --print_config the whole config; both need no --workdir and no accelerator, and
+machine's CPUs, and --print_config the whole config. Both need no --workdir and no accelerator, and
 train nothing. A plan looks at the run of --init_from too.
 """
 

@@ -1,4 +1,4 @@
-"""The config of a run: a typed tree of all keys, a reader of values, and the files of users."""
+"""A run's config: a typed tree with all keys, a reader for values, and users' files."""
 
 from alibi.config.files import (
     apply,

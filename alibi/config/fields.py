@@ -1,6 +1,4 @@
-"""One reader of values: from a flag's text or from Python to the type and the range of a dataclass
-field.
-"""
+"""Dataclass fields with ranges, and the reader for their values, from flags or from Python."""
 
 import ast
 import contextlib
@@ -17,6 +15,12 @@ SMALLEST, LARGEST = 1.1754943508222875e-38, 3.4028234663852886e38
 INT32 = 2**31 - 1  # counts and positions on the devices are int32
 
 
+# The roles of keys; a key without one belongs to what the model or its training is.
+COMPUTED = "computed"  # how a run is computed and watched: may change as a run goes on
+TRAINED = "trained"  # only training, or how parameters are stored: may change from a parent
+CHANGED = "changed"  # the function of the model, which users change in a run from a parent
+ADAPTIVE = "adaptive"  # matters for model.embedding=adaptive alone
+
 _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": operator.ge,
     "above": operator.gt,
@@ -25,25 +29,28 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def number(default: float | None, *, or_all: int | None = None, **bounds: float) -> Any:
-    """Returns a dataclass field of a number.
+def setting(default: Any, role: str, **limits: Any) -> Any:
+    """Returns a dataclass field with a role, such as `COMPUTED`."""
+    return dataclasses.field(default=default, metadata={"role": role, **limits})
+
+
+def number(default: Any, *, or_all: int | None = None, role: str = "", **bounds: float) -> Any:
+    """Returns a dataclass field for a number.
 
     Args:
-      or_all: a number out of bounds; it means "all".
-      bounds: of at_least, above, at_most and below.
+      or_all: a number out of bounds that means "all".
+      bounds: at_least, above, at_most and below.
     """
-    return dataclasses.field(default=default, metadata={"bounds": bounds, "or_all": or_all})
+    return setting(default, role, bounds=bounds, or_all=or_all)
 
 
-def choice(default: str, names: tuple[str, ...], **reasons: str) -> Any:
-    """Returns a dataclass field that holds one of `names`; `reasons` says why other names are not
-    among them.
-    """
-    return dataclasses.field(default=default, metadata={"names": names, "reasons": reasons})
+def choice(default: str, names: tuple[str, ...], *, role: str = "", **reasons: str) -> Any:
+    """Returns a dataclass field for one of `names`, with `reasons` why others are missing."""
+    return setting(default, role, names=names, reasons=reasons)
 
 
 def _violated(limits: Mapping[str, Any], value: Any) -> str:
-    """Returns the limits of a field, for an error, if `value` violates them; else ""."""
+    """Returns the limits that `value` violates, for an error, or "" if none."""
     if names := limits.get("names"):
         if value in names:
             return ""
@@ -57,9 +64,7 @@ def _violated(limits: Mapping[str, Any], value: Any) -> str:
 
 
 def annotations(kind: type) -> dict[str, Any]:
-    """Returns the type of each field of a dataclass: its annotation, or if Python can't evaluate
-    it, its default's.
-    """
+    """Returns the type of each field: its annotation, or its default's if that can't be evaluated."""
     fields = dataclasses.fields(kind)
     # text as an annotation may name something absent, and raise any error
     with contextlib.suppress(Exception):
@@ -72,9 +77,7 @@ def annotations(kind: type) -> dict[str, Any]:
 
 
 def parsed(text: str, annotation: Any = Any) -> Any:
-    """Returns the value of a flag's text: None, True, a number, a name, or a tuple such as
-    0.5:0.25 or 32,0.
-    """
+    """Returns the value of a flag's text: None, True, a number, a name, a tuple (0.5:0.25 or 32,0)."""
     if annotation is str:
         return text
     if str in typing.get_args(annotation):  # a name or several
@@ -86,50 +89,45 @@ def parsed(text: str, annotation: Any = Any) -> Any:
     return tuple(parts) if several else without_lists(_literal(text))
 
 
-def read(
-    given: str,
+def checked(
+    name: str,
     value: Any,
     annotation: Any,
     default: Any = None,
     limits: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns `value` as the type of a field.
-
-    Lists become tuples, since a frozen dataclass is hashed; a number becomes a tuple if the field
-    holds tuples, and a whole number a float if it holds floats. None is also taken if it is the
-    default.
+    """Returns `value` as a field's type: lists become tuples, and where needed a number a tuple, and a
+    whole number a float. None passes if it is the default.
 
     Args:
-      given: names the value in an error, such as "model.width=3".
+      name: names the value in an error, such as "model.width=3".
 
     Raises:
-      ValueError: a value of another type or out of the field's limits, or a number outside float32.
+      ValueError: another type, out of the field's limits, or outside float32.
     """
     value = without_lists(value)
     if value is None and default is None:
         return None
     try:
-        found = _read(value, annotation)
+        typed = _as(value, annotation)
     except TypeError:
         plain = isinstance(annotation, type) and not typing.get_args(annotation)
         needed = annotation.__name__ if plain else str(annotation).replace("typing.", "")
         if default is not None and default is not dataclasses.MISSING:
             example = ":".join(map(str, default)) if isinstance(default, tuple) else repr(default)
             needed += f", such as {example}"
-        raise ValueError(f"{given} must be of type {needed}") from None
+        raise ValueError(f"{name} must be of type {needed}") from None
     except OverflowError:
         sizes = f"0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}, as in float32"
-        raise ValueError(f"{given} must be {sizes}") from None
-    for each in found if isinstance(found, tuple) else [found]:
+        raise ValueError(f"{name} must be {sizes}") from None
+    for each in typed if isinstance(typed, tuple) else [typed]:
         if needed := _violated(limits or {}, each):
-            raise ValueError(f"{given} must be {needed}")
-    return found
+            raise ValueError(f"{name} must be {needed}")
+    return typed
 
 
 def without_lists(value: Any) -> Any:
-    """Returns `value` with tuples in place of lists at any depth: values from JSON equal the values
-    written to it.
-    """
+    """Returns `value` with tuples in place of lists, at any depth, as it was before JSON."""
     if isinstance(value, Mapping):
         return {name: without_lists(inner) for name, inner in value.items()}
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -137,30 +135,24 @@ def without_lists(value: Any) -> Any:
 
 
 def takes_several(annotation: Any) -> bool:
-    """Returns whether a field of this type holds tuples: a tuple for it is a value, not a list of
-    values.
-    """
+    """Returns whether a tuple is one value for a field with this type."""
     return annotation is Any or any(map(_is_several, (annotation, *typing.get_args(annotation))))
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a flag takes it: several with commas."""
+    """Returns a value as a flag's text, several with commas."""
     several = isinstance(value, tuple) and len(value) > 1
     return ",".join(map(str, value)) if several else str(value)
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns the most similar word of `known`; "" if the similarity, from 0 to 1, is below
-    `cutoff`.
-    """
+    """Returns the word in `known` most similar to `word`, or "" below `cutoff` (0 to 1)."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns a question for the nearest of `known`, to stand before another sentence; "" if none
-    is near.
-    """
-    return f"did you mean {found!r}? " if (found := nearest(word, known)) else ""
+    """Returns "did you mean ...? " for the nearest word in `known`, or ""."""
+    return f"did you mean {similar!r}? " if (similar := nearest(word, known)) else ""
 
 
 def _literal(text: str) -> Any:
@@ -170,10 +162,8 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _read(value: Any, annotation: Any) -> Any:
-    """Returns `value` as `annotation`; raises TypeError if it is of another type, OverflowError
-    beyond float32.
-    """
+def _as(value: Any, annotation: Any) -> Any:
+    """Returns `value` as `annotation`. Raises TypeError, or OverflowError beyond float32."""
     kind: Any = typing.get_origin(annotation) or annotation
     arguments = typing.get_args(annotation)
     if kind in (typing.Union, types.UnionType):
@@ -181,7 +171,7 @@ def _read(value: Any, annotation: Any) -> Any:
         # A tuple last: any single value makes one.
         for option in sorted(arguments, key=_is_several):
             try:
-                return _read(value, option)
+                return _as(value, option)
             except OverflowError as error:
                 failure = error
             except TypeError:
@@ -195,7 +185,7 @@ def _read(value: Any, annotation: Any) -> Any:
         each = arguments[:1] * len(values) if same else arguments
         if len(each) != len(values):
             raise TypeError
-        return tuple(map(_read, values, each))
+        return tuple(map(_as, values, each))
     if kind is float and type(value) is not bool and isinstance(value, int | float):
         if value and not SMALLEST <= abs(value) <= LARGEST:
             raise OverflowError
@@ -215,13 +205,13 @@ def _is_several(annotation: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the config, whose values are read and checked when it is made.
+    """A part in the config tree, which checks its values when it is made.
 
     Raises:
-      ValueError: a value of another type or out of its range.
+      ValueError: a value with another type or out of range.
     """
 
-    types: ClassVar[dict[str, Any]]  # of the keys, by name
+    types: ClassVar[dict[str, Any]]  # type of each key
 
     def __init_subclass__(cls) -> None:
         cls.types = typing.get_type_hints(cls)
@@ -231,18 +221,16 @@ class Section:
             object.__setattr__(self, field.name, self.read(field.name, self[field.name]))
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of a key whose name is known only at run time, such as a split."""
+        """Returns the value of a key."""
         return getattr(self, name)
 
     @classmethod
     def read(cls, name: str, value: Any) -> Any:
-        """Returns `value`, or the value of a text, as the type of the key `name`; ValueError as
-        above.
-        """
+        """Returns `value`, or a text's value, as the type that key `name` has. Raises ValueError."""
         # "model" of ModelConfig, "" of Config
         section = cls.__name__.removesuffix("Config").lower()
         field, annotation = cls.__dataclass_fields__[name], cls.types[name]
         if isinstance(value, str):
             value = parsed(value, annotation)
-        given = f"{section}.{name}={value!r}".removeprefix(".")
-        return read(given, value, annotation, field.default, field.metadata)
+        named = f"{section}.{name}={value!r}".removeprefix(".")
+        return checked(named, value, annotation, field.default, field.metadata)

@@ -1,6 +1,4 @@
-"""Python files of users: get_config() of a config and get_sweep() of a sweep. Their errors take one
-line.
-"""
+"""Users' Python files, with get_config() or get_sweep(). Their errors take one line."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from alibi.extras import needs
 if TYPE_CHECKING:
     import ml_collections
 
-CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"  # of a clone of the project
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"  # in a clone of the project
 
 _FILE = '''"""Every key of a config, as train.py --print_config wrote it: python train.py --config=FILE --workdir=DIR"""
 
@@ -39,65 +37,59 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Returns the config of `named`, FILE.py or FILE.py:KEY=VALUE,..., with the values of
-    `overrides` by key.
+    """Returns the config in FILE.py or FILE.py:KEY=VALUE,..., with `overrides` by key.
 
-    A warm-up of the file that is longer than the given `train.steps` becomes a tenth of them, and
-    a line says so.
+    If the overrides set `train.steps` below the file's warm-up, the warm-up becomes a tenth of them,
+    with a line.
 
     Raises:
-      ValueError: a file that is missing, fails or returns no config; an unknown key or a refused
-        value.
+      ValueError: a file that is missing, fails or returns no config, an unknown key, or a refused value.
     """
     ((file, argument),) = re.findall(r"(?s)\A(.+?\.py|[^:]*)(?::(.*))?\Z", named)
     if not os.path.isfile(file):
-        known = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
-        meant = nearest(pathlib.PurePath(file).stem, known)
-        if not known:  # outside of a clone
-            raise ValueError(
-                f"there is no config file {file!r}; give the path of one, which changes keys of "
-                "alibi.config.base.get_config() and returns it"
-            )
-        raise ValueError(
-            f"there is no config file {file!r}; "
-            + (f"did you mean configs/{meant}.py?" if meant else f"configs/ has {', '.join(known)}")
-        )
+        there = [path.stem for path in sorted(CONFIGS.glob("[!_]*.py"))]
+        remedy = f"configs/ has {', '.join(there)}"
+        if not there:  # outside of a clone
+            remedy = "give one, which changes keys of alibi.config.base.get_config() and returns it"
+        elif meant := nearest(pathlib.PurePath(file).stem, there):
+            remedy = f"did you mean configs/{meant}.py?"
+        raise ValueError(f"there is no config file {file!r}; {remedy}")
     config = call(file, "get_config", "configs/quickstart.py", *([argument] if argument else []))
     if not hasattr(config, "to_dict"):  # as a ConfigDict has, which is not imported here
-        given = "None; is its return missing?" if config is None else f"a {type(config).__name__}"
+        returned = (
+            "None; is its return missing?" if config is None else f"a {type(config).__name__}"
+        )
         raise ValueError(
-            f"get_config() of {file} must return base.get_config() with other values, and returns {given}"
+            f"get_config() of {file} must return base.get_config() with other values, and returns {returned}"
         )
     for key, value in (overrides or {}).items():
         set_key(config, key, value)
-    read = read_config(config)
+    loaded = read_config(config)
     keys = {*re.findall(r"[\w.]+(?=\s*=)", argument), *(overrides or {})}
-    before, steps = read.optimizer.warmup_steps, read.train.steps
+    before, steps = loaded.optimizer.warmup_steps, loaded.train.steps
     if "train.steps" in keys and "optimizer.warmup_steps" not in keys and before >= steps:
-        read = replaced(read, {"optimizer.warmup_steps": steps // 10})
-        told = f"optimizer.warmup_steps is {steps // 10} in place of {before}, to fit train.steps={steps}"
+        loaded = replaced(loaded, {"optimizer.warmup_steps": steps // 10})
+        line = f"optimizer.warmup_steps is {steps // 10} in place of {before}, to fit train.steps={steps}"
         if not is_watched():  # the sweep has said so
-            print(told, file=sys.stderr)
-    return read
+            print(line, file=sys.stderr)
+    return loaded
 
 
-def read_config(given: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
-    """Returns the config of nested mappings, such as a ConfigDict or a config.json of this version;
-    absent keys have their defaults.
+def read_config(keys: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
+    """Returns the config from nested mappings, such as a ConfigDict or config.json's content. Absent
+    keys have their defaults.
 
     Raises:
-      ValueError: an unknown key (the nearest is suggested), or a value of another type or out of
-        its range.
+      ValueError: an unknown key (the nearest is suggested), or a refused value.
     """
-    content = given if isinstance(given, Mapping) else given.to_dict()
-    keys = {key: value for key, value in content.items() if key != "sha256"}
-    return replaced(Config(), flatten(keys))
+    content = keys if isinstance(keys, Mapping) else keys.to_dict()
+    return replaced(
+        Config(), flatten({key: value for key, value in content.items() if key != "sha256"})
+    )
 
 
 def make_config(arg: str = "", **changes: Any) -> Config:
-    """Returns the default config with "KEY=VALUE,..." applied, then `changes` by key, with __ for
-    each dot.
-    """
+    """Returns the default config with "KEY=VALUE,..." and `changes`, whose keys have __ for dots."""
     return replaced(
         Config(),
         _assignments(arg) | {key.replace("__", "."): value for key, value in changes.items()},
@@ -105,7 +97,7 @@ def make_config(arg: str = "", **changes: Any) -> Config:
 
 
 def as_config_dict(config: Config) -> ml_collections.ConfigDict:
-    """Returns `config` as a config file changes it: by attribute, and with references between keys."""
+    """Returns `config` for config files: keys are attributes, and may refer to others."""
     needs("a config file", "ml_collections")
     import ml_collections
 
@@ -114,13 +106,12 @@ def as_config_dict(config: Config) -> ml_collections.ConfigDict:
 
 
 def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigDict:
-    """Applies "KEY=VALUE,KEY=VALUE" to `config` and returns it; keys are dotted or short names.
+    """Sets "KEY=VALUE,KEY=VALUE" (dotted or short names) in `config` and returns it.
 
-    If a config file derives a value from a key by `config.get_ref(key)`, the value follows the key.
+    Values that a config file derives with `config.get_ref(key)` follow the key.
 
     Raises:
-      ValueError: a part without "=", an unknown key (the nearest is suggested) or a value of
-        another type.
+      ValueError: a part without "=", an unknown key (the nearest is suggested) or a refused value.
     """
     for key, text in _assignments(arg).items():
         set_key(config, key, text)
@@ -128,7 +119,7 @@ def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigD
 
 
 def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
-    """Sets a key, dotted or a short name, to a value or to the value of a text."""
+    """Sets a key (dotted or a short name) to a value, or to the value of a text."""
     key = check_key(key)
     section, _, name = key.rpartition(".")
     value = read_value(key, value)
@@ -142,16 +133,14 @@ def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
 def whole_sequences(
     tokens: int, config: ml_collections.ConfigDict
 ) -> ml_collections.FieldReference:
-    """Returns the largest multiple of config.train_length up to `tokens`, at least
-    config.train_length itself.
-    """
+    """Returns the largest multiple of config.train_length up to `tokens`, at least one."""
     length = config.get_ref("train_length")
     sequences = tokens // length
     return (sequences + 1 // (sequences + 1)) * length  # references know no max(sequences, 1)
 
 
 def as_file(config: Config) -> str:
-    """Returns the text of a config file with every key of `config`."""
+    """Returns a config file's text with every key in `config`."""
     lines = []
     for key, value in flatten(config).items():
         value = tuple(value) if isinstance(value, list) else value
@@ -165,8 +154,10 @@ def as_file(config: Config) -> str:
 
 
 def call(file: str | os.PathLike[str], function: str, example: str, *arguments: Any) -> Any:
-    """Returns the result of `function` of a Python file; `example` names a file of the project with
-    such a function.
+    """Calls a function in a Python file and returns its result.
+
+    Args:
+      example: names a file of the project with such a function, for errors.
 
     Raises:
       ValueError: no such file or function, or an error in it, with its line.
@@ -188,32 +179,27 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
     except ValueError:
         raise  # its message names the cause
     except (Exception, SystemExit) as error:  # sys.exit() there would end the command with success
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(path)
-        ]
-        line, reason = (
-            (error.lineno, error.msg)
-            if isinstance(error, SyntaxError)
-            else ((lines or [1])[-1], error)
-        )
-        if isinstance(error, ModuleNotFoundError) and error.name == "configs":
-            reason = f"{reason}; write from alibi.config import base, or start it in a clone"
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((one.lineno for one in frames[::-1] if one.filename == str(path)), 1)
+        reason: object = error
+        if isinstance(error, SyntaxError):
+            line, reason = error.lineno, error.msg
+        elif isinstance(error, ModuleNotFoundError) and error.name == "configs":
+            reason = f"{error}; write from alibi.config import base, or start it in a clone"
         raise ValueError(
             f"{path} fails at line {line}: {type(error).__name__}: {reason}"
         ) from error
 
 
 def _assignments(arg: str) -> dict[str, Any]:
-    """Returns the values of "KEY=VALUE,KEY=VALUE" as text, by key."""
-    given = {}
+    """Returns the texts of "KEY=VALUE,KEY=VALUE" by key."""
+    texts = {}
     # a comma in position=rotary,none separates no keys
     for part in filter(None, map(str.strip, re.split(r",(?=\s*[\w.]+\s*=)", arg))):
         key, separator, text = part.partition("=")
-        given[key] = text
+        texts[key] = text
         if not separator:
             raise ValueError(
                 f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512"
             )
-    return given
+    return texts

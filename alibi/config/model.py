@@ -1,9 +1,20 @@
-"""The keys of the model: its architecture, and the way of computing it."""
+"""The model's keys: its architecture, and how it is computed."""
 
 import dataclasses
 from typing import Any
 
-from alibi.config.fields import INT32, Section, as_text, choice, number
+from alibi.config.fields import (
+    ADAPTIVE,
+    CHANGED,
+    COMPUTED,
+    INT32,
+    TRAINED,
+    Section,
+    as_text,
+    choice,
+    number,
+    setting,
+)
 
 DTYPES = ("float32", "bfloat16")
 NO_DTYPES = {
@@ -12,9 +23,7 @@ NO_DTYPES = {
 
 
 def by_layer(key: str, value: Any, num_layers: int) -> tuple[Any, ...]:
-    """Returns the value of a key in each layer: a list is repeated over the layers; ValueError if
-    it is longer.
-    """
+    """Returns a key's value in each layer. A list is repeated, and too long a list a ValueError."""
     values = value if isinstance(value, tuple) else (value,)
     if not 0 < len(values) <= num_layers:
         raise ValueError(
@@ -31,7 +40,7 @@ class ModelConfig(Section):
     num_layers: int = number(4, at_least=1, at_most=10_000)
     width: int = number(128, at_least=1, at_most=2**20)  # features of the residual stream
     num_heads: int = number(8, at_least=1, at_most=2**16)
-    # features of a head; 0: width / num_heads
+    # features in a head; 0 means width / num_heads
     head_size: int = number(0, at_least=0, at_most=2**16)
     # Heads of keys and values, each for as many heads of queries (grouped-query attention, arXiv
     # 2305.13245); must divide num_heads. 0: num_heads.
@@ -51,45 +60,49 @@ class ModelConfig(Section):
     final_norm: bool = True  # a norm after the last layer; the paper's models have none
     # added to the variance in norms; 1e-5 in the paper's code
     norm_epsilon: float = number(1e-6, above=0.0)
-    qkv_bias: bool = True  # of queries, keys and values
-    out_bias: bool = True  # of attention's output projection
+    qkv_bias: bool = True  # biases in queries, keys and values
+    out_bias: bool = True  # bias in attention's output projection
     feed_forward_bias: bool = True
     # xavier: all matrices, biases 0; paper: see alibi/model/initialization.py.
-    initialization: str = choice("xavier", ("xavier", "paper"))
+    initialization: str = choice("xavier", ("xavier", "paper"), role=TRAINED)
     # rate on embeddings and residual branches
-    dropout: float = number(0.0, at_least=0.0, below=1.0)
-    attention_dropout: float = number(0.0, at_least=0.0, below=1.0)  # rate on attention weights
+    dropout: float = number(0.0, at_least=0.0, below=1.0, role=TRAINED)
+    attention_dropout: float = number(
+        0.0, at_least=0.0, below=1.0, role=TRAINED
+    )  # rate on attention weights
     # rate inside the feed-forward layers
-    activation_dropout: float = number(0.0, at_least=0.0, below=1.0)
+    activation_dropout: float = number(0.0, at_least=0.0, below=1.0, role=TRAINED)
     # The matrices of inputs and softmax. tied: the same (Press and Wolf 2017); untied: two;
     # normalised: two, with the softmax's rows divided by their norm (Baichuan 2). adaptive: bands
     # of words by falling frequency, of falling width, in both (Baevski & Auli 2019).
     embedding: str = choice("tied", ("tied", "untied", "normalised", "adaptive"))
-    embedding_scale: float = number(0.0, at_least=0.0)  # of the inputs; 0: sqrt(width)
-    logits_scale: float = number(1.0, above=0.0)  # of the softmax's logits; not for adaptive
+    embedding_scale: float = number(0.0, at_least=0.0)  # multiplies the inputs; 0 means sqrt(width)
+    logits_scale: float = number(
+        1.0, above=0.0
+    )  # multiplies the softmax's logits; not for adaptive
     # Rows of both matrices, if more than the vocabulary has; not for adaptive
     vocab_rows: int = number(0, at_least=0, at_most=INT32)
     # only adaptive uses the next four keys
     # first id of each band but the first; 20000:60000 in --config
-    cutoffs: tuple[int, ...] = (20_000, 60_000)
+    cutoffs: tuple[int, ...] = setting((20_000, 60_000), ADAPTIVE)
     # each band is so many times narrower than the last
-    adaptive_factor: int = number(4, at_least=1, at_most=2**20)
+    adaptive_factor: int = number(4, at_least=1, at_most=2**20, role=ADAPTIVE)
     # rate on the softmax's input, again in its tails
-    softmax_dropout: float = number(0.0, at_least=0.0, below=1.0)
+    softmax_dropout: float = number(0.0, at_least=0.0, below=1.0, role=TRAINED)
     # Training takes the second row of every band for padding, as the paper's code does with ids 1,
     # 20001 and 60001: zero at first, and no target of a tail.
-    padding_rows: bool = False
-    dtype: str = choice("float32", DTYPES, **NO_DTYPES)  # of the products
-    # of the parameters; training takes float32 alone, imported runs may keep what they had
-    param_dtype: str = choice("float32", ("float32", "bfloat16", "float16"))
+    padding_rows: bool = setting(False, TRAINED)
+    dtype: str = choice("float32", DTYPES, **NO_DTYPES, role=TRAINED)  # the products' dtype
+    # the parameters' dtype; training takes float32 alone, imported runs may keep their own
+    param_dtype: str = choice("float32", ("float32", "bfloat16", "float16"), role=TRAINED)
     # Layers run as a loop over their parameters: 24 compile as fast as one, few gain nothing and a
     # step takes up to a fifth longer on CPUs (results/benchmarks/startup.md). A run may change it;
     # initial parameters differ. Layers that differ run as a loop over their pattern.
-    scan_layers: bool = False
+    scan_layers: bool = setting(False, COMPUTED)
     # plain: no platform's tricks in products, norms and attention
-    products: str = choice("auto", ("auto", "plain"))
+    products: str = choice("auto", ("auto", "plain"), role=COMPUTED)
     # computes each layer again in the backward pass: less memory, a third more time
-    remat: bool = False
+    remat: bool = setting(False, COMPUTED)
     # Logits of attention times a function of the number n of keys that the query sees. Whole
     # logits, with their bias: log_n: ln n / ln L; ssmax: s ln n, s learned by each head of each
     # layer. Products alone, to which the bias is added: log_n_beyond: max(1, ln n / ln L);
@@ -97,32 +110,36 @@ class ModelConfig(Section):
     # log_n,ssmax is repeated over the layers. In a layer at most one of this and the next two keys
     # is set.
     logit_scale: str | tuple[str, ...] = choice(
-        "", ("", "log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4")
+        "", ("", "log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4"), role=CHANGED
     )
     # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
     # 0, 1, 2, ...
-    max_position: int = number(0, at_least=0, at_most=2**24)
-    # Tokens that attention reaches back, its own included; 0: all. A list such as 32,0 is repeated
+    max_position: int = number(0, at_least=0, at_most=2**24, role=CHANGED)
+    # Tokens that attention reaches back, its own included; 0 means all. A list such as 32,0 is repeated
     # over the layers.
-    window: int | tuple[int, ...] = number(0, at_least=0, at_most=INT32)
-    # Share of a row's attention that may be left out if the bias puts keys out of reach; 0: no
-    # share that float32 can tell. 1e-6 makes long sequences faster on CPUs.
-    skip_epsilon: float = number(0.0, at_least=0.0, below=1.0)
-    # Of attention. sink: the denominator has one more term exp(b), b learned by each head of each
+    window: int | tuple[int, ...] = number(0, at_least=0, at_most=INT32, role=CHANGED)
+    # Share of a row's attention that may be left out if the bias puts keys out of reach; 0 means none
+    # that float32 can tell. 1e-6 makes long sequences faster on CPUs.
+    skip_epsilon: float = number(0.0, at_least=0.0, below=1.0, role=TRAINED)
+    # Attention's. sink: the denominator has one more term exp(b), b learned by each head of each
     # layer (gpt-oss); softmax1: the same with b = 0.
     normalizer: str = choice("softmax", ("softmax", "softmax1", "sink"))
-    # c, by which a scaled logit z of attention becomes c tanh(z / c) before its bias; 0: no cap
+    # c, by which a scaled logit z of attention becomes c tanh(z / c) before its bias; 0 means no cap
     logit_cap: float = number(0.0, at_least=0.0)
     qk_norm: bool = False  # RMS norms of each head's queries and keys, before position enters
     # The norms are the model's, over the features of all heads together (MPT); with qk_norm alone.
     qk_norm_joint: bool = False
-    # bound of queries, keys and values on both sides, before these norms (MPT); 0: none
+    # clips queries, keys and values on both sides, before these norms (MPT); 0 means no clip
     clip_qkv: float = number(0.0, at_least=0.0)
-    # of the products of queries and keys; 0: 1 / sqrt(head size)
+    # multiplies products of queries and keys; 0 means 1 / sqrt(head size)
     attention_scale: float = number(0.0, at_least=0.0)
     attention_gate: bool = False  # multiplies attention's output by the sigmoid of a projection
-    attention: str = choice("auto", ("auto", "reference", "saved", "blocked", "augmented", "fused"))
-    logits_chunk: int = number(2048, at_least=1)  # tokens per device whose logits exist at a time
+    attention: str = choice(
+        "auto", ("auto", "reference", "saved", "blocked", "augmented", "fused"), role=COMPUTED
+    )
+    logits_chunk: int = number(
+        2048, at_least=1, role=COMPUTED
+    )  # tokens per device whose logits exist at a time
 
     def __post_init__(self) -> None:
         super().__post_init__()

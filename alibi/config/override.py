@@ -11,11 +11,11 @@ MODEL_KEYS = ("window", "logit_scale", "max_position")
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """Values that replace those a run was trained with; None keeps the run's own.
+    """Values that replace those a run was trained with. None keeps the run's own.
 
     Attributes:
-      position: name of a position method, or a list of them as in a config.
-      options: options of `position`; without a `position`, options of the run's own method.
+      position: a position method's name, or a list as in a config.
+      options: options for `position`, or for the run's own method without one.
       window, logit_scale, max_position: keys of `config.model`.
     """
 
@@ -31,7 +31,7 @@ class Override:
         return {key: value for key in MODEL_KEYS if (value := getattr(self, key)) is not None}
 
     def __str__(self) -> str:
-        """Returns for example "as rotary_ntk(factor=4) with window 256"; the same for 4 and 4.0."""
+        """Returns, for example, "as rotary_ntk(factor=4) with window 256", also for 4.0."""
         options = ", ".join(f"{name}={_short(value)}" for name, value in sorted(self.options))
         method = (
             f"as {self.position}" + (f"({options})" if options else "") if self.position else ""
@@ -58,9 +58,7 @@ class Override:
 
 
 def _short(value: Any) -> str:
-    """Returns the shortest text of a number, so that 4 and 4.0 are equal; a tuple as on a command
-    line, 0.5:0.25.
-    """
+    """Returns a number's shortest text, the same for 4 and 4.0, and a tuple as 0.5:0.25."""
     if isinstance(value, tuple):
         return ":".join(map(_short, value))
     return (

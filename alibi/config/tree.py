@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.config.fields import INT32, Section, choice, nearest, number, parsed
+from alibi.config.fields import COMPUTED, INT32, Section, choice, nearest, number, parsed, setting
 from alibi.config.model import DTYPES, NO_DTYPES, ModelConfig
 
 # Short names of keys, wherever keys are set.
@@ -20,9 +20,9 @@ class ObjectiveConfig(Section):
     name: str = choice("next_token", ("next_token", "masked", "answers"))
     # masked, as the next two: share of the tokens that are predicted
     mask_rate: float = number(0.15, above=0.0, at_most=1.0)
-    # of these, replaced by a random token
+    # share of these that a random token replaces
     mask_random: float = number(0.1, at_least=0.0, at_most=1.0)
-    # of these, left as they are; the others become the mask token
+    # share of these that stay as they are; the others become the mask token
     mask_kept: float = number(0.1, at_least=0.0, at_most=1.0)
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class ObjectiveConfig(Section):
 
     @property
     def recorded(self) -> dict[str, Any] | None:
-        """The keys as rows hold them; None for the next token."""
+        """The keys as rows hold them, or None for the next token."""
         masks = ("mask_rate", "mask_random", "mask_kept") if self.name == "masked" else ()
         known = {"name": self.name} | {key: getattr(self, key) for key in masks}
         return None if self.name == "next_token" else known
@@ -91,7 +91,8 @@ class DataConfig(Section):
     # bpe: bytes of the train text from which a new tokenizer is made, spread evenly over text
     # files.
     tokenizer_train_bytes: int = number(-1, at_least=1, or_all=-1)
-    cache_dir: str = ""  # of token files; empty: $ALIBI_CACHE, else ~/.cache/alibi
+    # holds token files; defaults to $ALIBI_CACHE, or ~/.cache/alibi
+    cache_dir: str = setting("", COMPUTED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,8 +113,8 @@ class TrainConfig(Section):
     batch_tokens: int = number(2048, at_least=1, at_most=INT32)
     accumulation: int = number(1, at_least=1, at_most=INT32)  # micro-batches of an update
     # Most tokens on a device at a time: accumulation grows to keep to this number. 0: no limit.
-    max_device_tokens: int = number(0, at_least=0)
-    # These two change the loss that training follows, not the losses that are reported; 0: off.
+    max_device_tokens: int = number(0, at_least=0, role=COMPUTED)
+    # These two change the loss that training follows, not the reported losses; 0 means off.
     # times the squared logarithm of the softmax's denominator, added to the loss; PaLM's is 1e-4
     z_loss: float = number(0.0, at_least=0.0)
     # share of the target's probability that goes to all words alike
@@ -145,15 +146,15 @@ class OptimizerConfig(Section):
     b1: float = number(0.9, at_least=0.0, below=1.0)  # adamw, as the next three
     b2: float = number(0.99, at_least=0.0, below=1.0)
     eps: float = number(1e-8, above=0.0)
-    # of matrices; not of biases, norms and position parameters
+    # decays matrices, not biases, norms and position parameters
     weight_decay: float = number(0.1, at_least=0.0)
-    # largest global norm of an update's gradient; 0: no clipping
+    # largest global norm of an update's gradient; 0 means no clipping
     clip_norm: float = number(1.0, at_least=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig(Section):
-    """The devices along each axis; -1, for a single axis, means all remaining devices."""
+    """The devices along each axis. -1, for a single axis, means all remaining devices."""
 
     data: int = number(-1, at_least=1, or_all=-1)  # splits the batch
     # splits the batch, the parameters and the optimizer state
@@ -166,19 +167,19 @@ class MeshConfig(Section):
 class EvalConfig(Section):
     """Validations during training, and the dtype of every evaluation."""
 
-    # updates between validations at train_length; 0: only at the end
+    # updates between validations at train_length; 0 means only at the end
     every_steps: int = number(200, at_least=0)
-    # of valid in a validation during training, in windows spread evenly over the text; -1: all. The
+    # tokens in a validation during training, in windows spread evenly over valid; -1 means all. The
     # best checkpoint is the best by these.
     max_tokens: int = number(65_536, at_least=1, or_all=-1)
     # tokens per device in an evaluation batch
     batch_tokens: int = number(16_384, at_least=1, at_most=INT32)
-    # Of the products, whatever model.dtype is: the paper trained in float16 and evaluated in
+    # The products' dtype, whatever model.dtype is: the paper trained in float16 and evaluated in
     # float32. bfloat16 takes less memory, and is less exact.
     dtype: str = choice("float32", DTYPES, **NO_DTYPES)
     # a text that is continued at each validation, for the eye; empty: none
     sample_prompt: str = ""
-    sample_tokens: int = number(100, at_least=1)  # of its continuation
+    sample_tokens: int = number(100, at_least=1)  # tokens of its continuation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +188,8 @@ class CheckpointConfig(Section):
     intervals.
     """
 
-    every_steps: int = number(200, at_least=0)  # updates; 0: never
-    every_minutes: float = number(10.0, at_least=0.0)  # 0: never
+    every_steps: int = number(200, at_least=0)  # updates; 0 means never
+    every_minutes: float = number(10.0, at_least=0.0)  # 0 means never
     # latest checkpoints kept besides the best; another if the best is among them
     keep: int = number(1, at_least=1)
 
@@ -203,7 +204,7 @@ class LogConfig(Section):
     # Weights & Biases (pip install wandb); with WANDB_MODE=offline to files alone
     wandb: bool = False
     trackio: bool = False  # Trackio (pip install trackio)
-    # of W&B and Trackio; empty: the sweep's directory, or the directory above the run's own
+    # the project at W&B and Trackio; defaults to the sweep's directory, or the one above the run's
     project: str = ""
 
 
@@ -211,7 +212,7 @@ class LogConfig(Section):
 class Config(Section):
     """The config of a run. The defaults train a small decoder on the embedded books."""
 
-    # of initialization, dropout and the order of training blocks
+    # seeds initialization, dropout and the order of training blocks
     seed: int = number(0, at_least=0, at_most=2**32 - 1)
     # tokens of a training sequence (the paper's L)
     train_length: int = number(128, at_least=1, at_most=INT32)
@@ -230,16 +231,16 @@ class Config(Section):
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    mesh: MeshConfig = MeshConfig()
-    eval: EvalConfig = EvalConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
+    mesh: MeshConfig = dataclasses.field(default=MeshConfig(), metadata={"role": COMPUTED})
+    eval: EvalConfig = dataclasses.field(default=EvalConfig(), metadata={"role": COMPUTED})
+    checkpoint: CheckpointConfig = dataclasses.field(
+        default=CheckpointConfig(), metadata={"role": COMPUTED}
+    )
+    log: LogConfig = dataclasses.field(default=LogConfig(), metadata={"role": COMPUTED})
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Returns the values of a config (or of a mapping) by dotted key, as JSON has them: tuples as
-    lists.
-    """
+    """Returns the values of a config or mapping by dotted key, tuples as lists, as in JSON."""
     leaves: dict[str, Any] = {}
     for key, value in (config if isinstance(config, Mapping) else vars(config)).items():
         if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
@@ -251,6 +252,20 @@ def flatten(config: Any) -> dict[str, Any]:
 
 _DEFAULT = Config()
 KEYS = tuple(flatten(_DEFAULT))  # without the options of position methods
+
+
+def role_of(key: str) -> str:
+    """Returns a dotted key's role, its own or its section's (`alibi.config.fields.COMPUTED`, ...), or
+    "".
+    """
+    kind: Any = Config
+    role = ""
+    for part in key.split("."):
+        field = getattr(kind, "__dataclass_fields__", {}).get(part)
+        kind, role = (
+            (type(field.default), field.metadata.get("role") or role) if field else (None, role)
+        )
+    return role
 
 
 # Names in other codebases, for suggestions.
@@ -285,36 +300,34 @@ OTHER_NAMES = {
 
 
 def check_key(key: str) -> str:
-    """Returns the full name of a config key; raises ValueError, with the nearest key, if no config
-    has it.
-    """
+    """Returns a key's full name. Raises ValueError, with the nearest key, if it is unknown."""
     key = SHORT_NAMES.get(key, key)
     if key in KEYS or key.startswith("position_options."):
         return key
     section, _, name = key.rpartition(".")
     # Names are compared without their sections, which would be near by themselves.
-    own = sorted([*KEYS, *SHORT_NAMES], key=lambda known: known.startswith(f"{section}."))
-    known = {full.rpartition(".")[2]: full for full in own}
-    meant = OTHER_NAMES.get(name) or known.get(nearest(name, known))
+    own_last = sorted([*KEYS, *SHORT_NAMES], key=lambda full: full.startswith(f"{section}."))
+    by_name = {full.rpartition(".")[2]: full for full in own_last}
+    meant = OTHER_NAMES.get(name) or by_name.get(nearest(name, by_name))
     question = f"did you mean {meant!r}? " if meant else ""
     raise ValueError(f"unknown config key {key!r}; {question}alibi/config/tree.py lists every key")
 
 
 def read_value(key: str, value: Any) -> Any:
-    """Returns the value of a config key, or the value of a text, as the type of the key.
+    """Returns a value, or a text's value, as a key's type.
 
     Raises:
-      ValueError: an unknown key, or a value of another type or out of the key's range.
+      ValueError: an unknown key, or a value with another type or out of range.
     """
     section, _, name = check_key(key).rpartition(".")
-    # their types are those of the method's class: see make_position
+    # The method's class types them, in make_position.
     if section == "position_options":
         return parsed(value) if isinstance(value, str) else value
     return (type(_DEFAULT[section]) if section else Config).read(name, value)
 
 
 def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
-    """Returns a copy of `config` with other values for some keys.
+    """Returns `config` with other values for some keys.
 
     Args:
       changes: values, or texts of values, by dotted key.

@@ -19,9 +19,9 @@ from alibi.convert.folder import HubFolder, find_folder
 from alibi.convert.tensors import CONFIG, FLOATS, Model
 from alibi.convert.work_directory import empty_run, write_run
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, read_dictionary, read_tokenizer
+from alibi.devices.memory import check_memory
 from alibi.model.decoder import build_model, param_shapes
 from alibi.parallel import hosts
-from alibi.parallel.memory import check_memory
 from alibi.parallel.sharding import laid_out
 from alibi.runs import RunDirectory, make_provenance, process_facts
 from alibi.runs.checkpoint import TrainState

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from alibi.config import Config
-from alibi.config.fields import annotations, parsed, read
+from alibi.config.fields import annotations, checked, parsed
 from alibi.reporting.measure import EVALUATORS, Measure, evaluator_class, make_evaluator
 from alibi.reporting.rows import Row
 from alibi.storage.files import digest
@@ -76,7 +76,7 @@ class Evaluator(Measure):
                 )
             kind, value = types[field.name], getattr(self, field.name)
             value = parsed(value, kind) if isinstance(value, str) else value
-            value = read(f"{field.name}={value!r}", value, kind, field.default, field.metadata)
+            value = checked(f"{field.name}={value!r}", value, kind, field.default, field.metadata)
             object.__setattr__(self, field.name, value)
 
     @property
@@ -92,7 +92,7 @@ class Evaluator(Measure):
     @classmethod
     def code(cls) -> str | None:
         """Returns a hash of an outside evaluator's files, for its rows."""
-        from alibi.runs.provenance import code_files  # a report may lack the packages of training
+        from alibi.runs.code import code_files  # a report may lack the packages of training
 
         files = code_files(cls.__module__)
         return digest(files)[:12] if files else None

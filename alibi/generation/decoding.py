@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.data.tokenizers.base import Tokenizer
+from alibi.devices.memory import check_memory
 from alibi.generation.sampling import GREEDY, Sampler
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import unstacked
-from alibi.parallel.memory import check_memory
 from alibi.positions.distance import as_array
 
 JOINED = 16  # tokens of a prompt that are decoded with its answer

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from alibi.config.fields import COMPUTED
+from alibi.config.tree import role_of
 from alibi.paper.definitions import OPTIONS, TABLES, Model, Quantity, load_table
 from alibi.paper.settings import find_setting
-from alibi.runs import RunDirectory, may_differ
+from alibi.runs import RunDirectory
 from alibi.storage.files import resolve
 from alibi.sweeps.definition import Run, Sweep, load_config, make_sweep
 
@@ -110,7 +112,7 @@ class Reproduction:
 def _suffix(files: Mapping[str, str], overrides: str) -> str:
     """Returns the end of a directory's name: short overrides of a run, and a hash over files."""
     parts = sorted(override.strip() for override in overrides.split(",") if override.strip())
-    parts = [override for override in parts if not may_differ(override.partition("=")[0])]
+    parts = [override for override in parts if role_of(override.partition("=")[0]) != COMPUTED]
     suffix = re.sub(r"[^\w.=+-]", "_", "-" + ",".join(parts)) if parts else ""
     if files or len(suffix) > 80:
         digest = hashlib.sha256(repr((sorted(files.items()), parts)).encode()).hexdigest()[:8]

@@ -1,8 +1,8 @@
-"""The processes of several hosts: how they join, exchange values and agree.
+"""Processes on several hosts: how they join, exchange values and agree.
 
-Every process must call each function but `is_primary` and `is_lost_connection` at the same place of
-the program. A single process exchanges nothing. If a process is lost, JAX ends the others within
-about a minute by a signal, or their collectives fail.
+All processes must call a function at the same place in the program, except `is_primary` and
+`is_lost_connection`. A single process exchanges nothing. If a process is lost, JAX ends the others
+within about a minute by a signal, or their collectives fail.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from alibi.errors import UserError
 
 Result = TypeVar("Result")
 
-JOIN_SECONDS = 300  # in which all processes must come
-TOLD_SECONDS = 15  # after which a process that waits for them says so
-HEARTBEAT_SECONDS = 60  # without a heartbeat for so long a process is lost
-# for which a process waits for the others, which may be tokenizing a large corpus
+JOIN_SECONDS = 300  # until all processes must have come
+TOLD_SECONDS = 15  # until a waiting process says so
+HEARTBEAT_SECONDS = 60  # without a heartbeat, until a process counts as lost
+# until a process no longer waits for the others, which may be tokenizing a large corpus
 WAIT_SECONDS = 7 * 24 * 3600
 LOST = re.compile(
     r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I
@@ -54,16 +54,16 @@ _exchanges = itertools.count()  # all processes count alike
 def join(
     address: str | None, count: int | None, number: int | None, *, keep_sigterm: bool = True
 ) -> None:
-    """Connects to the other processes; see `jax.distributed.initialize` for the first three
-    arguments.
+    """Connects to the other processes.
 
     Args:
-      keep_sigterm: restore this process's handler of SIGTERM. Else JAX keeps the signal, and tells
-        all processes of it by `multihost_utils.reached_preemption_sync_point`.
+      address, count, number: as in `jax.distributed.initialize`.
+      keep_sigterm: restores this process's handler of SIGTERM. Otherwise JAX takes the signal and
+        tells all processes (`multihost_utils.reached_preemption_sync_point`).
 
     Raises:
-      ValueError: the address is not HOST:PORT, the number is not below the count, or one of the
-        three is missing and the cluster doesn't provide it.
+      ValueError: the address is not HOST:PORT, the number is not below the count, or neither the
+        arguments nor the cluster give all three.
     """
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
     host, _, port = (address or "host:1").rpartition(":")
@@ -79,15 +79,12 @@ def join(
         )
     # no handler of Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    waiting = threading.Timer(
-        TOLD_SECONDS,
-        print,
-        [
-            f"waiting for the other processes{f' at {address}' if address else ''}, for {JOIN_SECONDS} s in all; "
-            "a process that failed before it came has said why"
-        ],
-        {"file": sys.stderr, "flush": True},
+    place = f" at {address}" if address else ""
+    line = (
+        f"waiting for the other processes{place}, for {JOIN_SECONDS} s in all; a process that failed before it came "
+        "has said why\n"
     )
+    waiting = threading.Timer(TOLD_SECONDS, sys.stderr.write, [line])
     waiting.start()
     try:
         jax.distributed.initialize(
@@ -108,35 +105,35 @@ def join(
         waiting.cancel()
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
-    place = None
+    here = None
     # An address of this machine that others reach: towards the first process, or outwards.
     with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
         way.connect((host if address else "10.255.255.255", 9))
         _listeners.append(socket.create_server((way.getsockname()[0], 0)))
-        place = _listeners[-1].getsockname()
-    _places.extend(gather(place))
+        here = _listeners[-1].getsockname()
+    _places.extend(gather(here))
 
 
 def lost_processes() -> list[int]:
-    """Returns the processes that have ended, or can't be reached, as far as it is known."""
-    lost = []
-    # A host's name may stand for 127.0.1.1 on that host: no other host reaches it there.
-    local = [place[0].startswith("127.") for place in _places if place]
-    for process, place in enumerate(_places):
-        if not place or (place[0].startswith("127.") and not all(local)):
-            continue
+    """Returns the processes that have ended or can't be reached, as far as known."""
+
+    def is_silent(place: list) -> bool:
         with socket.socket() as asking:
             asking.settimeout(1)
-            if asking.connect_ex(tuple(place)):
-                lost.append(process)
-    return lost
+            return asking.connect_ex(tuple(place)) != 0
+
+    reached = {process: place for process, place in enumerate(_places) if place}
+    local = {process for process, place in reached.items() if place[0].startswith("127.")}
+    # A host's name may stand for 127.0.1.1 on that host: no other host reaches it there.
+    unknown = local if len(local) < len(reached) else set[int]()
+    return [process for process in reached.keys() - unknown if is_silent(reached[process])]
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """Returns the visible GPUs for a Slurm task; None leaves the choice to JAX.
+    """Returns a Slurm task's GPUs. None leaves the choice to JAX, which takes one.
 
-    JAX takes one GPU for each task. Here the only task of a node takes all GPUs of the node,
-    several tasks share them evenly, and a task takes its own GPUs if Slurm has bound it to some.
+    A node's only task takes all its GPUs, several share them evenly, and a task that Slurm has bound
+    to GPUs takes these.
     """
     gpus = len(
         [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
@@ -156,15 +153,15 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
 
 
 def is_primary() -> bool:
-    """Returns whether this is process 0, which alone writes files and prints."""
+    """Returns whether this is process 0, the only one that writes files and prints."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def gather(value: Any, *, seconds: int = WAIT_SECONDS) -> list[Any]:
-    """Returns the `value` of each process, in their order; JSON must be able to hold it.
+    """Returns all processes' values, in order. JSON must be able to hold them.
 
-    Processes wait for each other in JAX's coordination service, since collectives of devices have
-    time limits of their own. If a process doesn't come within so many `seconds`, the others fail.
+    Processes wait in JAX's coordination service, since device collectives have time limits. If a
+    process doesn't come within `seconds`, the others fail.
     """
     if not jax.distributed.is_initialized():
         return [value]
@@ -179,10 +176,10 @@ def gather(value: Any, *, seconds: int = WAIT_SECONDS) -> list[Any]:
 
 
 def broadcast(ask: Callable[[], Result]) -> Result:
-    """Runs `ask` on process 0 and returns its result, which JSON can hold, on every process.
+    """Runs `ask` on process 0 and returns its result, which JSON must hold, on every process.
 
     Raises:
-      UserError: `ask` failed; process 0 raises its own error.
+      UserError: `ask` failed. Process 0 raises its own error.
     """
     if not jax.distributed.is_initialized():
         return ask()
@@ -201,9 +198,7 @@ def broadcast(ask: Callable[[], Result]) -> Result:
 
 
 def check_alike(facts: dict[str, Any]) -> None:
-    """Raises ValueError on every process, naming all differing keys, if `facts` differ between
-    processes.
-    """
+    """Raises ValueError on every process if `facts` differ between processes, and names the keys."""
     if lines := _differing(gather(facts)):
         raise ValueError(f"the processes differ; start the same command and code on all:{lines}")
 
@@ -211,15 +206,15 @@ def check_alike(facts: dict[str, Any]) -> None:
 def check_same_state(
     parts: list[tuple[str, str]], facts: Callable[[], dict[str, Any]], when: str
 ) -> None:
-    """Checks that the parts of a state that several processes hold are equal.
+    """Checks that processes with the same part of a state hold equal values.
 
     Args:
-      parts: the place and the digest of each part that a device of this process holds.
-      facts: called if parts differ; returns possible causes.
-      when: the time of the check, for the error.
+      parts: place and digest for each part on this process's devices.
+      facts: returns possible causes, called if parts differ.
+      when: the time, for the error.
 
     Raises:
-      UserError: on every process; names the processes, and the causes that differ.
+      UserError: on every process, with the processes and the differing causes.
     """
     owners: dict[str, dict[str, list[int]]] = {}
     for process, there in enumerate(gather(parts)):
@@ -240,14 +235,14 @@ def check_same_state(
 
 
 def computer() -> dict[str, Any]:
-    """Returns the processor's instructions, devices, flags and package versions, by which processes
-    of the same program may compute different numbers; hashes of flags, whose values are not shown.
+    """Returns why processes of one program may compute different numbers: vector instructions,
+    devices, package versions, and environment variables, as hashes that hide their values.
     """
-    cpu = pathlib.Path("/proc/cpuinfo")
-    about = cpu.read_text() if cpu.exists() else ""
+    cpus = pathlib.Path("/proc/cpuinfo")
+    flags = _VECTORS.findall(cpus.read_text() if cpus.exists() else "")
     device = jax.local_devices()[0]
     return {
-        "vector instructions": " ".join(sorted(set(_VECTORS.findall(about)))),
+        "vector instructions": " ".join(sorted(set(flags))),
         "devices": f"{device.device_kind}, {device.client.platform_version}",
         **{
             name: f"a value with hash {hashlib.sha256(value.encode()).hexdigest()[:6]}"
@@ -270,7 +265,7 @@ def _differing(everywhere: list[dict[str, Any]]) -> str:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Returns whether `error` says that another process, or the network to it, was lost."""
+    """Returns whether `error` means that another process, or the network to it, was lost."""
     # If a computation on CPUs fails while it is dispatched, it is a ValueError: "UNKNOWN: Gloo ..."
     of_jax = isinstance(error, jax.errors.JaxRuntimeError) or re.match("[A-Z_]+: Gloo", str(error))
     return jax.distributed.is_initialized() and bool(of_jax and LOST.search(str(error)))

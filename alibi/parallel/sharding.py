@@ -38,9 +38,10 @@ DIMENSIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh `data, fsdp, tensor` of the config's sizes over `devices`, by default all.
+    """Returns the mesh `data, fsdp, tensor` over `devices`, which default to all.
 
-    Raises ValueError as `mesh_sizes` does.
+    Raises:
+      ValueError: as in `mesh_sizes`.
     """
     devices = jax.devices() if devices is None else devices
     return jax.make_mesh(
@@ -49,14 +50,12 @@ def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh
 
 
 def abstract_mesh(mesh: MeshConfig, devices: int) -> AbstractMesh:
-    """Returns the mesh of so many devices, here or elsewhere, for shapes, shardings and traces; see
-    `make_mesh`.
-    """
+    """Returns `make_mesh` for a number of devices elsewhere, for shapes, shardings and traces."""
     return AbstractMesh(mesh_sizes(mesh, devices), AXES, axis_types=_AXIS_TYPES)
 
 
 def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
-    """Returns the number of devices along each of `AXES`.
+    """Returns how many devices lie along each of `AXES`.
 
     Raises:
       ValueError: the sizes don't multiply to `devices`, or several are -1.
@@ -67,9 +66,9 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
         raise ValueError(
             f"{got}: sizes must be positive, one of them may be -1 (all remaining devices)"
         )
-    known = math.prod(size for size in sizes if size != -1)
-    if -1 in sizes and devices % known == 0:
-        sizes[sizes.index(-1)] = devices // known
+    fixed = math.prod(size for size in sizes if size != -1)
+    if -1 in sizes and devices % fixed == 0:
+        sizes[sizes.index(-1)] = devices // fixed
     if math.prod(sizes) != devices:
         raise ValueError(
             f"{got} do not fit {devices} devices; make their product {devices}, or one of them -1"
@@ -78,15 +77,14 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
 
 
 def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding:
-    """Returns the sharding of arrays whose dimension number `leading` is the batch."""
+    """Returns the sharding of arrays with the batch in dimension `leading`."""
     return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
 
 
 def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """Returns the sharding of each leaf of parameters or optimizer state, by `DIMENSIONS` and
-    `SPLIT`; other leaves are replicated.
+    """Returns shardings for parameters or optimizer state, from `DIMENSIONS` and `SPLIT`.
 
-    A dimension is whole if the devices don't divide it.
+    Other leaves are replicated, and a dimension is whole if the devices don't divide it.
     """
 
     def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
@@ -107,7 +105,7 @@ def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
 
 
 def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """Returns the `shapes` of parameters or optimizer state with the shardings of `tree_shardings`."""
+    """Returns `shapes` with the shardings of `tree_shardings`."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -116,9 +114,7 @@ def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
 
 
 def batch_parts(sharding: Sharding | None) -> int:
-    """Returns the number of parts into which a sharding splits the first dimension; 1 without a
-    sharding.
-    """
+    """Returns into how many parts a sharding splits the first dimension, or 1 without a sharding."""
     if sharding is None:
         return 1
     size = sharding.num_devices
@@ -126,9 +122,7 @@ def batch_parts(sharding: Sharding | None) -> int:
 
 
 def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
-    """Returns the ascending numbers of the rows, of `rows` split by `sharding`, on this host's
-    devices.
-    """
+    """Returns which of `rows` rows, split by `sharding`, this host's devices hold, ascending."""
     held = sharding.addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
 
@@ -142,8 +136,8 @@ def split_batch(
     """Returns `x` constrained to `sharding`, if its parts divide the batch.
 
     Without the constraint the compiler follows split parameters, and each device computes the whole
-    batch. With `split_features` the compiler chooses the layout of the other dimensions, as for
-    logits of a split vocabulary; else each device has them whole.
+    batch. Each device has the other dimensions whole, or with `split_features` as the compiler
+    chooses (for logits of a split vocabulary).
     """
     if sharding is None or x.shape[0] % batch_parts(sharding):
         return x
@@ -156,11 +150,10 @@ def split_batch(
 def for_lookup(
     table: Float[Array, "rows features"], sharding: NamedSharding | None
 ) -> Float[Array, "rows features"]:
-    """Returns a table whose rows are looked up for tokens split by `sharding`.
+    """Returns a table to look up rows for tokens split by `sharding`.
 
-    If both data and fsdp split the tokens, each device has whole rows and sums up the gradient of
-    its own tokens. With the table's split of features XLA would gather the gradients of all tokens
-    on each device.
+    If both data and fsdp split the tokens, each device gets whole rows and sums the gradient of its
+    own tokens. Otherwise XLA would gather all tokens' gradients on each device.
     """
     if sharding is None or 1 in (sharding.mesh.shape.get(axis, 1) for axis in BATCH_AXES):
         return table
@@ -171,8 +164,7 @@ def for_lookup(
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:
     """Returns the sharding of queries, keys and values `[batch, length, heads, head_dim]`.
 
-    Those axes of the mesh split the heads which don't split the batch in `sharding`, of
-    activations.
+    The axes of the mesh that don't split the batch in `sharding` split the heads.
     """
     if sharding is None:
         return None

@@ -8,9 +8,9 @@ from jax.sharding import AbstractMesh
 
 from alibi.config import Config, DataConfig
 from alibi.data.tokenizers import given_tokenizer
+from alibi.devices.kinds import GIB, DeviceKind, known_device_kind
 from alibi.model.decoder import build_model
 from alibi.model.flops import model_flops
-from alibi.parallel.device_kinds import GIB, DeviceKind, known_device_kind
 from alibi.parallel.sharding import AXES, abstract_mesh, batch_parts, batch_sharding
 from alibi.planning.memory import StepMemory, step_memory
 from alibi.reporting.writers import aligned, format_duration

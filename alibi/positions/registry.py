@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alibi.config.classes import load_class
-from alibi.config.fields import annotations, did_you_mean, read, without_lists
+from alibi.config.fields import annotations, checked, did_you_mean, without_lists
 from alibi.positions.base import PositionMethod
 from alibi.positions.contract import check_contract
 
@@ -102,7 +102,7 @@ def make_position(
             )
         label = f"option {option}={without_lists(value)!r} of position method {name!r}"
         limits = fields[option].metadata
-        options[option] = read(label, value, types[option], defaults[option], limits)
+        options[option] = checked(label, value, types[option], defaults[option], limits)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,

@@ -1,17 +1,15 @@
-"""Trained runs: work directory, identity and provenance; `alibi.runs.trained` loads a run for use."""
+"""What a run is: work directory, identity, provenance and checkpoints."""
 
 from alibi.extras import EXTRAS, needs
 
 needs(__name__, *EXTRAS["train"])
 
+from alibi.runs.code import code_hash, git_commit, method_files
 from alibi.runs.directory import RunDirectory
-from alibi.runs.identity import config_hash, evaluation_hash, may_differ
+from alibi.runs.identity import config_hash, evaluation_hash
 from alibi.runs.provenance import (
-    code_hash,
-    git_commit,
     jax_settings,
     make_provenance,
-    method_files,
     process_facts,
     processor,
     usable_cores,
@@ -26,7 +24,6 @@ __all__ = [
     "git_commit",
     "jax_settings",
     "make_provenance",
-    "may_differ",
     "method_files",
     "process_facts",
     "processor",

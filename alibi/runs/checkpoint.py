@@ -1,41 +1,35 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
 import asyncio
-import collections
 import contextlib
 import errno
-import functools
-import hashlib
 import logging
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int, PyTree, UInt32
+from jaxtyping import Array, Int, PyTree
 
 from alibi.model.layers import is_stacked, stacked, unstacked
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
-from alibi.runs.provenance import ABOUT, STEP, own_files, processor, read_about
+from alibi.progress import print_line
+from alibi.runs.checksums import checksums
+from alibi.runs.provenance import ABOUT, STEP, read_about
 from alibi.storage.files import SHA256, digest, resolve
 
 Restored = TypeVar("Restored")
 
 PARAMS, OPTIMIZER = "params", "optimizer"  # items of a checkpoint, beside ABOUT
-# Keys of `about`, beside SHA256. The tokens are those of the last validation, of this checkpoint or
-# before it.
+# Keys of `about`, beside SHA256. VALID_TOKENS counts the tokens in the last validation so far.
 CHECKSUMS, VALID_NLL, VALID_TOKENS = "checksums", "valid_nll", "valid_tokens"
-# Words in errors of the machine or the network, after which a checkpoint may still be whole.
+# Words in errors by the machine or the network, which leave a checkpoint whole.
 _MACHINE = (
     *(
         "resource_exhausted",
@@ -52,10 +46,7 @@ _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 @flax.struct.dataclass
 class TrainState:
-    """The state after `step` updates.
-
-    All randomness is derived from the seed and `step`, so a run resumes from this state alone.
-    """
+    """The state after `step` updates. With the seed it is all that a run resumes from."""
 
     step: Int[Array, ""]
     params: PyTree
@@ -67,18 +58,18 @@ class DamagedError(ValueError):
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
-    """The checkpoints of a run.
+    """A run's checkpoints.
 
-    A checkpoint holds the parameters, the optimizer state and, as JSON, the config and provenance
-    of the run, its update, its validation NLL and the checksum of each array. It gets its final name
-    when it is complete, and is used only if it equals the saved one.
+    A checkpoint holds parameters, optimizer state and, as JSON, config, provenance, update,
+    validation NLL and a checksum for each array. It gets its final name when it is complete, and is
+    used only if it equals what was saved.
 
     Args:
       folder: the run's `checkpoints` directory.
-      keep: number of latest checkpoints to keep, besides the best by validation NLL. If the best is
-        among them, the checkpoint before them is kept too, in case the best is damaged.
-      written_bytes: of arrays that are written at a time, more than those of the largest; writing
-        takes as much memory beside the state. None: Orbax's limit, 96 GB.
+      keep: how many latest checkpoints are kept, besides the best validation NLL, and one more if the
+        best is among them, in case it is damaged.
+      written_bytes: bytes written at a time, more than the largest array has. Writing takes as much
+        memory. Defaults to Orbax's 96 GB.
     """
 
     def __init__(
@@ -110,7 +101,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
                 lightweight_initialize=True,  # else a damaged checkpoint makes all unreadable
             ),
         )
-        # of each step: the validation NLL, None without one, and the tokens that it scored
+        # by step: validation NLL (None without one) and scored tokens
         self._valid: dict[int, tuple[float | None, int | None]] = {}
         for step in self._manager.all_steps():
             with contextlib.suppress(DamagedError):
@@ -124,15 +115,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The saved step with the lowest validation NLL, and this NLL; None if no saved step was
-        validated.
-        """
+        """The saved step with the lowest validation NLL, and this NLL, or None without a validation."""
         return next(iter(self.ranked), None)
 
     @property
     def ranked(self) -> list[tuple[int, float]]:
-        """The validated steps among the saved, each with its validation NLL, in ascending order of
-        it; those that scored as many tokens as the newest, since eval.max_tokens may change.
+        """The saved steps with their validation NLL, lowest first. Only validations count that scored
+        as many tokens as the newest, since eval.max_tokens may change.
         """
         scored = [
             (step, nll, tokens)
@@ -148,7 +137,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     def save(
         self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None
     ) -> None:
-        """Saves in the background; first waits for the checkpoint before, and raises its errors."""
+        """Waits for the previous save, raises its errors, and saves in the background."""
         if step in self._manager.all_steps():
             return
         sums = checksums({PARAMS: state.params, OPTIMIZER: state.opt_state})
@@ -163,70 +152,73 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore_newest(self, abstract: TrainState) -> TrainState:
-        """Returns the state of the newest whole checkpoint; prints and sets aside the damaged later
-        ones.
+        """Returns the state of the newest whole checkpoint, each leaf with the sharding of `abstract`;
+        sets later, damaged ones aside as STEP.damaged-TIME.
 
         Raises:
-          ValueError: none is whole, and nothing was set aside; see also `restore`.
+          DamagedError: none is whole.
         """
-        step, state, damaged = self.first_whole(lambda step: self.restore(step, abstract))
+        _, state, damaged = self.first_whole(lambda step: self.restore(step, abstract))
+
+        def set_aside() -> None:
+            for other in damaged:
+                aside = self._folder / f"{other}.damaged-{int(time.time())}"
+                (self._folder / str(other)).rename(aside)
+
         if damaged:
-            hosts.broadcast(lambda: self._set_aside(damaged, step))
+            hosts.broadcast(set_aside)
             self._manager.reload()
         return state
 
     def first_whole(
-        self, restore: Callable[[int], Restored]
-    ) -> tuple[int, Restored, dict[int, str]]:
-        """Returns the newest step that `restore` finds whole, its result, and the errors of later
-        steps.
+        self, restore: Callable[[int], Restored], steps: Callable[[], list[int]] | None = None
+    ) -> tuple[int, Restored, Collection[int]]:
+        """Returns the first step that `restore` finds whole, its result, and the damaged steps before
+        it, with a line for each.
+
+        Args:
+          steps: the steps in order, asked for again after each damaged one, since training may
+            replace checkpoints. Defaults to the newest first.
 
         Raises:
           DamagedError: no checkpoint is whole.
         """
-        damaged: dict[int, str] = {}
-        for step in hosts.broadcast(lambda: sorted(self._manager.all_steps(), reverse=True)):
-            try:
-                return step, restore(step), damaged
-            except DamagedError as error:
-                damaged[step] = str(error)
-        newest = next(iter(damaged.values()), f"{self._folder} is empty")
-        raise DamagedError(
-            f"{newest}; no other is whole: restore a checkpoint, or remove the work directory to start over"
-        )
+        damaged: dict[int, DamagedError] = {}
 
-    def _set_aside(self, damaged: dict[int, str], step: int) -> None:
-        for other, damage in damaged.items():
-            aside = self._folder / f"{other}.damaged-{int(time.time())}"
-            (self._folder / str(other)).rename(aside)
-            print(
-                f"{damage}; it is now {aside.name}, and the run goes on from step {step}",
-                file=sys.stderr,
-            )
+        def left() -> list[int]:
+            known = steps() if steps else sorted(self._manager.all_steps(), reverse=True)
+            return [step for step in known if step not in damaged]
+
+        while candidates := hosts.broadcast(left):
+            try:
+                restored = restore(candidates[0])
+            except DamagedError as error:
+                damaged[candidates[0]] = error
+                continue
+            if hosts.is_primary():
+                for damage in (str(each).partition(";")[0] for each in damaged.values()):
+                    print_line(f"{damage}; that of step {candidates[0]} is taken in its place")
+            return candidates[0], restored, damaged.keys()
+        raise next(iter(damaged.values()), DamagedError(f"{self._folder} is empty"))
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """Returns the state after `step` updates, each leaf with the sharding of `abstract`.
-
-        Raises:
-          ValueError: there is no such checkpoint.
-          DamagedError: it is damaged, or of another model.
+        """Returns the state after `step` updates, each leaf with the sharding of `abstract`. Raises as
+        `restore_params`.
         """
-        self._check_seen(step)
-        if not any(path.startswith(OPTIMIZER) for path in self.about(step)[CHECKSUMS]):
-            raise ValueError(
-                f"{self._folder.parent} holds an imported model, without an optimizer's state; train on from it in "
-                f"another --workdir by --init_from={self._folder.parent}"
-            )
         restored = self._restore(step, {PARAMS: abstract.params, OPTIMIZER: abstract.opt_state})
         count = jax.device_put(jnp.asarray(step, abstract.step.dtype), abstract.step.sharding)
         return TrainState(step=count, params=restored[PARAMS], opt_state=restored[OPTIMIZER])
 
     def restore_params(self, step: int, abstract_params: PyTree) -> PyTree:
-        """Returns only the parameters after `step` updates; see `restore`."""
+        """Returns the parameters after `step` updates, sharded as `abstract_params`.
+
+        Raises:
+          DamagedError: there is no such checkpoint, it is damaged, or of another model.
+        """
         return self._restore(step, {PARAMS: abstract_params})[PARAMS]
 
     def _restore(self, step: int, trees: dict[str, PyTree]) -> dict[str, PyTree]:
-        """Returns the items `trees` of a checkpoint; all processes raise if any meets damage."""
+        """Returns the items `trees` of a checkpoint. All processes raise if one finds damage."""
         self._check_seen(step)
         restored, sums, damage = {}, {}, ""
         here = there = is_stacked(trees[PARAMS])  # the layout of the layers
@@ -265,26 +257,26 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         }
 
     def _check_seen(self, step: int) -> None:
-        """Raises ValueError on all processes if any does not see the checkpoint."""
+        """Raises an error on all processes if any does not see the checkpoint."""
         place = self._folder / str(step)
         seen = hosts.gather(place.exists())
         if not any(seen):
-            known = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
-            raise ValueError(f"{self._folder} has no checkpoint of step {step}; there are: {known}")
+            saved = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
+            raise DamagedError(
+                f"{self._folder} has no checkpoint of step {step}; there are: {saved}"
+            )
         if not all(seen):
             raise ValueError(
                 f"process {seen.index(False)} does not see {place}; all need the same work directory"
             )
 
     def about(self, step: int) -> dict[str, Any]:
-        """Returns the `about` of `save`, with the keys of this file; raises DamagedError if it is
-        damaged.
-        """
+        """Returns what `save` kept as JSON. Raises DamagedError."""
         with self._damage_named(step, ABOUT):
             return read_about(self._folder / str(step))
 
     def _read(self, step: int, item: str, how: ocp.args.CheckpointArgs) -> Any:
-        """Returns the arrays of a checkpoint's item, read by this process alone."""
+        """Returns a checkpoint item's arrays on this process."""
         with self._damage_named(step, item):
             return ocp.StandardCheckpointHandler().restore(
                 self._folder / str(step) / item, args=how
@@ -309,16 +301,17 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
 
     def _damaged(self, step: int, reason: str) -> DamagedError:
         return DamagedError(
-            f"checkpoint {self._folder / str(step)} is damaged or of another model ({reason})"
+            f"checkpoint {self._folder / str(step)} is damaged or of another model ({reason}); restore it, or train "
+            "in another --workdir"
         )
 
     def check(self) -> None:
-        """Raises the error of the last save if it has ended; does not wait for it."""
+        """Raises the error of the last save if it has ended, without waiting for it."""
         if not self._manager.is_saving_in_progress():
             self._manager.wait_until_finished()
 
     def wait(self) -> None:
-        """Returns when all saves are on disk; raises their errors."""
+        """Returns when all saves are on disk. Raises their errors."""
         self._manager.wait_until_finished()
 
     def __exit__(self, *_: object) -> None:
@@ -344,7 +337,7 @@ class _Loops(asyncio.DefaultEventLoopPolicy):
 
 
 class _LatestAndBest:
-    """Orbax's policy to preserve the latest checkpoints and the best one, see `Checkpoints`."""
+    """Tells Orbax to preserve the latest checkpoints and the best, as `Checkpoints` says."""
 
     def __init__(self, checkpoints: Checkpoints, keep: int):
         self._checkpoints, self._keep = checkpoints, keep
@@ -360,100 +353,15 @@ class _LatestAndBest:
 
 class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Returns False: the loop asks JAX. Orbax would use the times of checkpoints, which it has
-        not read.
-        """
+        """Returns False: the loop asks JAX, and Orbax has not read the times that it would need."""
         return False
 
 
 def _is_of_machine(error: Exception) -> bool:
     """Returns whether the machine or the network failed, and not the checkpoint."""
-    if (
-        isinstance(error, OSError)
-        and not isinstance(error, _NOT_THERE)
-        and error.errno != errno.EIO
-    ):
-        return True  # errors of the network have no errno
     text = re.sub(r"\S*/\S*", "", str(error)).lower()  # without paths, which may hold any word
-    return isinstance(error, MemoryError) or any(word in text for word in _MACHINE)
-
-
-def checksums(tree: PyTree) -> dict[str, str]:
-    """Returns the checksum of each array of `tree`, 16 hexadecimal digits, by its path.
-
-    It depends on the bits and places of the elements, not on their split over devices, each of
-    which sums up its own part. A change of one element always changes it; a change of several does
-    with a probability of 1 - 2^-64.
-    """
-    jax.block_until_ready(tree)
-    sums = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        # One after the other: many programs at once, each of which sums over devices, wait for each
-        # other on CPUs.
-        first, second = jax.device_get(_checksum(leaf))
-        sums[jax.tree_util.keystr(path, simple=True, separator="/")] = f"{first:08x}{second:08x}"
-    return sums
-
-
-def check_replicas(state: TrainState, when: str) -> None:
-    """Checks that all devices hold the same values of the same part of an array.
-
-    A checkpoint is put together from parts of all processes. A part that one device alone holds is
-    not compared.
-
-    Raises:
-      UserError: on every process, see `hosts.check_same_state`.
-    """
-    sums = [_checksums_of_parts(leaf.sharding)(leaf) for leaf in jax.tree.leaves(state)]
-    digests: dict[tuple[str, int], Any] = collections.defaultdict(hashlib.sha256)
-    for leaf, of_leaf in zip(jax.tree.leaves(state), sums, strict=True):
-        split = str(leaf.sharding.spec)
-        for shard in of_leaf.addressable_shards:
-            place = [
-                f"{axis}={index.start}"
-                for axis, index in zip(leaf.sharding.mesh.axis_names, shard.index, strict=False)
-                if repr(axis) in split
-            ]
-            digests[" ".join(place), shard.device.id].update(np.asarray(shard.data).tobytes())
-    parts = [(place, digest.hexdigest()) for (place, _), digest in digests.items()]
-    hosts.check_same_state(
-        parts, lambda: {"processor": processor(), **hosts.computer(), **own_files()}, when
+    # errors of the network have no errno
+    failed = isinstance(error, OSError | MemoryError) and not isinstance(error, _NOT_THERE)
+    return any(word in text for word in _MACHINE) or (
+        failed and getattr(error, "errno", None) != errno.EIO
     )
-
-
-@functools.cache
-def _checksums_of_parts(sharding: NamedSharding) -> Callable[[Array], Array]:
-    """Returns a function from an array to the checksum of each device's part,
-    `[data, fsdp, tensor, 2]`.
-    """
-    axes = sharding.mesh.axis_names
-    checksum = jax.shard_map(
-        lambda part: jnp.expand_dims(_checksum(part), tuple(range(len(axes)))),
-        mesh=sharding.mesh,
-        in_specs=sharding.spec,
-        out_specs=P(*axes),
-        check_vma=False,
-    )
-    return jax.jit(checksum)
-
-
-@jax.jit
-def _checksum(array: Array) -> UInt32[Array, "2"]:
-    """Returns two sums, modulo 2^32, of each element's bits mixed with its place; mixed as in
-    murmur3.
-    """
-    if array.dtype == bool:
-        array = array.astype(jnp.uint8)
-    bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}")).astype(
-        jnp.uint32
-    )
-    place, size = jnp.zeros(array.shape, jnp.uint32), 1
-    for axis in reversed(range(array.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(
-            size * 0x9E3779B1 % 2**32
-        )
-        size *= array.shape[axis]
-    once = (bits ^ place) * jnp.uint32(0x85EBCA6B)
-    once ^= once >> 15
-    twice = once * jnp.uint32(0xC2B2AE35)
-    return jnp.stack([once.sum(), (twice ^ twice >> 13).sum()])

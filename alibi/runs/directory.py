@@ -1,4 +1,4 @@
-"""A run's work directory: its files, their state, and the claim of the process in training."""
+"""A run's work directory: its files, their state, and the claim of the process that trains."""
 
 import contextlib
 import dataclasses
@@ -15,15 +15,14 @@ from alibi.config import Config, read_config
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.errors import cause, masked
+from alibi.runs.code import code_hash, git_commit
 from alibi.runs.identity import differing
 from alibi.runs.provenance import (
     SEEDED,
     STEP,
     TOKENIZER,
     changed,
-    code_hash,
     facts,
-    git_commit,
     jax_settings,
     read_about,
     versions,
@@ -45,15 +44,15 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def _tell(damage: str, remedy: str) -> None:
-    """Logs a damage, without the advice of its error, and its `remedy`, once in a process."""
+    """Logs damage (an error without its advice) and what was done, once in a process."""
     _log.warning("%s; %s", damage.partition(";")[0], remedy)
 
 
 class RunDirectory:
-    """One run's files: config, provenance and status as JSON, metrics, tokenizer/, checkpoints/,
+    """A run's files: config, provenance and status as JSON, metrics, tokenizer/, checkpoints/,
     tensorboard/.
 
-    Methods for reading raise ValueError, with the remedy, if a file is missing or damaged.
+    Methods raise ValueError, with a remedy, if a file that they read is missing or damaged.
 
     Attributes:
       path: a directory, or an address gs://BUCKET/PATH.
@@ -78,7 +77,7 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """The last part of the path, which result rows use for the run."""
+        """The path's last part, the run's name in result rows."""
         return self.path.name
 
     @property
@@ -86,23 +85,27 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def config(self) -> Config:
-        """Returns the resolved config of the run's training."""
-        content = self._read("config.json", "train_length", "position")
+        """Returns the config that the run is trained with."""
+        content = self._read("config.json")
         try:
             return read_config(content)
         except ValueError as error:
             raise self._damaged("config.json", error) from None
 
     def provenance(self) -> dict[str, Any]:
-        """Returns commit, versions, devices, corpus and parameters of the run's last start."""
+        """Returns commit, versions, devices, corpus and parameters at the last start."""
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer that the run began with; ValueError if another lies in its place."""
+        """Returns the run's tokenizer, made again from the text if it is damaged. Raises ValueError if
+        another run's lies in its place.
+        """
         made = self.provenance() if self._has("provenance.json") else {}
-        recorded = facts(made)[TOKENIZER]
+        recorded, folder = facts(made)[TOKENIZER], self.path / "tokenizer"
         try:
-            found = self._saved_tokenizer()
+            tokenizer = load_tokenizer(
+                folder, f"restore {folder}, or train the run again elsewhere"
+            )
         except ValueError as error:
             with contextlib.suppress(ValueError):  # its text may be gone
                 data = self.config().data
@@ -112,22 +115,17 @@ class RunDirectory:
                     return again
             raise
         # another version of the package may write the same vocabulary otherwise
-        alike = recorded in (None, found.fingerprint())
+        alike = recorded in (None, tokenizer.fingerprint())
         if not alike and made["versions"]["tokenizers"] == versions()["tokenizers"]:
             raise ValueError(
-                f"{self}/tokenizer is of another run: its fingerprint is {found.fingerprint()} and {recorded} was "
+                f"{folder} is of another run: its fingerprint is {tokenizer.fingerprint()} and {recorded} was "
                 "recorded; restore it"
             )
-        return found
-
-    def _saved_tokenizer(self) -> Tokenizer:
-        return load_tokenizer(
-            self.path / "tokenizer", f"restore {self}/tokenizer, or train the run again elsewhere"
-        )
+        return tokenizer
 
     def status(self) -> dict[str, Any]:
-        """Returns state (missing, running, interrupted, failed or finished), step, steps, reason
-        and figures.
+        """Returns state (missing, running, interrupted, failed, finished), step, steps, reason and
+        figures.
         """
         if not self._has("status.json"):
             return {
@@ -137,7 +135,7 @@ class RunDirectory:
                 "reason": "",
                 "tokens_per_second": None,
             }
-        return self._read("status.json", "state", "step", "steps", "reason")
+        return self._read("status.json")
 
     def is_imported(self) -> bool:
         """Returns whether it holds a model of the hub, without an optimizer's state."""
@@ -146,7 +144,7 @@ class RunDirectory:
         return imported and status["step"] == 0
 
     def saved_steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints, ascending."""
+        """Returns the steps with a complete checkpoint, ascending."""
         if is_address(self.path):
             from orbax.checkpoint.utils import checkpoint_steps  # takes two seconds to import
 
@@ -157,8 +155,8 @@ class RunDirectory:
         )
 
     def check_checkpoints(self) -> None:
-        """Raises ValueError if all checkpoints were lost, as a new training would overwrite the files
-        of the run; or if one has the name of another, or is of another run than the files beside it.
+        """Raises ValueError if all checkpoints were lost (training would overwrite the run), or if one
+        lies under another's name or beside another run's files.
         """
         saved, steps = self.status().get("saved"), self.saved_steps()
         if saved and not steps:
@@ -188,11 +186,11 @@ class RunDirectory:
                 )
 
     def check(self, config: Config) -> None:
-        """Checks whether this run can be trained with `config`; makes no directory.
+        """Checks whether the run can be trained with `config`, without making a directory.
 
         Raises:
-          ValueError: it can't be written, or holds an imported model or a run of another config;
-            see also `check_checkpoints`.
+          ValueError: the directory can't be written, holds an imported model or another config's
+            run, or fails `check_checkpoints`.
         """
         if self.is_imported():
             raise ValueError(
@@ -226,22 +224,25 @@ class RunDirectory:
             )
 
     def differing(self, config: Config) -> dict[str, tuple[Any, Any]]:
-        """Returns the keys by which this run can't go on with `config`, each with its values here and
-        there.
-        """
+        """Returns the keys that forbid going on with `config`, each with both values."""
         return differing(self.config(), config) if self._has("config.json") else {}
 
     def check_same(
         self, manifests: dict[str, dict[str, Any]], method_files: dict[str, str]
     ) -> None:
-        """Raises ValueError if this run was trained on other tokens than those of `manifests`, by
-        split, on another file of its position method, or with other random numbers than JAX gives
-        here, or if its tokenizer is another run's; logs a warning if the code of this library is
-        another.
+        """Checks what the run was trained with, and warns if this library's code has changed.
+
+        Args:
+          manifests: the texts' manifests now, by split.
+          method_files: the position method's files now.
+
+        Raises:
+          ValueError: other tokens, another method file, other random numbers in JAX, or another run's
+            tokenizer.
         """
         if not self._has("provenance.json"):
             return
-        made = self._read("provenance.json", "corpus")
+        made = self.provenance()
         now = {"corpus": manifests, "method_files": method_files}
         for key, (old, new) in changed(made, now).items():
             raise ValueError(
@@ -266,19 +267,18 @@ class RunDirectory:
         self.tokenizer()
 
     def tell_changed_files(self, now: dict[str, str]) -> None:
-        """Logs a warning if `method_files` of the run's method has changed since training."""
+        """Warns if the position method's files have changed since training."""
         if now and (files := changed(self.provenance(), {"method_files": now})):
             _log.warning("%s: %s has changed since training", self, ", ".join(files))
 
     def claim(self, config: Config, tokenizer: Tokenizer) -> None:
-        """Claims the directory for this process, and writes the config and, once, the tokenizer.
+        """Claims the directory (see `Claim`), and writes the tokenizer, once, and the config.
 
-        From then on `write` raises LostError if a later start has claimed the directory, see
-        `Claim`.
+        From then on `write` raises LostError if a later start has claimed the directory.
 
         Raises:
           HeldError: another process is training here.
-          ValueError: see `check`; or the tokenizer here is another.
+          ValueError: as in `check`, or for another tokenizer.
         """
         try:
             self._claim = Claim(self.path, "training")
@@ -293,18 +293,8 @@ class RunDirectory:
             raise
 
     def _keep(self, tokenizer: Tokenizer) -> None:
-        """Writes the tokenizer if there is none; raises ValueError if there is another."""
+        """Writes the tokenizer if there is none. Raises ValueError if there is another."""
         folder = self.path / "tokenizer"
-        if folder.exists() and self.saved_steps():
-            try:
-                self._saved_tokenizer()
-            except ValueError as error:  # the run's record has the fingerprint of `tokenizer`
-                _tell(str(error), "it is written again")
-                folder.rmtree()
-        elif folder.exists() and not (self.path / "config.json").exists():
-            if not is_address(folder):
-                self.tokenizer()  # raises ValueError if the folder is none of ours
-            folder.rmtree()  # of a killed first start
         if not folder.exists():
             with made_whole(folder) as partial:
                 tokenizer.save(partial)
@@ -325,9 +315,7 @@ class RunDirectory:
             self._claim.release()
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Writes a JSON file with a checksum; a reader sees the old content or the new, never a part.
-        See `check_claim`.
-        """
+        """Writes a JSON file, whole and with a checksum. Raises LostError as `check_claim`."""
         self.check_claim()
         written = json.loads(json.dumps(content, default=str))
         written |= {SHA256: digest(written)}
@@ -342,7 +330,7 @@ class RunDirectory:
         reason: str = "",
         **more: Any,
     ) -> None:
-        """Writes the state of the run; `more` are figures, such as tokens_per_second."""
+        """Writes the run's state, and `more` figures, such as tokens_per_second."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         known = {
             "state": state,
@@ -358,23 +346,16 @@ class RunDirectory:
         """Returns whether a file is there, or a checkpoint from which it can be made again."""
         return (self.path / name).exists() or bool(self.saved_steps())
 
-    def _read(self, name: str, *keys: str) -> dict[str, Any]:
-        """Returns the content of a JSON file, an object with `keys`; if it is missing or damaged,
-        what the newest whole checkpoint recorded, and logs so.
+    def _read(self, name: str) -> dict[str, Any]:
+        """Returns the content of a JSON file, or if it is missing or damaged, what the newest whole
+        checkpoint recorded, with a line.
         """
         content: Any = None
         try:
             content = json.loads((self.path / name).read_bytes())
-            if not isinstance(content, dict) or (
-                missing := [key for key in keys if key not in content]
-            ):
-                raise ValueError(
-                    f"it lacks {', '.join(missing)}"
-                    if isinstance(content, dict)
-                    else "it is no object"
-                )
-            if content.pop(SHA256, None) not in (None, digest(content)):  # none: an older version
+            if not isinstance(content, dict) or content.pop(SHA256, None) != digest(content):
                 raise ValueError("it was altered since it was written")
+            return content
         except FileNotFoundError:
             damage = f"{self}/{name} is missing"
             problem = ValueError(
@@ -382,36 +363,21 @@ class RunDirectory:
             )
         except ValueError as error:
             problem = self._damaged(name, error)
+            damage = str(problem)
             if isinstance(content, dict) and "model_type" in content:
                 problem = ValueError(
                     f"{self} is a Hugging Face folder, no work directory; make a work directory of it by python "
                     f"scripts/import_hf.py --model={self} --workdir=DIR"
                 )
-            damage = str(problem)
-        else:
-            return content
-        if (content := self._recorded(name)) is None:
-            raise problem
-        _tell(damage, "its content is taken from the newest whole checkpoint")
-        return content
-
-    def _recorded(self, name: str) -> dict[str, Any] | None:
-        """Returns the content of a JSON file by the record of the newest whole checkpoint; None if
-        there is none.
-        """
         for step in reversed(self.saved_steps()):
             with contextlib.suppress(ValueError, KeyError, FileNotFoundError, NotADirectoryError):
                 about = read_about(self.checkpoints / str(step))
                 last = about["config"]["train"]["steps"]
-                status = {
-                    "state": "finished" if step == last else "interrupted",
-                    "step": step,
-                    "steps": last,
-                    "reason": "",
-                    "saved": step,
-                }
+                status = {"step": step, "steps": last, "reason": "", "saved": step}
+                status["state"] = "finished" if step == last else "interrupted"
+                _tell(damage, "its content is taken from the newest whole checkpoint")
                 return {"config.json": about["config"], "status.json": status}.get(name, about)
-        return None
+        raise problem
 
     def _unwritable(self, error: OSError) -> ValueError:
         return ValueError(

@@ -1,5 +1,5 @@
-"""The identity of a run: two configs are of the same run if they differ only in how it is computed
-and watched.
+"""The identity of a run: configs are of one run if they differ only in how it is computed and
+watched.
 """
 
 import hashlib
@@ -8,15 +8,14 @@ import os
 from typing import Any
 
 from alibi.config import Config, flatten
+from alibi.config.fields import COMPUTED
 from alibi.config.override import Override
+from alibi.config.tree import role_of
 from alibi.data.corpus import SPLITS
 from alibi.data.textfiles import TextFiles
-from alibi.runs.provenance import method_files
+from alibi.runs.code import method_files
 from alibi.storage.files import digest, is_address
 
-# Keys, and sections with a dot: they decide how a run is computed and watched, not its results.
-MAY_DIFFER = ("mesh.", "eval.", "checkpoint.", "log.", "data.cache_dir", "model.attention", "model.remat",
-              "model.scan_layers", "model.products", "model.logits_chunk", "train.max_device_tokens")  # fmt: skip
 # The keys of the first hashes. Any other has a part in a hash only if it is set, so a new key
 # changes no hash.
 FIRST_KEYS = ("seed", "train_length", "position", "model.num_layers", "model.width", "model.num_heads",
@@ -35,15 +34,8 @@ FIRST_KEYS = ("seed", "train_length", "position", "model.num_layers", "model.wid
 _DEFAULTS = flatten(Config())
 
 
-def may_differ(key: str) -> bool:
-    """Returns whether a run may go on with another value of this config key."""
-    return any(
-        key == known or (known.endswith(".") and key.startswith(known)) for known in MAY_DIFFER
-    )
-
-
 def config_hash(config: Config) -> str:
-    """Returns twelve hex digits, equal for configs of the same run."""
+    """Returns twelve hex digits, equal for configs of one run."""
     leaves = {
         key: value
         for key, value in defining(config).items()
@@ -53,8 +45,8 @@ def config_hash(config: Config) -> str:
 
 
 def evaluation_hash(config: Config, override: Override | None = None) -> str:
-    """Returns `config_hash`, followed by eval.dtype if the run was trained with another dtype, and by
-    + and a hash of the tested position method's files if it is not the library's.
+    """Returns `config_hash`, then eval.dtype if it differs from training's, and + with a hash of the
+    tested position method's files if it is not the library's.
     """
     own = config.eval.dtype == config.model.dtype
     dtype = "" if own else f"-{config.eval.dtype}"
@@ -63,10 +55,10 @@ def evaluation_hash(config: Config, override: Override | None = None) -> str:
 
 
 def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """Returns the keys by which a run can't go on with the config `now`, each with both values.
+    """Returns the keys that forbid a run to go on with the config `now`, each with both values.
 
-    Text files may have another place, since the run compares their tokens. Accumulation may differ
-    without dropout, and `train.steps` may grow under a schedule that doesn't end with the run.
+    Text files may move, since the run compares their tokens. Accumulation may change without
+    dropout, and `train.steps` may grow under a schedule that doesn't end with the run.
     """
     old, new = defining(trained), defining(now)
     allowed = set()
@@ -81,12 +73,12 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def defining(config: Config) -> dict[str, Any]:
-    """Returns the values of all keys with an effect on a run's results, by dotted key.
+    """Returns the values of all keys that affect a run's results, by dotted key.
 
-    Text files have their names alone: rows of one text must agree wherever it lies. Rows tell
-    another text of the same names by `Row.trained_on` and `Row.tokens_sha256`.
+    Text files count by name alone, so that rows agree wherever the text lies. Rows tell texts with
+    equal names apart by `Row.trained_on` and `Row.tokens_sha256`.
     """
-    leaves = {key: value for key, value in flatten(config).items() if not may_differ(key)}
+    leaves = {key: value for key, value in flatten(config).items() if role_of(key) != COMPUTED}
     if config.data.corpus == "text":
         text = TextFiles(config.data)
         leaves |= {f"data.{split}": text.title(split) for split in SPLITS}

@@ -1,4 +1,4 @@
-"""A trained model under another position method, or with other keys of the model, in tests."""
+"""A trained model tested under another position method, or with other keys of the model."""
 
 import dataclasses
 import functools
@@ -17,18 +17,20 @@ from alibi.positions.rotary_stretched import check_known_length
 
 
 def effective(override: Override, config: Config) -> Override | None:
-    """Returns the difference of `override` from the `config` of training; None if there is none.
+    """Returns how `override` differs from the trained `config`, or None if it doesn't.
 
-    Options of training, such as rotary's base or ALiBi's slopes, stay if the other method has them
-    too, unless the override gives them. `effective` of the result is the result.
+    Trained options, such as rotary's base or ALiBi's slopes, stay if the other method has them, unless
+    the override sets them. Idempotent.
 
     Raises:
       ValueError: an unknown position method.
     """
-    position, own = override.position or config.position, dict(config.position_options)
+    position = override.position or config.position
     defaults = known_options(position)
     kept = {
-        name: value for name, value in own.items() if name in defaults and value != defaults[name]
+        name: value
+        for name, value in config.position_options.items()
+        if name in defaults and value != defaults[name]
     }
     options = kept | without_lists(dict(override.options))
     changed = any(
@@ -45,15 +47,14 @@ def effective(override: Override, config: Config) -> Override | None:
 
 
 def overridden(config: Config, override: Override | None) -> Config:
-    """Returns the config of a run as it is tested; computes nothing.
+    """Returns the tested config, and computes nothing.
 
     Args:
-      override: as `effective` returns it.
+      override: a result of `effective`.
 
     Raises:
-      ValueError: a position method with other parameters than the run has, or a method that would
-        take the run's training length for the length in which the model learned its rotations; or
-        an option, a key or a combination beyond the model.
+      ValueError: a position method with other parameters, or one that would take the training length
+        for the length at which rotations were learned, or a refused option or key.
     """
     if override is None:
         return config
@@ -87,9 +88,7 @@ def overridden(config: Config, override: Override | None) -> Config:
 
 
 def _named(tested: Config, config: Config) -> str:
-    """Returns the name of the tested method; with the changed options and keys, if training had the
-    same method.
-    """
+    """Returns the tested method's name, with changed options and keys if training had it too."""
     if tested.position != config.position:
         return f"position={tested.position}"
     options = changed_options(
@@ -103,9 +102,7 @@ def _named(tested: Config, config: Config) -> str:
 
 
 def _parameters(model: DecoderLM) -> list[str]:
-    """Returns the names and shapes of the position parameters, shared by the layers and of each
-    layer.
-    """
+    """Returns names and shapes of position parameters, shared and for each layer."""
     key, several = jax.eval_shape(lambda: jax.random.key(0)), len(model.methods) > 1
     layers: dict[str, list[int]] = {}
     found = [

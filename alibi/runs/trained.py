@@ -1,6 +1,4 @@
-"""A trained run, loaded for use: tokenizer, model and parameters of a work directory, on this
-machine's devices.
-"""
+"""A trained run loaded for use: tokenizer, model and parameters on this machine's devices."""
 
 import functools
 import logging
@@ -13,9 +11,9 @@ from jaxtyping import PyTree
 from alibi.config import MeshConfig
 from alibi.config.override import Override
 from alibi.data.tokenizers import Tokenizer
+from alibi.devices.memory import check_memory
 from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
 from alibi.parallel import hosts
-from alibi.parallel.memory import check_memory
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh
 from alibi.runs import RunDirectory, method_files, process_facts
 from alibi.runs.checkpoint import Checkpoints
@@ -25,20 +23,20 @@ _log = logging.getLogger(__name__)
 
 
 class TrainedRun:
-    """One checkpoint of a run, whose tokenizer, model and parameters are loaded at their first use.
+    """A run at one checkpoint. Tokenizer, model and parameters are loaded at first use.
 
     Args:
       workdir: the run's work directory.
       checkpoint: "latest", "best" (by validation NLL) or a step.
-      batch_tokens: inputs on a device at a time; None: the run's eval.batch_tokens.
-      override: changes of the config for `model`; `config` stays as in training.
+      batch_tokens: inputs on a device at a time. Defaults to the run's eval.batch_tokens.
+      override: changes the config for `model`, while `config` stays as in training.
 
     Attributes:
-      step: the number of updates before the checkpoint.
+      step: updates before the checkpoint.
 
     Raises:
-      ValueError: no work directory, no such checkpoint, or an override with other parameters;
-        later, at the first use of the parameters, a damaged checkpoint.
+      ValueError: no work directory, no such checkpoint, or an override with other parameters, or when
+        parameters are first used, a damaged checkpoint.
     """
 
     def __init__(
@@ -71,8 +69,8 @@ class TrainedRun:
 
     @functools.cached_property
     def trained_on(self) -> str | None:
-        """The hash of the train tokens of text files, which the config only names; None of another
-        corpus, and of an imported run.
+        """The hash of the train tokens, if text files were trained on, which the config only names;
+        None for other corpora and imported runs.
         """
         if self.config.data.corpus != "text":
             return None
@@ -98,9 +96,7 @@ class TrainedRun:
         return evaluated(model, self.config)
 
     def undefined(self, length: int) -> str:
-        """Returns the reason why the position method has no result at `length` tokens; "" if there
-        is a result.
-        """
+        """Returns why the position method has no result at `length` tokens, or "" if it has one."""
         try:
             self.model.check_length(length)
         except ValueError as error:
@@ -117,10 +113,10 @@ class TrainedRun:
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """The parameters, sharded over the mesh as in training.
+        """The parameters, sharded as in training.
 
-        If the latest or best checkpoint was replaced since, or is damaged, the next whole
-        checkpoint takes its place: a line is logged, and `step` changes.
+        If the latest or best checkpoint is gone or damaged, the next whole one takes its place: a
+        line says so, and `step` changes.
         """
         abstract = laid_out(self._shapes, self.mesh)
         check_memory(
@@ -128,28 +124,20 @@ class TrainedRun:
             abstract,
             "use devices with more, or import the model by --dtype=bfloat16",
         )
-        failed: dict[int, ValueError] = {}
-        while True:
-            try:
-                with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
-                    return checkpoints.restore_params(self.step, abstract)
-            except ValueError as error:
-                failed[self.step] = error
-            there = hosts.broadcast(lambda: _find_steps(self.directory, self._checkpoint))
-            left = [step for step in there if step not in failed]
-            if not left:
-                raise next(iter(failed.values()))
-            damage = str(failed[self.step]).partition(";")[0] if self.step in there else ""
-            if hosts.is_primary():
-                why = damage or f"{self}: the checkpoint of step {self.step} was replaced since"
-                _log.warning("%s; that of step %d is taken in its place", why, left[0])
-            self.step = left[0]
+
+        def steps() -> list[int]:
+            there = _find_steps(self.directory, self._checkpoint)
+            return sorted(there, key=lambda step: step != self.step)  # what was named so far, first
+
+        with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
+            self.step, params, _ = checkpoints.first_whole(
+                lambda step: checkpoints.restore_params(step, abstract), steps
+            )
+        return params
 
 
 def fitting_mesh(mesh: MeshConfig) -> Mesh:
-    """Returns the mesh of training, or all devices along `data` if there are more or fewer devices
-    here.
-    """
+    """Returns the mesh of training, or with another number of devices all along `data`."""
     try:
         return make_mesh(mesh)
     except ValueError as error:
@@ -160,15 +148,13 @@ def fitting_mesh(mesh: MeshConfig) -> Mesh:
 
 
 def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
-    """Returns the step named by "latest", "best" or a number, then the steps to use if it is
-    damaged.
-    """
+    """Returns the steps for "latest", "best" or a number, in the order to try them."""
     directory.check_checkpoints()
     status, steps = directory.status(), directory.saved_steps()
     if not steps:
-        known = ": ".join(filter(None, (status["state"], status["reason"])))
+        state = ": ".join(filter(None, (status["state"], status["reason"])))
         raise ValueError(
-            f"{directory} has no checkpoint (its training: {known}); train it first with the same --workdir"
+            f"{directory} has no checkpoint (its training: {state}); train it first with the same --workdir"
         )
     if checkpoint != "best":
         return steps[::-1] if checkpoint == "latest" else [int(checkpoint)]

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from alibi.errors import NO_SPACE, cause
-from alibi.storage.files import check_path, local_path, made_whole
+from alibi.storage.files import check_path, digest, local_path, made_whole
 
 _UNWRITABLE = (
     *NO_SPACE,
@@ -28,8 +27,10 @@ _UNWRITABLE = (
 
 
 def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
-    """Returns `cache_dir` if it is given, else $ALIBI_CACHE, else ~/.cache/alibi; raises ValueError
-    for an address, or a path that a library would misread.
+    """Returns `cache_dir`, or $ALIBI_CACHE, or ~/.cache/alibi.
+
+    Raises:
+      ValueError: an address, or a path that a library would misread.
     """
     named = "data.cache_dir" if cache_dir else "$ALIBI_CACHE"
     root = local_path(cache_dir or os.environ.get("ALIBI_CACHE") or "~/.cache/alibi", named)
@@ -38,8 +39,8 @@ def cache_root(cache_dir: str | os.PathLike = "") -> pathlib.Path:
 
 
 def content_key(content: dict[str, Any]) -> str:
-    """Returns a directory name that is the same for equal contents only."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()[:32]
+    """Returns a directory name that only equal contents share."""
+    return digest(content)[:32]
 
 
 def file_sha256(path: str | os.PathLike) -> str:
@@ -49,15 +50,15 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object]) -> None:
-    """Makes `directory`, unless it exists, by `write(temporary directory)` and one rename; raises
-    as `claimed`.
+    """Makes `directory` if it is missing: `write` fills a temporary directory, which is renamed.
+    Raises the errors of `claimed`.
     """
     if directory.is_dir():
         return
     with claimed(directory) as alone:
-        if alone:  # no other process writes here: these are left from killed ones
-            for stale in filter(pathlib.Path.is_dir, directory.parent.glob(f".{directory.name}.*")):
-                shutil.rmtree(stale, ignore_errors=True)
+        # no other process writes here: these are left from killed ones
+        for stale in directory.parent.glob(f".{directory.name}.*") if alone else ():
+            shutil.rmtree(stale, ignore_errors=True)
         if not directory.is_dir():
             with made_whole(directory) as temporary:
                 temporary.mkdir()
@@ -66,10 +67,10 @@ def find_or_make(directory: pathlib.Path, write: Callable[[pathlib.Path], object
 
 @contextlib.contextmanager
 def claimed(directory: pathlib.Path) -> Iterator[bool]:
-    """Holds the lock for making `directory`; other processes wait for it.
+    """Locks `directory` while it is made. Other processes wait.
 
-    Yields False if the file system has no locks: then each process makes its own, and the first
-    rename wins.
+    Yields False if the file system has no locks. Then each process makes the directory, and the
+    first rename wins.
 
     Raises:
       ValueError: there is no space, or no permission.
@@ -77,11 +78,10 @@ def claimed(directory: pathlib.Path) -> Iterator[bool]:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with directory.with_name(f".{directory.name}.lock").open("w") as file:
-            try:
+            locked = False
+            with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
                 locked = True
-            except OSError:
-                locked = False
             yield locked
     except OSError as error:
         if directory.is_dir():  # another process was first, with the same content

@@ -1,8 +1,8 @@
 """Claims: which process may write in a place.
 
-With file locks, a single process at a time holds the lock. Without them, as at addresses, the
-process with the latest start may write: each start adds a claim, whose name sorts after all earlier
-names, and a process whose claim is no longer the last stops before its next write.
+With file locks, one process at a time holds the lock. Without them, as at addresses, the process
+that started last may write: each start adds a claim with a name that sorts last, and a process stops
+before its next write if its claim is no longer the last.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ ATTEMPTS, ATTEMPT_SECONDS = 3, 0.1  # `is_held` takes the lock for a moment
 
 
 class HeldError(ValueError):
-    """Another process, `doing` something in `place`, holds the lock, whose file names it."""
+    """Another process holds a place's lock, and the lock's file names it."""
 
     def __init__(self, doing: str, place: epath.Path):
         named = (place / LOCK_FILE).read_text()
@@ -31,18 +31,18 @@ class HeldError(ValueError):
 
 
 class LostError(UserError):
-    """A process with a later start writes here now."""
+    """A process that started later writes here now."""
 
 
 class Claim:
-    """The right of this process to write in `place`, from now until `release`.
+    """This process's right to write in `place`, until `release`.
 
     Args:
-      place: a directory, which is made if it is missing, or an address.
-      doing: the activity, for messages, such as "training".
+      place: a directory, made if missing, or an address.
+      doing: the activity in messages, such as "training".
 
     Attributes:
-      file: the locked file, which child processes may inherit; None without file locks.
+      file: the locked file, which child processes may inherit, or None without file locks.
 
     Raises:
       HeldError: another process holds the lock.
@@ -54,14 +54,9 @@ class Claim:
         self._name = "" if self.file else _add_claim(place)
 
     def check(self) -> None:
-        """Raises LostError if another process has claimed the place since; call it before each
-        write.
-        """
-        if (
-            self._name
-            and (newest := max((path.name for path in listed(self._place / CLAIMS)), default=""))
-            != self._name
-        ):
+        """Raises LostError if another process has claimed the place since. Call it before a write."""
+        claims = [path.name for path in listed(self._place / CLAIMS)] if self._name else []
+        if (newest := max(claims, default="")) != self._name:
             raise LostError(
                 f"a process that started later is {self._doing} in {self._place} ({newest or 'and has ended'}); "
                 "this one stops; all that it saved before is whole"
@@ -76,9 +71,7 @@ class Claim:
 
 
 def is_held(place: epath.Path) -> bool | None:
-    """Returns whether a process holds the lock of `place`; None without file locks, where it is
-    unknown.
-    """
+    """Returns whether a process holds a place's lock, or None (unknown) without file locks."""
     if is_address(place):
         return None
     try:
@@ -94,17 +87,14 @@ def is_held(place: epath.Path) -> bool | None:
 
 
 def remove_left(place: epath.Path) -> None:
-    """Removes what killed processes left of a directory that `made_whole` was to put at `place`; a
-    living process holds the lock of its own.
-    """
-    is_local = not is_address(place) and place.parent.is_dir()
-    for left in place.parent.iterdir() if is_local else ():
+    """Removes temporary directories of `made_whole` at `place` that no living process has locked."""
+    for left in () if is_address(place) else place.parent.glob(".*"):
         if left.name[:-32] == f".{place.name}." and left.is_dir() and is_held(left) is False:
             left.rmtree()
 
 
 def _lock(place: epath.Path, doing: str) -> IO[str] | None:
-    """Returns the locked file; None without file locks."""
+    """Returns the locked file, or None without file locks."""
     if is_address(place):
         return None
     place.mkdir(parents=True, exist_ok=True)
@@ -112,12 +102,10 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
     for _ in range(ATTEMPTS):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            holder = f" (process {os.getpid()} on {socket.gethostname()}, or one that it started)"
             with contextlib.suppress(OSError):  # a full disk
                 file.truncate(0)
-                os.write(
-                    file.fileno(),
-                    f" (process {os.getpid()} on {socket.gethostname()}, or one that it started)".encode(),
-                )
+                os.write(file.fileno(), holder.encode())
             return file
         except BlockingIOError:
             time.sleep(ATTEMPT_SECONDS)
@@ -131,8 +119,8 @@ def _lock(place: epath.Path, doing: str) -> IO[str] | None:
 def _add_claim(place: epath.Path) -> str:
     """Writes a claim newer than all others, removes the others, and returns its name."""
     before = listed(place / CLAIMS)
-    number = max((int(path.name.partition("-")[0]) for path in before), default=0) + 1
-    name = f"{number:08d}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    last = max((int(path.name.partition("-")[0]) for path in before), default=0)
+    name = f"{last + 1:08d}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     write_whole(place / CLAIMS / name, f"{name}\n")
     for path in before:
         with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 """Files in directories and at the addresses gs://BUCKET/PATH and s3://BUCKET/PATH, read and written
 through epath.
 
-A reader sees a file as it was or as it is now, never a part: local files are renamed into place,
-and object stores replace an object at once.
+A reader never sees a part of a file: local files are renamed into place, and object stores replace
+an object at once.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from alibi.errors import masked
 from alibi.extras import needs
 
 SHA256 = "sha256"  # key of a JSON file for the digest of the rest
-PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # by which fsspec, and so epath, reads addresses
+PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}  # fsspec, and so epath, reads addresses with them
 # TensorStore takes a backslash for a slash and names in UTF-8 alone, Orbax gs:/ for an address, and
 # epath the first folder. A control character spoils lines, tables and figures.
 _MISREAD = re.compile(
@@ -37,8 +37,8 @@ _MISREAD = re.compile(
 
 
 class ExactPath(epath.gpath.PosixGPath):
-    """A path whose `glob` takes *, ? and brackets of the pattern alone: Orbax would find no arrays
-    below a folder [a], and save none.
+    """A path with a `glob` that takes *, ? and brackets in the path itself literally. Otherwise Orbax
+    finds and saves no arrays below a folder named [a].
     """
 
     def glob(self, pattern: str) -> Iterator[epath.Path]:
@@ -46,30 +46,28 @@ class ExactPath(epath.gpath.PosixGPath):
 
 
 def is_address(place: str | os.PathLike[str]) -> bool:
-    """Returns whether `place` is an address such as gs://BUCKET, also if a path library has merged
-    its slashes.
+    """Returns whether `place` is an address such as gs://BUCKET, or gs:/BUCKET as path libraries
+    write it.
     """
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(place)) is not None
 
 
 def resolve(place: str | os.PathLike[str]) -> epath.Path:
-    """Returns the absolute path of a directory or file, ~ expanded, or of an address; reads and
-    makes nothing.
+    """Returns the absolute path, ~ expanded, or the address. Touches no file.
 
     Raises:
-      ValueError: an address of another kind, or a path that a library would misread.
-      MissingPackageError: the package of the address is not installed.
+      ValueError: another kind of address, or a path that a library would misread.
+      MissingPackageError: the address needs a package that is not installed.
     """
     text = os.fspath(place)
     if is_address(text):
         # fsspec would take a password or a query as part of a name, which stands in every row and log
-        found = re.fullmatch(r"(gs|s3)://[^/@?]+(/[^?]*)?", text)
-        if found is None or {".", ".."} & set(text.split("/")):
+        address = re.fullmatch(r"(gs|s3)://[^/@?]+(/[^?]*)?", text)
+        if address is None or {".", ".."} & set(text.split("/")):
             raise ValueError(
                 f"address {masked(text)} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"
             )
-        scheme = found[1]
-        needs(f"the address {text}", PACKAGES[scheme])
+        needs(f"the address {text}", PACKAGES[address[1]])
         # Otherwise a process lists the files that it saw first.
         for protocol in ("gcs", "s3"):
             fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
@@ -80,18 +78,16 @@ def resolve(place: str | os.PathLike[str]) -> epath.Path:
 
 
 def check_path(path: str) -> None:
-    """Raises ValueError for a character or folder that one of the libraries would misread."""
-    if found := _MISREAD.search(path):
+    """Raises ValueError for a character or folder that a library misreads."""
+    if misread := _MISREAD.search(path):
         raise ValueError(
-            f"{path!r} can't be used: the libraries that write files misread {found[0]!r} in a path; choose another, "
+            f"{path!r} can't be used: the libraries that write files misread {misread[0]!r} in a path; choose another, "
             "or rename the folder"
         )
 
 
 def local_path(place: str | os.PathLike[str], name: str) -> pathlib.Path:
-    """Returns `place` as a local path, ~ expanded; raises ValueError with `name` if it is an
-    address.
-    """
+    """Returns a local path, ~ expanded. Raises ValueError, naming `name`, for an address."""
     if is_address(place):
         raise ValueError(
             f"{name} is the address {masked(os.fspath(place))}, where a path of this machine is needed; copy or mount "
@@ -101,7 +97,7 @@ def local_path(place: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def listed(folder: epath.Path) -> list[epath.Path]:
-    """Returns the finished entries of a folder, sorted by name; none without a folder."""
+    """Returns a folder's entries, sorted, without hidden ones, or [] if it is missing."""
     try:
         # epath's own list lacks local names with a ~ at their end
         entries = (
@@ -114,14 +110,12 @@ def listed(folder: epath.Path) -> list[epath.Path]:
 
 @contextlib.contextmanager
 def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterator[pathlib.Path]:
-    """Yields a local path for a new file or directory, which replaces `place` at the end of the
-    block.
+    """Yields a local path for a new file or directory, which replaces `place` after the block.
 
-    If the block raises, nothing is left of the new one and `place` stays as it was. At an address
-    the files are written in turn.
+    If the block raises, `place` stays as it was. At an address the files are written in turn.
 
     Args:
-      parents: makes the folders above `place` if they are missing.
+      parents: makes missing folders above `place`.
     """
     if is_address(place):
         with tempfile.TemporaryDirectory() as folder:
@@ -148,9 +142,7 @@ def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterat
 def write_whole(
     place: str | os.PathLike[str], content: str | bytes | memoryview, *, parents: bool = True
 ) -> None:
-    """Writes a file, text as UTF-8, in which a byte of a name that is no UTF-8 becomes an escape; see
-    `made_whole`.
-    """
+    """Writes a file by `made_whole`. Text is written in UTF-8, with escapes for what UTF-8 lacks."""
     with made_whole(place, parents=parents) as temporary:
         temporary.write_bytes(
             content.encode(errors="backslashreplace") if isinstance(content, str) else content
@@ -158,12 +150,12 @@ def write_whole(
 
 
 def digest(content: dict[str, Any]) -> str:
-    """Returns the SHA-256 of JSON content: one bit may make another number, which JSON can't tell."""
+    """Returns the SHA-256 of JSON content, in which a flipped bit may be valid JSON too."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_writable(folder: epath.Path) -> None:
-    """Raises OSError if no file can be written in the folder; makes no folder if it is missing."""
+    """Raises OSError if no file can be written in the folder, or a missing folder can't be made."""
     if not is_address(folder) and not folder.exists():
         above = next(place for place in folder.parents if place.exists())
         if not above.is_dir():
@@ -177,10 +169,10 @@ def check_writable(folder: epath.Path) -> None:
 
 
 def append_row(log: epath.Path, row: dict[str, Any]) -> None:
-    """Adds `row`, which has a "step", to the JSON lines of the file `log`.
+    """Appends `row`, which has a "step", to the JSON lines of `log`.
 
-    Objects can't grow, so at an address each row is a file of its own, in the folder named as `log`
-    without its suffix.
+    Objects can't grow: at an address each row is a file in a folder, named like `log` without its
+    suffix.
     """
     line = json.dumps(row) + "\n"
     if is_address(log):
@@ -192,9 +184,7 @@ def append_row(log: epath.Path, row: dict[str, Any]) -> None:
 
 
 def read_rows(log: epath.Path) -> list[dict[str, Any]]:
-    """Returns the rows of `append_row` in their order, without damaged lines; none if nothing was
-    written.
-    """
+    """Returns the rows of `append_row` in order, without damaged lines."""
     files = [log] if log.exists() else listed(log.with_suffix(""))
     lines = [line for file in files for line in file.read_bytes().splitlines()]
     return [json.loads(line) for line in lines if _step_of(line) < math.inf]
@@ -212,10 +202,8 @@ def drop_rows(log: epath.Path, step: int) -> None:
 
 
 def _step_of(line: bytes) -> float:
-    """Returns the "step" of a row's line; infinity for a damaged line."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return math.inf
-    step = row.get("step") if isinstance(row, dict) else None
+    """Returns the "step" of a line, infinity for a damaged line."""
+    step = None
+    with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
+        step = json.loads(line)["step"]
     return step if type(step) is int else math.inf

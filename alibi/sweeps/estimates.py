@@ -4,21 +4,21 @@ import statistics
 from collections.abc import Sequence
 
 from alibi.config import replaced
+from alibi.devices.kinds import GIB, known_device_kind
 from alibi.model.decoder import build_model, count_parameters
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, training_flops
-from alibi.parallel.device_kinds import GIB, known_device_kind
 from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, make_plan
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import Run
 from alibi.sweeps.processes import is_on_cpu
-from alibi.sweeps.state import RunState
+from alibi.sweeps.state import SweptRun
 
 START_SECONDS = 15.0  # before a process reads its first token: imports and compilation
 
 
 def seconds_left(
-    states: Sequence[RunState], finished: Sequence[RunState], jobs: int = 1, *, rough: bool = False
+    states: Sequence[SweptRun], finished: Sequence[SweptRun], jobs: int = 1, *, rough: bool = False
 ) -> float | None:
     """Returns the remaining time with `jobs` runs at a time, or None if the speed is not known.
 
@@ -45,7 +45,7 @@ def seconds_left(
     return seconds / max(1, min(jobs, left))
 
 
-def plan_table(states: Sequence[RunState], jobs: int = 1) -> str:
+def plan_table(states: Sequence[SweptRun], jobs: int = 1) -> str:
     """Returns the table for --dry_run: each run's parameters, tokens, time left and state, and the time
     left for all with `jobs` runs at a time on this machine.
     """

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from etils import epath
 
@@ -101,12 +100,45 @@ def read_failures(workdir: Directory) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """A run of a sweep, by its work directory and the rows of results.
+    """A run, as its work directory says.
 
     Attributes:
-      state: missing, running, interrupted, failed, finished, or conflict (a work directory of
-        another config).
-      reason: why it failed or conflicts.
+      state: missing, running, interrupted, failed, finished, imported (from the hub) or damaged.
+        `survey` adds conflict (the directory has another config), `alibi.sweeps.watch` waiting,
+        starting, trained (results are missing) and evaluating.
+      steps: all updates of the run; 0 if unknown.
+      reason: why it failed, is damaged or conflicts.
+      tokens_left: tokens until the last update.
+      train_nll: nats a token, in the last row of metrics.
+      updated: the time of the last status.
+    """
+
+    name: str
+    state: str
+    step: int = 0
+    steps: int = 0
+    reason: str = ""
+    tokens_left: int = 0
+    tokens_per_second: float | None = None
+    train_nll: float | None = None
+    updated: datetime.datetime | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change by itself."""
+        return self.state in ("finished", "imported", "failed", "damaged")
+
+    @property
+    def seconds_left(self) -> float:
+        """The time until the last update, at the run's speed; 0 if unknown."""
+        return self.tokens_left / self.tokens_per_second if self.tokens_per_second else 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweptRun(RunState):
+    """A run of a sweep, with the rows of its results.
+
+    Attributes:
       missing: the evaluations without rows.
       failure: why the sweep last gave it up; "" if it did not.
       seconds: the time of measuring the existing results; None if unknown.
@@ -114,10 +146,6 @@ class RunState:
 
     run: Run
     directory: RunDirectory
-    state: str
-    step: int
-    reason: str
-    tokens_per_second: float | None
     missing: tuple[Evaluation, ...]
     failure: str
     seconds: float | None
@@ -136,11 +164,6 @@ class RunState:
         """The number of existing results."""
         return self.run.results - sum(len(evaluation.cells) for evaluation in self.missing)
 
-    @property
-    def tokens_left(self) -> int:
-        train = self.run.config.train
-        return 0 if self.is_trained else max(0, train.steps - self.step) * train.batch_tokens
-
     def describe(self) -> str:
         """Returns the state in words: done, at step 200 of 600, missing, or failed and why."""
         why = self.reason if self.state == "conflict" else self.failure or self.reason
@@ -154,7 +177,7 @@ class RunState:
                 return f"trained, {self.results} of {self.run.results} results{then_failed}"
             case "missing":
                 return failed if self.failure else "missing"
-            case "failed" | "conflict":
+            case "failed" | "damaged" | "conflict":
                 return failed
             case "running":
                 return f"running, {progress}"
@@ -189,37 +212,56 @@ def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> 
     ]
 
 
-def survey(runs: Sequence[Run], workdir: Directory) -> list[RunState]:
+def survey(runs: Sequence[Run], workdir: Directory) -> list[SweptRun]:
     """Returns the state of each of `runs`."""
     rows, failures = find_rows(workdir), read_failures(workdir)
     return [_state_of(run, workdir, rows, failures.get(run.name, "")) for run in runs]
 
 
-def read_status(directory: RunDirectory, now: datetime.datetime) -> dict[str, Any]:
-    """Returns the status of a run, "interrupted" instead of "running" if its process has ended.
-
-    Raises:
-      ValueError: the status is damaged.
+def read_state(place: Directory, now: datetime.datetime) -> RunState:
+    """Returns the state of the run in a work directory, "interrupted" instead of "running" if its
+    process has ended.
     """
-    status = directory.status()
-    if status["state"] == "running":
-        held = is_held(directory.path)
-        if held is None:  # no file locks
-            held = now - datetime.datetime.fromisoformat(status["updated"]) < BELIEVED
-        status["state"] = "running" if held else "interrupted"
-    return status
-
-
-def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -> RunState:
-    directory, now = run_directory(workdir, run), datetime.datetime.now(datetime.UTC)
+    name, updates, batch_tokens = epath.Path(place).name, 0, 0
     try:
-        status, differing = read_status(directory, now), directory.differing(run.config)
+        directory = RunDirectory(place)
+        status = directory.status()
+        updated = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else now
+        if directory.is_imported():
+            status["state"] = "imported"
+        elif status["state"] == "running":
+            held = is_held(directory.path)
+            if held is None:  # no file locks
+                held = now - updated < BELIEVED
+            status["state"] = "running" if held else "interrupted"
+        if updates := max(0, status["steps"] - status["step"]):
+            batch_tokens = directory.config().train.batch_tokens
+    except (ValueError, TypeError) as error:
+        return RunState(name, "damaged", reason=str(error))
+    return RunState(
+        name,
+        state=status["state"],
+        step=status["step"],
+        steps=status["steps"],
+        reason=status["reason"],
+        tokens_left=updates * batch_tokens,
+        tokens_per_second=status.get("tokens_per_second"),
+        train_nll=status.get("train_nll"),
+        updated=updated if "updated" in status else None,
+    )
+
+
+def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -> SweptRun:
+    directory, train = run_directory(workdir, run), run.config.train
+    found, differing = read_state(directory.path, datetime.datetime.now(datetime.UTC)), {}
+    state, step, reason = found.state, found.step, found.reason
+    try:
+        differing = directory.differing(run.config)
     except ValueError as error:
-        status, differing = {"state": "failed", "step": 0, "reason": str(error)}, {}
-    state, step, reason = status["state"], status["step"], status["reason"]
+        state, step, reason = "damaged", 0, str(error)
     # Rows can be complete without a work directory, such as on a machine with only a copy of the
     # rows.
-    key = run.name, run.config.train.steps if state == "missing" else step
+    key = run.name, train.steps if state == "missing" else step
     known = [
         row
         for row in rows
@@ -245,13 +287,17 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
                 state, step = "interrupted", saved[-1]
         except ValueError as error:
             state, reason = "failed", str(error)
-    return RunState(
-        run=run,
-        directory=directory,
+    updates = 0 if state == "finished" else max(0, train.steps - step)
+    return SweptRun(
+        name=run.name,
         state=state,
         step=step,
+        steps=train.steps,
         reason=reason,
-        tokens_per_second=status.get("tokens_per_second"),
+        tokens_left=updates * train.batch_tokens,
+        tokens_per_second=found.tokens_per_second,
+        run=run,
+        directory=directory,
         missing=missing,
         failure=failure,
         seconds=sum(row.seconds for row in known if row.seconds is not None) or None,

@@ -9,48 +9,20 @@ from etils import epath
 
 from alibi.reporting.report import REPORT_FILE
 from alibi.reporting.writers import aligned, format_duration
-from alibi.runs import RunDirectory
 from alibi.storage.claims import is_held
 from alibi.storage.files import listed
 from alibi.sweeps.state import (
     SWEEP_FILE,
     TASKS,
+    RunState,
     is_complete,
     read_failures,
-    read_status,
+    read_state,
     recorded_runs,
 )
 
 SUBMITTED_FILE = "submitted.json"  # of a single training, submitted to a cluster
 RUN_FILES = ("config.json", "status.json", SUBMITTED_FILE)
-
-
-@dataclasses.dataclass(frozen=True)
-class Standing:
-    """The state of a run; None for unknown values.
-
-    Attributes:
-      state: waiting, starting, running, trained (results are missing), evaluating, interrupted,
-        failed, finished, imported (from the hub) or damaged.
-      train_nll: nats a token, of the last row of metrics.
-      seconds_left: until its last update.
-      sign: the time of its last status.
-    """
-
-    name: str
-    state: str
-    step: int = 0
-    steps: int | None = None
-    train_nll: float | None = None
-    tokens_per_second: float | None = None
-    seconds_left: float | None = None
-    sign: datetime.datetime | None = None
-    reason: str = ""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing will change by itself."""
-        return self.state in ("finished", "imported", "failed", "damaged")
 
 
 def holders(directory: epath.Path) -> list[epath.Path]:
@@ -67,7 +39,7 @@ def _is_run(place: epath.Path) -> bool:
     return any((place / name).exists() for name in RUN_FILES)
 
 
-def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
+def standings(workdir: epath.Path, now: datetime.datetime) -> list[RunState]:
     """Returns the state of the run in `workdir`, of each run of the sweep in it, waiting runs
     included, or of each run just below it.
 
@@ -86,72 +58,40 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[Standing]:
             )
     failures = read_failures(workdir)
 
-    def standing(place: epath.Path) -> Standing:
-        name = place.name
-        complete = is_complete(workdir, name, expected[name]) if name in expected else None
-        at_work = is_held(workdir / TASKS / name) is True
-        return _standing(place, now, failures.get(name, ""), complete=complete, at_work=at_work)
+    def watched(place: epath.Path) -> RunState:
+        complete = place.name not in expected or is_complete(
+            workdir, place.name, expected[place.name]
+        )
+        at_work = is_held(workdir / TASKS / place.name) is True
+        found, failure = read_state(place, now), failures.get(place.name, "")
+        state = found.state
+        # A run can be complete without a directory: its rows were copied from another machine.
+        if state == "finished" or (state == "missing" and complete and place.name in expected):
+            state = "finished" if complete else "trained"
+            if at_work or failure:
+                state = "evaluating" if at_work else "failed"
+        elif state in ("missing", "interrupted", "failed"):
+            if at_work or is_held(place):
+                state = "starting"
+            elif failure:
+                state = "failed"
+            elif state == "missing":
+                state = "waiting"
+        told = state in ("failed", "interrupted", "damaged")
+        return dataclasses.replace(
+            found, state=state, reason=(found.reason or failure) if told else ""
+        )
 
     # at an address each request takes its time
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        return list(pool.map(standing, places))
+        return list(pool.map(watched, places))
 
 
-def _standing(
-    place: epath.Path,
-    now: datetime.datetime,
-    failure: str,
-    *,
-    complete: bool | None,
-    at_work: bool,
-) -> Standing:
-    """Returns the state of a run.
-
-    Args:
-      complete: whether all results exist; None: no sweep knows the run.
-      at_work: whether a sweep trains or evaluates it.
-    """
-    try:
-        directory = RunDirectory(place)
-        if directory.is_imported():
-            imported = datetime.datetime.fromisoformat(directory.status()["updated"])
-            return Standing(place.name, "imported", sign=imported)
-        status = read_status(directory, now)
-        rate = status.get("tokens_per_second")
-        sign = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else None
-        updates = status["steps"] - status["step"]
-        seconds = updates * directory.config().train.batch_tokens / rate if rate else None
-    except (ValueError, TypeError) as error:
-        return Standing(place.name, "damaged", reason=str(error))
-    state = status["state"]
-    # A run can be complete without a directory: its rows were copied from another machine.
-    if state == "finished" or (state == "missing" and complete):
-        state = "trained" if complete is False else "finished"
-        if at_work or failure:
-            state = "evaluating" if at_work else "failed"
-    elif state != "running" and (at_work or is_held(place)):
-        state = "starting"
-    elif state in ("missing", "interrupted"):
-        unbegun = "waiting" if state == "missing" else state
-        state = "failed" if failure else unbegun
-    return Standing(
-        name=place.name,
-        state=state,
-        step=status["step"],
-        steps=status["steps"] or None,
-        train_nll=status.get("train_nll"),
-        tokens_per_second=rate,
-        seconds_left=seconds,
-        sign=sign,
-        reason=status["reason"] or failure if state in ("failed", "interrupted") else "",
-    )
-
-
-def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
+def table(standing: Sequence[RunState], now: datetime.datetime) -> str:
     """Returns a line for each run and for each reason of a failure."""
     lines = [["run", "state", "update", "loss", "tokens/s", "time left", "last sign"]]
     for run in standing:
-        age = max(0.0, (now - run.sign).total_seconds()) if run.sign else None
+        age = max(0.0, (now - run.updated).total_seconds()) if run.updated else None
         lines.append(
             [
                 run.name,
@@ -167,7 +107,7 @@ def table(standing: Sequence[Standing], now: datetime.datetime) -> str:
     return aligned(lines, left=(0, 1)) + "".join(reasons)
 
 
-def summary(workdir: epath.Path, standing: Sequence[Standing]) -> str:
+def summary(workdir: epath.Path, standing: Sequence[RunState]) -> str:
     """Returns the number of runs in each state, and where the report lies, if there is one."""
     states = [run.state for run in standing]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

@@ -30,7 +30,8 @@ from alibi.model.loss import training_loss
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, make_provenance, method_files, process_facts
-from alibi.runs.checkpoint import Checkpoints, check_replicas
+from alibi.runs.checkpoint import Checkpoints
+from alibi.runs.checksums import check_replicas
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
@@ -41,27 +42,24 @@ __all__ = ["Interrupted", "NonFiniteLossError", "train"]
 
 
 def train(config: Config, workdir: str) -> dict[str, Any]:
-    """Trains the run of `config` in `workdir`, from its latest checkpoint if there is any.
+    """Trains a run in `workdir` from its latest checkpoint, or without one from the parameters of
+    `config.init_from`, if set.
 
-    Without a checkpoint it starts with the parameters of the run `config.init_from`, if the key is
-    set.
+    A finished run stays as it is. If its last checkpoint was lost, it goes on from an earlier one.
 
     Returns:
-      The run's final status (see `RunDirectory.status`). A finished run is left as it is, unless
-      its last checkpoint was lost: then it goes on from an earlier checkpoint.
+      The run's final status (see `RunDirectory.status`).
 
     Raises:
-      ValueError: before any work, a config, corpus or work directory is refused, or all checkpoints
-        are lost.
+      ValueError: before any work, for a refused config, corpus or work directory.
       NonFiniteLossError: the loss diverged.
       UserError: no space left.
-      Interrupted: one of SIGNALS arrived; from the first update on a checkpoint was saved.
+      Interrupted: one of SIGNALS arrived. From the first update on a checkpoint was saved.
     """
     several = jax.process_count() > 1
-    # that is JAX's
-    signals = [number for number in SIGNALS if not (several and number == signal.SIGTERM)]
+    signals = set(SIGNALS) - ({signal.SIGTERM} if several else set())  # that is JAX's
     with signals_raised(signals) as received, contextlib.ExitStack() as stack:
-        if config.init_from:  # absolute: the command may be given elsewhere again
+        if config.init_from:  # absolute: the command may be repeated elsewhere
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
         hosts.check_alike({"workdir": workdir, **process_facts(config)})
         run = RunDirectory(workdir)
@@ -72,7 +70,7 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
         hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
         if hosts.is_primary():
             stack.callback(run.release)
-            stack.enter_context(_failure_recorded(run, config.train.steps))
+            stack.enter_context(failure_recorded(run, config.train.steps))
         updates, stop = Updates(job, stack), StopRequest()
         if received:
             raise Interrupted
@@ -84,10 +82,10 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
 
 
 class Updates:
-    """The updates of a run: the compiled step, its batches, and the state after the latest update.
+    """A run's compiled step, batches, and state after the latest update.
 
     Args:
-      stack: closes the files and threads of the run.
+      stack: closes the run's files and threads.
     """
 
     def __init__(self, job: Job, stack: contextlib.ExitStack):
@@ -153,7 +151,7 @@ class Updates:
         self.record = stack.enter_context(contextlib.closing(Record(job, self.checkpoints, done)))
 
     def run(self, request: "StopRequest") -> None:
-        """Makes all remaining updates, with their validations and checkpoints."""
+        """Makes the remaining updates, with validations and checkpoints."""
         config, saved_at = self.job.config, time.monotonic()
         step = done = int(self.state.step)
         steps, several = config.train.steps, jax.process_count() > 1
@@ -181,8 +179,8 @@ class Updates:
         self.record.close()  # before the line "finished"
 
     def _save(self, step: int, save: bool, validate: bool) -> bool:
-        """Validates, and saves if `save` is set or the validation was the best; returns whether it
-        saved.
+        """Validates if asked, and saves if asked or if the validation was the best. Returns whether
+        it saved.
         """
         self.record.fetch()  # a state that is not finite is never saved
         with self.record.speed.paused():
@@ -205,8 +203,8 @@ class Updates:
 
 
 def _is_save_due(config: Config, step: int, saved_at: float) -> bool:
-    """Returns whether to save after update `step`; several hosts ask process 0's clock when they
-    log metrics.
+    """Returns whether to save after update `step`. Several hosts ask process 0's clock, as often as
+    they log metrics.
     """
     if step == config.train.steps or _due(step, config.checkpoint.every_steps):
         return True
@@ -221,11 +219,10 @@ def _due(step: int, every: int) -> bool:
 
 
 class StopRequest:
-    """The request of a signal to stop after an update, with a checkpoint; a second SIGINT stops at
-    once.
+    """A signal's request to stop after an update, with a checkpoint. A second SIGINT stops at once.
 
-    Of several processes JAX has the SIGTERM, see `hosts.join`, and tells all of them, which stop
-    after the same update; other signals are passed on as SIGTERM.
+    On several processes JAX takes SIGTERM (see `hosts.join`) and tells all of them, so they stop
+    after the same update. Other signals are passed on as SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -246,18 +243,14 @@ class StopRequest:
             )
 
     def reached(self, step: int) -> bool:
-        """Returns whether to stop after update `step`; every process must call it after each
-        update.
-        """
+        """Returns whether to stop after update `step`. All processes must call it each update."""
         return (
             self._received if self._alone else multihost_utils.reached_preemption_sync_point(step)
         )
 
 
 def _is_finished(run: RunDirectory, steps: int) -> bool:
-    """Returns whether nothing is left to do up to update `steps`, and prints so; also prints if a
-    finished run lost its last checkpoint.
-    """
+    """Returns whether all `steps` updates are made, and prints it, or that the last checkpoint is lost."""
     status = run.status()
     if status["step"] < steps:
         return False
@@ -278,7 +271,7 @@ def _next_command(run: RunDirectory) -> str:
 
 
 def _headline(job: Job, about: dict[str, Any]) -> str:
-    """Returns four lines: the devices, the model, the corpus, and the place of the checkpoints."""
+    """Returns four lines: devices, model, corpus, and where checkpoints go."""
     config = job.config
     kinds = " and ".join(about["devices"])
     hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
@@ -302,10 +295,8 @@ def _headline(job: Job, about: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
-    """Writes why a run ended to its status, and the traceback to error.txt, as far as the disk
-    allows.
-    """
+def failure_recorded(run: RunDirectory, steps: int) -> Iterator[None]:
+    """Writes why a run ended to its status, and a traceback to error.txt, if the disk allows."""
     try:
         yield
     except LostError:

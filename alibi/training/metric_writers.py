@@ -1,8 +1,7 @@
-"""Writers of a run's metrics: JSON lines, which the project itself reads, TensorBoard, W&B and
-Trackio.
+"""Writers of a run's metrics: JSON lines (read again here), TensorBoard, W&B and Trackio.
 
-A further writer is a subclass of `MetricWriter` and a line in `open_writers`, a further service a
-line in `SERVICES`.
+A new writer is a subclass of `MetricWriter` and a line in `open_writers`, a new service a line in
+`SERVICES`.
 """
 
 import abc
@@ -35,21 +34,21 @@ Values = Mapping[str, float | str]  # metrics, and texts
 
 
 class MetricWriter(abc.ABC):
-    """A destination of rows of metrics."""
+    """A destination for rows of metrics."""
 
     @abc.abstractmethod
     def write(self, step: int, values: Values) -> None:
         """Writes values after `step` updates, in addition to earlier values of the step."""
 
     def close(self, finished: bool) -> None:  # noqa: B027, most have nothing to do
-        """Ends the writing; `finished` is False if the run may go on."""
+        """Ends the writing. `finished` is False if the run may go on."""
 
 
 def check_writers(config: Config) -> None:
-    """Raises ValueError if the config asks for a writer whose package can't be imported.
+    """Raises ValueError if the package of a requested writer can't be imported.
 
-    The packages are imported here, before other threads start: a thread may make imports lazy for a
-    moment (etils), also in the main thread, which would fail.
+    It is imported here, before other threads start: one of them may make imports lazy for a moment
+    (etils), and an import in the main thread would fail.
     """
     if config.log.tensorboard:
         _import_tensorboard()
@@ -66,9 +65,7 @@ def check_writers(config: Config) -> None:
 
 
 def _import_tensorboard() -> ModuleType:
-    """Imports tensorboardX, and not PyTorch: where that is installed, tensorboardX imports it, for
-    two or three seconds, to take its tensors too.
-    """
+    """Imports tensorboardX without PyTorch, which it would import, if installed, for 2 to 3 s."""
     modules: dict[str, Any] = sys.modules
     hidden = "torch" not in modules
     if hidden:
@@ -114,7 +111,7 @@ class JsonLines(MetricWriter):
 
 
 class TensorBoard(MetricWriter):
-    """Event files in tensorboard/; points after `resume_step` are dropped."""
+    """Event files in tensorboard/, without points after `resume_step`."""
 
     def __init__(self, run: RunDirectory, resume_step: int):
         tensorboard = _import_tensorboard()
@@ -132,48 +129,45 @@ class TensorBoard(MetricWriter):
 
 
 def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
-    """Returns the run's "id" and "project" at services, which its directory keeps from the first
-    start on.
+    """Returns the run's "id" and "project" at services, which its directory keeps.
 
-    Without a `project` it is the name of the sweep's directory, or of the directory in which the
-    run's own lies.
+    `project` defaults to the name of the sweep's directory, or of the directory above the run's own.
     """
     kept: dict[str, str] = {}
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        found = json.loads((run.path / TRACKED_FILE).read_bytes())
-        kept = {key: found[key] for key in ("id", "project") if isinstance(found.get(key), str)}
+    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError):
+        content = json.loads((run.path / TRACKED_FILE).read_bytes())
+        kept = {key: str(content[key]) for key in ("id", "project")}
     above = [part for part in str(run).split("/")[:-1] if part and part != "runs"]
     default = {
         "id": f"{_plain(run.name)[:50]}-{uuid.uuid4().hex[:8]}",
         "project": _plain((above or ["runs"])[-1])[:100],
     }
-    known = default | kept | ({"project": project} if project else {})
-    if known != kept:
-        run.write(TRACKED_FILE, known)
-    return known
+    names = default | kept | ({"project": project} if project else {})
+    if names != kept:
+        run.write(TRACKED_FILE, names)
+    return names
 
 
 def _plain(name: str) -> str:
-    """Returns the name in characters of services and file names."""
+    """Returns the name in characters that services and files allow."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
 
 
 class Service(MetricWriter):
-    """A package that sends metrics to a service; its errors become lines on stderr, and training
-    goes on.
+    """A package that sends metrics to a service. Its errors are lines on stderr, and training goes on.
 
     Args:
-      title: name of the service in these lines.
-      connect: a function of `SERVICES`.
+      title: the service's name in these lines.
+      connect: a function from `SERVICES`.
     """
 
     def __init__(self, title: str, connect: "Connect", run: RunDirectory, config: Config):
         self._title, self._name = title, run.name
         self._log: Callable[..., object] | None = None
-        known = tracked(run, config.log.project)
+        names = tracked(run, config.log.project)
         with self._errors_printed("no metrics are written there"):
             with _quiet():
-                self._log, self._finish, place = connect(run, known, dataclasses.asdict(config))
+                self._log, self._finish, place = connect(run, names, dataclasses.asdict(config))
             print_line(f"{self._name}: {place}")
 
     def write(self, step: int, values: Values) -> None:
@@ -198,16 +192,16 @@ class Service(MetricWriter):
             )
 
 
-# of a run of a service: a function to log values, a function to finish, a line with its place
+# a run at a service: functions to log values and to finish, and a line with its place
 Session = tuple[Callable[..., object], Callable[[bool], object], str]
 Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], Session]
 
 
-def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> Session:
+def _connect_wandb(run: RunDirectory, names: dict[str, str], config: dict[str, Any]) -> Session:
     """Returns a session of Weights & Biases, offline if it can't be reached.
 
-    Its files are in wandb/ of the work directory, or of the current directory if the run is in a
-    bucket; WANDB_DIR names another place.
+    Its files lie in wandb/ in the work directory, or in the current one if the run is in a bucket,
+    unless WANDB_DIR names another place.
     """
     import wandb
 
@@ -215,7 +209,7 @@ def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, A
     times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
     settings = wandb.Settings(console="off", silent=True, **times)
     init = functools.partial(
-        wandb.init, **known, name=run.name, config=config, dir=folder, settings=settings
+        wandb.init, **names, name=run.name, config=config, dir=folder, settings=settings
     )
     why = ""
     try:
@@ -229,7 +223,7 @@ def _connect_wandb(run: RunDirectory, known: dict[str, str], config: dict[str, A
     return opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1), place
 
 
-def _connect_trackio(run: RunDirectory, known: dict[str, str], config: dict[str, Any]) -> Session:
+def _connect_trackio(run: RunDirectory, names: dict[str, str], config: dict[str, Any]) -> Session:
     """Returns a session of Trackio, with its database in $TRACKIO_DIR or Hugging Face's cache.
 
     Its runs have no ids but names.
@@ -237,9 +231,9 @@ def _connect_trackio(run: RunDirectory, known: dict[str, str], config: dict[str,
     import trackio
 
     opened = trackio.init(
-        project=known["project"], name=known["id"], resume="allow", config=config, embed=False
+        project=names["project"], name=names["id"], resume="allow", config=config, embed=False
     )
-    place = f"Trackio: trackio show --project={known['project']}"
+    place = f"Trackio: trackio show --project={names['project']}"
     # The session's own `finish` would be called again when the process ends.
     return opened.log, lambda finished: trackio.finish(), place
 
@@ -253,7 +247,7 @@ SERVICES: dict[str, tuple[str, Connect]] = {
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides Python's output inside; without a terminal a package asks the user nothing."""
+    """Hides Python's output inside. Without a terminal a package asks the user nothing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 

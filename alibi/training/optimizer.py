@@ -16,11 +16,10 @@ MAX_CYCLES = 64  # with equal periods; more restarts are a mistake, not a schedu
 def make_optimizer(
     optimizer: OptimizerConfig, steps: int
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Returns the optimizer of the config's section, with clipping by the global norm before it,
-    and its schedule.
+    """Returns the optimizer, after clipping by the global norm, and its schedule.
 
     Raises:
-      ValueError: nag with weight decay; see also `make_schedule`.
+      ValueError: nag with weight decay, or as in `make_schedule`.
     """
     schedule = make_schedule(optimizer, steps)
     if optimizer.name == "nag":
@@ -47,9 +46,7 @@ def make_optimizer(
 
 
 def _decayed(params: optax.Params) -> optax.Params:
-    """Returns True for matrices: kernels and embeddings, not biases, norms and parameters of
-    position methods.
-    """
+    """Returns True for matrices (kernels, embeddings), not for biases, norms and position parameters."""
     matrices = ("kernel", "embedding", "clusters")
     return jax.tree.map_with_path(
         lambda path, _: path[-1].key in matrices and all(part.key != "position" for part in path),
@@ -58,10 +55,10 @@ def _decayed(params: optax.Params) -> optax.Params:
 
 
 def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Returns the learning rate by update number: linear warm-up, then `optimizer.schedule`.
+    """Returns the learning rate of each update: linear warm-up, then `optimizer.schedule`.
 
-    cosine ends at `final_fraction` of the peak at update `steps`; inverse_sqrt falls with the
-    square root of the update, as fairseq's; for cosine_restarts see `_cosine_restarts`.
+    cosine ends at `final_fraction` times the peak at update `steps`. inverse_sqrt falls with the
+    update's square root, as in fairseq.
 
     Raises:
       ValueError: numbers that make no schedule.
@@ -95,13 +92,12 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _cosine_restarts(optimizer: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Returns a schedule of linear warm-up, then cosines, each longer and lower than its
-    predecessor.
+    """Returns a schedule of linear warm-up, then cosines that grow longer and lower.
 
     Cycle i has period_steps * period_mult^i updates and falls from learning_rate * shrink^i to
-    min_learning_rate * shrink^i (Loshchilov and Hutter 2017, as fairseq's `cosine` has it). Optax
-    has the same curve, but not to float32: near its end 1 + cos loses all digits, and
-    (1e-7 - 1) + 1 is 1.2e-7 at the beginning of its warm-up.
+    min_learning_rate * shrink^i (Loshchilov and Hutter 2017, fairseq's `cosine`). Optax's curve is
+    inexact in float32: near its end 1 + cos loses all digits, and (1e-7 - 1) + 1 is 1.2e-7 at the
+    start of its warm-up.
     """
     if optimizer.min_learning_rate > optimizer.learning_rate:
         raise ValueError(

@@ -1,15 +1,16 @@
-"""A start from the parameters of another run: which of them are taken, new and dropped."""
+"""A start from another run's parameters: which are taken, new or dropped."""
 
 import dataclasses
 import functools
 import re
-import sys
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from alibi.config import Config, replaced
+from alibi.config.fields import ADAPTIVE, CHANGED, COMPUTED, TRAINED
+from alibi.config.tree import role_of
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.parallel import hosts
@@ -19,38 +20,24 @@ from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash, method_files
 from alibi.runs.checkpoint import Checkpoints, TrainState
 
-# Keys of the model that may differ from the parent's; others shape parameters, or change their computation.
-OF_ADAPTIVE = ("cutoffs", "adaptive_factor")
-FREE = (
-    # Only a new run's first parameters, or training alone.
-    *("initialization", "dropout", "attention_dropout", "activation_dropout", "softmax_dropout"),
-    # The same function, computed or stored otherwise.
-    *("padding_rows", "dtype", "param_dtype", "scan_layers", "products", "remat", "attention"),
-    *("logits_chunk", "skip_epsilon"),
-    # What a user changes on purpose: the lengths that the model can see, the sharpness of its output.
-    *("max_position", "window", "logit_scale"),
-)
-
 
 class Parent:
-    """The run whose latest parameters a run of `config` and `model` starts from; `replace_in` reads
-    them.
+    """The run whose latest parameters a run of `config` and `model` starts from.
 
-    All parameters are taken but some of the position method's: only parameters with the same shape
-    and meaning in both methods are. Others are new, or dropped. The method's options may differ,
-    such as T5's buckets or rotary's base.
+    A position method's parameters are taken if they have the same shape and meaning in both runs.
+    Others are new, or dropped. All other parameters are taken. The method's options may differ, such
+    as T5's buckets or rotary's base.
 
     Attributes:
-      step: the latest checkpoint; after `replace_in` the newest whole checkpoint, which was read.
+      step: the latest checkpoint, or after `replace_in` the whole one that was read.
 
     Raises:
-      ValueError: no work directory or no checkpoint in it; another objective or vocabulary; a
-        model whose parameters have other shapes or compute something else; a position method that
-        would use the parent's training length as its own.
+      ValueError: no work directory or checkpoint, another objective, vocabulary or model, or a
+        position method that would take the parent's training length for its own.
     """
 
     def __init__(self, config: Config, model: DecoderLM):
-        self.run, self._given = RunDirectory(config.init_from), config
+        self.run, self._child = RunDirectory(config.init_from), config
         self.config = self.run.config()
         if (there := self.config.objective.name) != (here := config.objective.name):
             raise ValueError(
@@ -95,17 +82,23 @@ class Parent:
     def check_vocabulary(self, fingerprint: str) -> None:
         """Raises ValueError if `fingerprint` is not the parent's tokenizer's."""
         if fingerprint != self._tokenizer.fingerprint():
-            own, folder = self._tokenizer, f"{self.run}/tokenizer"
-            file = f" and data.tokenizer_file={folder}/{own.file}" if own.file else ""
+            wanted = self._tokenizer
+            file = (
+                f" and data.tokenizer_file={self.run}/tokenizer/{wanted.file}"
+                if wanted.file
+                else ""
+            )
             raise ValueError(
-                f"init_from={self.run} has another vocabulary, of {own.vocab_size:,} tokens ({own.name}), for its "
-                f"embeddings; set data.tokenizer={own.name}{file}"
+                f"init_from={self.run} has another vocabulary, of {wanted.vocab_size:,} tokens ({wanted.name}), for "
+                f"its embeddings; set data.tokenizer={wanted.name}{file}"
             )
 
     def _check_model(self, model: DecoderLM) -> None:
         theirs, ours = self._model.config, model.config
-        ignored = FREE if theirs.embedding == "adaptive" else (*FREE, *OF_ADAPTIVE)
-        keys = [key for key in vars(ours) if key not in ignored]
+        free = {COMPUTED, TRAINED, CHANGED} | (
+            {ADAPTIVE} if theirs.embedding != "adaptive" else set()
+        )
+        keys = [key for key in vars(ours) if role_of(f"model.{key}") not in free]
         values = [
             (f"model.{key}", _as_flag(getattr(theirs, key)), _as_flag(getattr(ours, key)))
             for key in keys
@@ -121,50 +114,37 @@ class Parent:
 
     def about(self) -> dict[str, Any]:
         """Returns the entry `parent` of the run's provenance."""
-        found: dict[str, Any] = {
+        return {
             "workdir": str(self.run),
             "step": self.step,
             "config_hash": config_hash(self.config),
+            "taken": self.parameters,
+            "new": self._new,
+            "dropped": self._dropped,
         }
-        return found | {"taken": self.parameters, "new": self._new, "dropped": self._dropped}
 
     def describe(self) -> str:
-        """Returns a line with the taken, new and dropped parameters, and the differing position
-        options.
-        """
+        """Returns a line: parameters taken, new and dropped, and differing position options."""
         new, dropped = (", ".join(names) or "none" for names in (self._new, self._dropped))
-        line = (
-            f"from {self.run} after {self.step:,} updates: {self.parameters:,} parameters taken; "
-        )
-        line += f"new: {new}; dropped: {dropped}"
-        ours, theirs = self._given, self.config
+        ours, theirs, options = self._child, self.config, ""
         if ours.position == theirs.position:
-            changed = changed_options(
-                ours.position, theirs.position_options, ours.position_options
-            ).items()
-            if shown := ", ".join(
-                f"{name}={our!r} ({their!r} there)" for name, (their, our) in changed
-            ):
-                line += f"; position options: {shown}"
-        return line
+            changed = changed_options(ours.position, theirs.position_options, ours.position_options)
+            options = ", ".join(
+                f"{name}={our!r} ({their!r} there)" for name, (their, our) in changed.items()
+            )
+        return (
+            f"from {self.run} after {self.step:,} updates: {self.parameters:,} parameters taken; "
+            f"new: {new}; dropped: {dropped}" + f"; position options: {options}" * bool(options)
+        )
 
     def replace_in(self, state: TrainState, mesh: Mesh) -> TrainState:
-        """Returns `state` with the taken parameters, of the newest whole checkpoint; prints damaged
-        later ones.
-
-        Raises:
-          ValueError: no checkpoint is whole.
+        """Returns `state` with parameters from the newest whole checkpoint. Raises ValueError without
+        one.
         """
         abstract = laid_out(param_shapes(self._model), mesh)
         with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
             read = functools.partial(checkpoints.restore_params, abstract_params=abstract)
-            self.step, params, damaged = checkpoints.first_whole(read)
-        if hosts.is_primary():
-            for damage in damaged.values():
-                print(
-                    f"{damage}; the run starts from the checkpoint of step {self.step}",
-                    file=sys.stderr,
-                )
+            self.step, params, _ = checkpoints.first_whole(read)
         taken = {path: leaf for path, leaf in _by_path(params).items() if path in self._taken}
         params = jax.tree.map_with_path(
             lambda path, leaf: (

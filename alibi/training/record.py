@@ -1,4 +1,4 @@
-"""The record of a run: rows of metrics, its progress, and its status on disk."""
+"""A run's record: rows of metrics, progress, and status on disk."""
 
 import collections
 import concurrent.futures
@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from alibi.devices.kinds import find_device_kind
 from alibi.errors import UserError
 from alibi.model.flops import model_flops
 from alibi.parallel import hosts
-from alibi.parallel.device_kinds import find_device_kind
 from alibi.progress import Progress, print_line
 from alibi.runs.checkpoint import VALID_TOKENS, Checkpoints
 from alibi.storage.files import is_address
@@ -26,8 +26,7 @@ from alibi.training.metric_writers import METRICS_FILE, Values, open_writers
 from alibi.training.setup import Job
 from alibi.training.step import Metrics
 
-# Keys of a checkpoint's `about`: NLL and tokens since the last row; lines and hash of the rows so
-# far.
+# Keys of a checkpoint's `about`: NLL and tokens since the last row; number and hash of the rows.
 UNLOGGED, ROWS = "unlogged", "rows"
 RECENT = 50  # updates over which the speed is averaged
 # waiting: three or four rows with their statuses, which a stopped run finishes first
@@ -35,26 +34,25 @@ MOST_WRITES = 8
 
 
 class NonFiniteLossError(UserError):
-    """The loss, its gradient or the update is not finite; the last good checkpoint stays."""
+    """The loss, its gradient or the update is not finite. The last good checkpoint stays."""
 
 
 class Record:
-    """The figures of a run from update `step` on; process 0 writes them, all check them.
+    """A run's figures from update `step` on. Process 0 writes them, all processes check them.
 
-    Updates don't wait for writing, since a bucket may need several requests of some tenths of a
-    second. A failed write or checkpoint is raised at the next row, checkpoint or final status.
+    Updates don't wait for writes, which take a bucket some tenths of a second. A failed write is
+    raised at the next row, checkpoint or final status.
 
     Attributes:
-      best: the update with the lowest validation NLL, and this NLL; None before the first
-        validation.
-      speed: the tokens per second.
+      best: the update with the lowest validation NLL, and this NLL, or None before a validation.
+      speed: tokens per second.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints, step: int):
         config, run = job.config, job.run
         self._config, self._run, self._checkpoints = config, run, checkpoints
         self._peak = _peak_tokens_per_second(job)
-        self._before = run.status()  # of the process that trained here last
+        self._before = run.status()  # left by the process that trained here last
         self.best = hosts.broadcast(lambda: checkpoints.best)
         self._writers = open_writers(config, run, step) if hosts.is_primary() else []
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="writes")
@@ -69,34 +67,32 @@ class Record:
         # counts from the last.
         about = checkpoints.about(step) if step else {}
         self._sums = np.array(about.get(UNLOGGED, [0.0, 0.0]))
-        self._valid_tokens = about.get(VALID_TOKENS)  # of the last validation
-        saved, found = about.get(ROWS), self._rows()
-        if saved and found and saved != found:
+        self._valid_tokens = about.get(VALID_TOKENS)  # in the last validation
+        saved, there = about.get(ROWS), self._rows()
+        if saved and there and saved != there:
             print_line(
                 f"{run}/{METRICS_FILE} is damaged: at update {step} it had {saved[0]} rows, now "
-                f"{found[0]}, or other values; the training is not affected, its curves are"
+                f"{there[0]}, or other values; the training is not affected, its curves are"
             )
         self._dispatched: tuple[int, Metrics] | None = None
         # seconds waited for data: now; at the last row, and its update
         self._waited, self._last_row = 0.0, (step, 0.0)
-        self._train_nll = self._before.get("train_nll")  # of the last row
+        self._train_nll = self._before.get("train_nll")  # in the last row
         if step and hosts.is_primary():
             print_line(f"{run}: going on from the checkpoint of update {step} of {steps}")
 
     def dispatched(self, step: int, metrics: Metrics, *, data_wait_seconds: float = 0.0) -> None:
-        """Keeps the metrics of update `step`, which the devices still compute, and fetches the
-        metrics before.
+        """Keeps the metrics of update `step`, which devices still compute, and fetches the ones before.
 
         Args:
-          data_wait_seconds: seconds in which updates waited for their tokens, since the process
-            began.
+          data_wait_seconds: how long this process's updates have waited for tokens so far.
         """
         self.fetch()
         self._dispatched = step, metrics
         self._waited = data_wait_seconds
 
     def fetch(self) -> None:
-        """Waits for the kept metrics; raises NonFiniteLossError if any is not finite."""
+        """Waits for the kept metrics. Raises NonFiniteLossError unless all are finite."""
         if self._dispatched is None:
             return
         (step, metrics), self._dispatched = self._dispatched, None
@@ -115,9 +111,7 @@ class Record:
             self._log(step, values)
 
     def for_checkpoint(self) -> dict[str, Any]:
-        """Waits for earlier rows; returns the sums from which the next row continues after a
-        resume, and the hash of the rows.
-        """
+        """Waits for earlier rows, and returns what a resumed run needs to continue them."""
         self._finish_writes()
         return {
             UNLOGGED: self._sums.tolist(),
@@ -126,8 +120,8 @@ class Record:
         }
 
     def _rows(self) -> list[Any]:
-        """Returns the number of rows and their hash; nothing in a bucket, where each row is a file,
-        and on processes other than 0, whose record is not saved.
+        """Returns how many rows there are and their hash, on process 0, or [] in a bucket, where each row
+        is a file.
         """
         file = self._run.path / METRICS_FILE
         if is_address(file) or not hosts.is_primary():
@@ -153,7 +147,7 @@ class Record:
         self._checkpoints.check()
 
     def validated(self, step: int, nll: float, tokens: int) -> bool:
-        """Records a validation; returns whether it is the best so far of as many tokens. Raises
+        """Records a validation. Returns whether it is the best so far of as many tokens. Raises
         NonFiniteLossError.
         """
         if not math.isfinite(nll):
@@ -193,9 +187,7 @@ class Record:
         )
 
     def write_status(self, state: str, step: int, reason: str = "") -> None:
-        """Writes status.json, with the last loss, speed, memory and best checkpoint so far; waits
-        if the run ends.
-        """
+        """Writes status.json with loss, speed, memory and best validation, and waits if the run ends."""
         if not hosts.is_primary():
             return
         self._finished = state == "finished"
@@ -226,9 +218,7 @@ class Record:
             self._queue(functools.partial(writer.write, step, values))
 
     def _queue(self, write: Callable[[], object]) -> None:
-        """Leaves `write` to a thread, which makes all in order; raises the error of an earlier
-        write.
-        """
+        """Gives `write` to a thread, which keeps the order. Raises an earlier write's error."""
         while self._writes and (self._writes[0].done() or len(self._writes) == MOST_WRITES):
             self._writes.popleft().result()
         self._writes.append(self._pool.submit(write))
@@ -246,11 +236,11 @@ class Record:
 
 
 class Speed:
-    """The tokens per second over the last updates: a slowdown shows."""
+    """The tokens per second over the last updates, so that a slowdown shows."""
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step
-        # of updates after the first
+        # for each update after the first
         self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT)
         self._last: float | None = None
 
@@ -263,7 +253,7 @@ class Speed:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out the time inside, of validation and saving."""
+        """Leaves out the time inside, as for validations and saves."""
         start = time.perf_counter()
         yield
         if self._last is not None:
@@ -271,32 +261,22 @@ class Speed:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed; None before there are two updates."""
+        """The speed, or None before there are two updates."""
         seconds = sum(self._seconds)
         return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
 
 
 def _peak_tokens_per_second(job: Job) -> float | None:
-    """Returns the training speed at the peak of the run's devices; None if a device is of an
-    unknown kind.
-    """
+    """Returns the training speed at the devices' peak, or None with an unknown device."""
     kinds = [find_device_kind(device.device_kind) for device in job.mesh.devices.flat]
-    known = [kind.peak(job.config.model.dtype) for kind in kinds if kind]
-    return (
-        sum(known) / model_flops(job.config, job.model.vocab_size)
-        if len(known) == len(kinds)
-        else None
-    )
+    peaks = [kind.peak(job.config.model.dtype) for kind in kinds if kind]
+    flops = model_flops(job.config, job.model.vocab_size)
+    return sum(peaks) / flops if len(peaks) == len(kinds) else None
 
 
 def _peak_memory_bytes() -> int:
-    """Returns the most memory held so far: on one device, or of this process if devices don't count
-    theirs (CPUs).
-    """
-    peaks = [
-        (device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()
-    ]
-    if any(peaks):
-        return max(peaks)
+    """Returns the most memory held so far on one device, or by this process if its devices are CPUs."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+    of_process = peak if sys.platform == "darwin" else 1024 * peak
+    return max(each.get("peak_bytes_in_use", 0) for each in stats) or of_process

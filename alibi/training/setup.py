@@ -1,4 +1,4 @@
-"""The work before the first update: checks without cost, then the text, then a job to train."""
+"""The work before the first update: cheap checks, the text, and a job to train."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.runs import RunDirectory, method_files
-from alibi.runs.provenance import own_files
+from alibi.runs.code import own_files
 from alibi.testing import check_few_tokens, check_finite
 from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
@@ -34,15 +34,13 @@ from alibi.training.parent import Parent
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run to train: all its parts are checked, and none is written yet.
+    """A run to train: checked, with nothing written yet.
 
     Attributes:
-      parent: the run with the first parameters of this run; None without init_from, or with a
-        checkpoint.
-      model: for the vocabulary of the text.
-      files: the tokens of each split.
-      corpus: the manifest of each split.
-      sampler: see `make_sampler`; None without eval.sample_prompt.
+      parent: the run that this run's parameters come from, or None without init_from or after the
+        first checkpoint.
+      files, corpus: tokens and manifest by split.
+      sampler: made by `make_sampler`, or None without eval.sample_prompt.
     """
 
     config: Config
@@ -59,7 +57,7 @@ class Job:
 
 
 def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
-    """Checks a run and prepares its text; raises ValueError for an unusable config, corpus or
+    """Checks a run and prepares its text. Raises ValueError for a refused config, corpus or
     directory.
     """
     sharding = batch_sharding(mesh)
@@ -139,7 +137,7 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
     """Raises ValueError for a config as training does before it reads the text.
 
     Args:
-      devices: number of devices; None, if unknown, takes as few as the mesh asks for.
+      devices: number of devices. None, if unknown, takes as few as the mesh asks for.
     """
     check_paths(config.data)
     fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
@@ -178,10 +176,8 @@ def sequences_per_update(config: Config, shards: int) -> int:
 
 
 def micro_batches(config: Config, shards: int) -> int:
-    """Returns the micro-batches of an update: train.accumulation, or its next multiple within
-    train.max_device_tokens.
-
-    A micro-batch has at least one sequence for each of the `shards` parts.
+    """Returns how many micro-batches an update has: train.accumulation, or its first multiple that
+    keeps to train.max_device_tokens. Each has at least one sequence for each shard.
     """
     sequences = sequences_per_update(config, shards) // shards
     limit, least = config.train.max_device_tokens, config.train.accumulation
@@ -194,11 +190,9 @@ def micro_batches(config: Config, shards: int) -> int:
 
 
 def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
-    """Returns the token files of train and, if the config has it, valid; process 0 makes its own
-    first.
+    """Returns the token files of train and, if set, valid. Process 0 makes its own first.
 
-    If the config names a dataset without a revision, it prints the revision of the tokens, and
-    whether the revisions of train, of valid and of the tokenizer's text differ.
+    Prints the revision of a dataset's tokens, and whether train, valid and tokenizer differ in it.
     """
     files: dict[str, TokenFile] = {}
 
@@ -238,16 +232,14 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
 
 
 def shared_text(train: TokenFile, valid: TokenFile) -> str:
-    """Returns the part of the validation text that is also in the train text, by hashes of whole
-    texts and of files, and by the names of splits; "" if none is.
-    """
-    about = [file.manifest.description for file in (valid, train)]
-    ours, theirs = ([json.dumps(each) for each in which.get("files", [])] for which in about)
-    split, *_ = about[0].get("split", "").partition("[")  # a slice of the train split is in it
+    """Returns how much validation text is in the train text too, by hashes and split names, or ""."""
+    one, other = valid.manifest.description, train.manifest.description
+    ours, theirs = ([json.dumps(each) for each in text.get("files", [])] for text in (one, other))
+    split, *_ = one.get("split", "").partition("[")  # a slice of the train split is in it
     if (
         valid.manifest.sha256 == train.manifest.sha256
         or (ours and set(ours) <= set(theirs))
-        or about[0] | {"split": split} == {"split": ""} | about[1]
+        or one | {"split": split} == {"split": ""} | other
     ):
         return "all"
     files = len(set(ours) & set(theirs))
@@ -261,18 +253,15 @@ def objective_of(config: Config, text: TokenFile) -> Objective:
 
 
 def validation_windows(config: Config, num_tokens: int) -> Windows:
-    """Returns the windows of a validation: they score eval.max_tokens tokens at the training length,
-    spread evenly over the text.
-    """
+    """Returns windows of the training length that score eval.max_tokens tokens, spread evenly."""
     return spread_windows(
         num_tokens, config.train_length, config.eval.max_tokens, causal=config.objective.causal
     )
 
 
 def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], Score]:
-    """Returns a function from parameters to the score of `validation_windows`.
-
-    Raises ValueError if the objective predicts none of their tokens.
+    """Returns a function from parameters to the score of `validation_windows`. Raises ValueError if
+    the objective predicts none of their tokens.
     """
     scorer = Scorer(
         model_nll(evaluated(model, config)),
@@ -286,11 +275,11 @@ def make_validator(config: Config, model: DecoderLM, text: TokenFile) -> Callabl
 
 
 def make_sampler(config: Config, model: DecoderLM, text: TokenFile) -> Callable[[PyTree], str]:
-    """Returns a function from parameters to a continuation of `config.eval.sample_prompt`, drawn by
-    the same key each time.
+    """Returns a function from parameters to a continuation of `config.eval.sample_prompt`, always
+    with the same key.
 
     Raises:
-      ValueError: the model fills in tokens, or is not defined for so many.
+      ValueError: the model fills in tokens, or can't have so many.
     """
     if not config.objective.causal:
         raise ValueError(

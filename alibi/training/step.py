@@ -21,19 +21,17 @@ from alibi.parallel.sharding import batch_sharding, laid_out, local_rows
 from alibi.runs.checkpoint import TrainState
 
 Metrics = dict[str, Float[Array, ""]]
-TrainStep = Callable[..., tuple[TrainState, Metrics]]  # of a state and the arrays of a batch
+TrainStep = Callable[..., tuple[TrainState, Metrics]]  # takes a state and a batch's arrays
 
 
 class Feed:
-    """The batches of a run as global arrays `[micro, batch, length]`, with the batch split over the
-    mesh.
+    """A run's batches: global arrays `[micro, batch, length]`, split over the mesh by batch.
 
-    Each host reads its own rows, one update ahead. Row r of micro-batch m is row m * batch + r of
-    the update's sequences, so the data of an update depends neither on the devices nor on the
-    hosts.
+    Each host reads its own rows, one update ahead. Row r of micro-batch m is row m * batch + r of an
+    update's sequences, so the data depends neither on devices nor on hosts.
 
     Attributes:
-      waited: seconds in which `get` waited for rows, in all.
+      waited: seconds that `get` has waited for rows so far.
     """
 
     def __init__(self, batches: TrainBatches, mesh: Mesh, micro_batches: int):
@@ -58,13 +56,11 @@ class Feed:
         return jax.tree.map(lambda x: array, self._batches.rows(0, []))
 
     def read_ahead(self, step: int) -> None:
-        """Starts to read the batch of update number `step`, in a thread."""
+        """Starts to read the batch of update `step` in a thread."""
         self._ahead[step] = self._pool.submit(self._read, step)
 
     def get(self, step: int, *, last: bool = False) -> Batch:
-        """Returns the batch of update number `step` (from 0); starts to read the next, unless this
-        is the last.
-        """
+        """Returns the batch of update `step`, from 0, and starts to read the next unless it is the last."""
         if step not in self._ahead:
             self.read_ahead(step)
         start = time.perf_counter()
@@ -97,7 +93,7 @@ def abstract_state(
 def initial_state(
     model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
 ) -> TrainState:
-    """Returns the state before the first update; each device makes only its own part."""
+    """Returns the state before the first update. Each device makes its own part."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
     return jax.jit(functools.partial(_initial, model, optimizer), out_shardings=shardings)(
         np.uint32(seed)
@@ -122,16 +118,16 @@ def make_train_step(
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
 ) -> jax.stages.Wrapped:
-    """Returns a jitted function from (state, *batch) to (state, metrics); it donates the state.
+    """Returns a jitted function from (state, *batch) to (state, metrics), which donates the state.
 
-    The arrays of the batch are `[micro, batch, length]`. The update follows the gradient of the
-    mean loss of all predicted tokens of all micro-batches. The metrics are nll_nats and tokens, sums
-    over these tokens, gradient_norm (before clipping), update_norm and learning_rate.
+    Arrays of a batch are `[micro, batch, length]`. The update follows the gradient of the mean loss
+    over all predicted tokens of all micro-batches. The metrics are nll_nats and tokens (sums over
+    these tokens), gradient_norm (before clipping), update_norm and learning_rate.
 
     Args:
-      loss: of a token, see `Head.token_losses`.
-      schedule: the learning rate of update number k, from 0; for the metrics only.
-      state_shardings: shardings of the returned state; None leaves them to the compiler.
+      loss: a token's loss, as in `Head.token_losses`.
+      schedule: learning rate of an update, from 0, for the metrics.
+      state_shardings: shardings of the returned state. Defaults to the compiler's choice.
     """
 
     def losses(params: PyTree, batch: Batch, key: Array) -> tuple[Array, Array]:
@@ -176,7 +172,7 @@ def _summed(
     batch: Batch,
     key: Array,
 ) -> tuple[PyTree, Array]:
-    """Returns the sums over micro-batches; only the current micro-batch is in memory."""
+    """Returns sums over micro-batches, with one micro-batch in memory at a time."""
     micro_batches = batch.inputs.shape[0]
     if micro_batches == 1:
         only = jax.tree.map(lambda x: x[0], batch)

@@ -7,14 +7,14 @@ import timeit
 import numpy as np
 import pytest
 
-from alibi.model.flops import model_flops
-from alibi.parallel import device_kinds
-from alibi.parallel.device_kinds import (
+from alibi.devices import kinds as device_kinds
+from alibi.devices.kinds import (
     DEVICE_KINDS,
     DeviceKind,
     find_device_kind,
     known_device_kind,
 )
+from alibi.model.flops import model_flops
 from alibi.training import loop
 from tests.training.runs import on_one_device
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from alibi.config import Config, DataConfig, as_file, load_config, make_config
+from alibi.devices.kinds import GIB
 from alibi.model.decoder import build_model
 from alibi.model.flops import training_flops
-from alibi.parallel.device_kinds import GIB
 from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.planning.plan import TrainingPlan, Vocabulary, describe, make_plan
 from alibi.training.optimizer import make_optimizer

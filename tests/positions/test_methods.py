@@ -13,7 +13,7 @@ import pytest
 
 from alibi import alibi_slopes
 from alibi.config import make_config
-from alibi.config.fields import annotations, read
+from alibi.config.fields import annotations, checked
 from alibi.model.decoder import build_model
 from alibi.model.positions import randomised_positions
 from alibi.positions import (
@@ -228,7 +228,7 @@ def test_options_are_read_as_they_are_annotated(option: str, value: Any, taken: 
     with (
         pytest.raises(ValueError, match="must be of type") if refused else contextlib.nullcontext()
     ):
-        got = read(option, value, annotated[option], Annotated.options()[option])
+        got = checked(option, value, annotated[option], Annotated.options()[option])
         assert (got, type(got)) == (taken, type(taken))
 
 

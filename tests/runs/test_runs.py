@@ -10,7 +10,7 @@ import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.runs import RunDirectory, git_commit, method_files, processor
-from alibi.runs.provenance import own_files
+from alibi.runs.code import own_files
 
 
 def test_a_hugging_face_folder_is_told_with_the_command_that_imports_it(tmp_path):
@@ -24,15 +24,10 @@ def test_a_hugging_face_folder_is_told_with_the_command_that_imports_it(tmp_path
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "[1]", "config.json is damaged (it is no object)"),
-        ("config.json", "{}", "config.json is damaged (it lacks "),
+        ("config.json", "[1]", "config.json is damaged (it was altered"),
+        ("config.json", "{}", "config.json is damaged (it was altered"),
         ("status.json", '{"state": ', "status.json is damaged (Expecting value"),
-        (
-            "status.json",
-            '{"state": "running"}',
-            "status.json is damaged (it lacks step, steps, reason)",
-        ),
-        ("provenance.json", "{}", "provenance.json is damaged (it lacks corpus)"),
+        ("provenance.json", "{}", "provenance.json is damaged (it was altered"),
         (
             "tokenizer/tokenizer_config.json",
             "{}",
@@ -61,19 +56,13 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
     assert f"{run.path}/{message}" in str(raised.value)
 
 
-def test_only_a_tokenizer_of_a_killed_first_start_is_replaced(tmp_path, tiny_config):
-    """A first start writes the tokenizer, then config.json."""
+def test_a_folder_of_the_user_is_no_tokenizer_and_stays(tmp_path, tiny_config):
     run = RunDirectory(tmp_path)
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "vocab.json").write_text("of the user")
     with pytest.raises(ValueError, match="tokenizer holds no saved tokenizer"):
         run.claim(tiny_config(), ByteTokenizer())
     assert (tmp_path / "tokenizer" / "vocab.json").read_text() == "of the user"
-    (tmp_path / "tokenizer").rename(tmp_path / "other")
-    (tmp_path / "tokenizer").mkdir()
-    ByteTokenizer().save(tmp_path / "tokenizer")
-    run.claim(tiny_config(), ByteTokenizer())
-    run.release()
 
 
 def test_the_commit_of_an_image_comes_from_the_environment(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from alibi.evaluation.scorer import Score
 from alibi.evaluation.windows import windows_of
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.training import loop, record
+from alibi.training import loop
 from alibi.training.step import Metrics
 from tests.training.runs import final_state, rows, stop_at
 
@@ -66,19 +66,6 @@ def test_a_finished_run_is_not_trained_again(
     assert (
         f"{finished} was finished before, with 6 updates; evaluate it by" in capsys.readouterr().err
     )
-
-
-def test_the_speed_is_that_of_the_last_updates_without_pauses(monkeypatch) -> None:
-    clock = iter([*range(60), *range(60, 160, 2), 160, 1160, 1160])
-    monkeypatch.setattr(record.time, "perf_counter", lambda: next(clock))
-    speed = record.Speed(tokens_per_step=10)
-    for step in range(110):
-        speed.update()
-        assert speed.tokens_per_second == pytest.approx(10.0) or step < 1 or step >= 60
-    with speed.paused():
-        pass
-    speed.update()
-    assert speed.tokens_per_second == pytest.approx(10 / 2)
 
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(

@@ -200,34 +200,76 @@ runpy.run_path("train.py", run_name="__main__")
 """
 
 
+OWN = """
+import dataclasses
+
+from alibi.positions.alibi import Alibi
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(Alibi):
+    pass
+"""
+
+
+# Commands one after the other in a pair of processes, whose starts would take most of the time.
+IN_TURN = """
+import pathlib, sys
+from alibi.parallel import hosts
+text, whole, out, *words = sys.argv[1:]
+flags = dict(word[2:].split("=") for word in words)
+hosts.join(flags["coordinator_address"], 2, int(flags["process_id"]))
+
+from alibi.config import make_config, replaced
+from alibi.config.override import Override
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.training import loop
+from tests.evaluation.runs import options_of
+from tests.training.test_multihost import overrides
+
+def refused(call):
+    try:
+        call()
+    except ValueError as error:
+        print(error, flush=True)
+
+out = pathlib.Path(out)
+other = {} if hosts.is_primary() else {"train.steps": 7, "model.dropout": 0.5}
+config = replaced(make_config(), overrides(text, out / "cache") | other)
+none = {"output_dir": out / "none", "lengths": (16,)}
+refused(lambda: loop.train(config, str(out / "run")))
+refused(lambda: evaluate_runs([whole], options_of(**none, text_file="corpus.txt")))
+assert not evaluate_runs([whole], options_of(out / "two", (16, 40), dump_nll=True))
+refused(lambda: evaluate_runs([whole], options_of(**none, override=Override("own_method:Own"))))
+"""
+
+
 @pytest.mark.slow
-def test_hosts_with_other_configs_print_the_differing_keys(
-    tiny_text, tmp_path: pathlib.Path
+def test_two_hosts_evaluate_as_one_and_refuse_what_differs(
+    whole: pathlib.Path, tiny_text, tmp_path: pathlib.Path, monkeypatch
 ) -> None:
-    other = ["--config.train.steps=7", "--config.model.dropout=0.5"]
-    for output in finish(
-        start_hosts(command(tmp_path / "run", tiny_text["train"]), 1, [], other), code=1
-    ):
-        assert "error: the processes differ" in output
-        assert "model.dropout: 0.0 on process 0, 0.5 on process 1" in output
-        assert "train.steps: 6 on process 0, 7 on process 1" in output
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_two_hosts_evaluate_as_one(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Each host scores its part of every batch; the sums, the rows and the NLL of each token must
-    not show it.
+    """Another config, text or method on the second host. And each host scores its part of every
+    batch; the sums, the rows and the NLL of each token must not show it.
     """
-    one, two = (tmp_path / name for name in ("one", "two"))
-    words = [
-        sys.executable,
-        "eval_extrapolation.py",
-        f"--workdirs={whole}",
-        "--lengths=16,40",
-        "--dump_nll",
-    ]
-    finish(start_hosts([*words, f"--output_dir={two}"], 2))
+    one, two, folders = (
+        tmp_path / "one",
+        tmp_path / "two",
+        [tmp_path / "first", tmp_path / "second"],
+    )
+    for folder, more in zip(folders, ("", "# the\n"), strict=True):
+        folder.mkdir()
+        (folder / "corpus.txt").write_text(tiny_text["valid"].read_text() + more)
+        (folder / "own_method.py").write_text(OWN + more)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = [sys.executable, "-c", IN_TURN, str(tiny_text["train"]), str(whole), str(tmp_path)]
+    for output in finish(start_hosts(words, 2, folders=folders)):
+        assert output.count("the processes differ; start the same command and code on all:") == 3
+        assert "\n  model.dropout: 0.0 on process 0, 0.5 on process 1" in output
+        assert "\n  train.steps: 6 on process 0, 7 on process 1" in output
+        for named in ("file's sha256", "own file own_method"):
+            assert re.search(rf'\n  {named}: ".*" on process 0, ".*" on process 1', output)
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "none").exists()
     assert not evaluate_runs([whole], options_of(output_dir=one, lengths=(16, 40), dump_nll=True))
     alone, together = (read_rows(folder / "results.jsonl") for folder in (one, two))
     assert [row.length for row in together] == [16, 40]
@@ -252,43 +294,3 @@ def test_two_hosts_evaluate_as_one(whole: pathlib.Path, tmp_path: pathlib.Path) 
         with np.load(path) as expected, np.load(two / "nll" / path.name) as dump:
             np.testing.assert_array_equal(dump["targets"], expected["targets"])
             np.testing.assert_allclose(dump["nll_nats"], expected["nll_nats"], atol=1e-5)
-
-
-OWN = """
-import dataclasses
-
-from alibi.positions.alibi import Alibi
-
-
-@dataclasses.dataclass(frozen=True)
-class Own(Alibi):
-    pass
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "named"),
-    [("corpus.txt", "file's sha256"), ("own_method.py", "own file own_method")],
-)
-def test_hosts_whose_files_differ_evaluate_nothing(
-    whole: pathlib.Path, tiny_text, tmp_path: pathlib.Path, file: str, named: str
-) -> None:
-    """The same path holds another text, or another method, on the second host."""
-    contents = {"corpus.txt": tiny_text["valid"].read_text(), "own_method.py": OWN}
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-        for name, content in contents.items():
-            (folder / name).write_text(content)
-    with (folders[1] / file).open("a") as changed:
-        changed.write("# the\n")
-    words = [
-        *(sys.executable, str(ROOT / "eval_extrapolation.py"), f"--workdirs={whole}"),
-        *("--lengths=16", "--text_file=corpus.txt", "--position=own_method:Own"),
-        f"--output_dir={tmp_path / 'out'}",
-    ]
-    for output in finish(start_hosts(words, 1, folders=folders), code=1):
-        assert "error: the processes differ; start the same command and code on all:" in output
-        assert re.search(rf'\n  {named}: ".*" on process 0, ".*" on process 1', output)
-    assert not (tmp_path / "out").exists()

@@ -11,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.config import Config
+from alibi.config import Config, ModelConfig
+from alibi.config.fields import ADAPTIVE
+from alibi.config.tree import role_of
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model
 from alibi.model.layers import unstacked
 from alibi.parallel.sharding import make_mesh
@@ -19,7 +21,7 @@ from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop, setup
 from alibi.training.optimizer import make_optimizer
-from alibi.training.parent import FREE, OF_ADAPTIVE, Parent
+from alibi.training.parent import Parent
 from alibi.training.step import initial_state
 from tests.training.runs import assert_same
 
@@ -267,8 +269,11 @@ def test_keys_that_do_not_change_what_parameters_compute_may_differ(tiny_config,
         "products": "plain",
         "logits_chunk": 64,
     }
-    assert {*free, "param_dtype"} == {*FREE}  # training has float32 parameters
-    of_adaptive = dict(zip(OF_ADAPTIVE, ((9,), 2), strict=True))
+    roles = {key: role_of(f"model.{key}") for key in vars(ModelConfig())}
+    # training has float32 parameters
+    assert {*free, "param_dtype"} == {key for key in roles if roles[key] not in ("", ADAPTIVE)}
+    of_adaptive = {"cutoffs": (9,), "adaptive_factor": 2}
+    assert {*of_adaptive} == {key for key in roles if roles[key] == ADAPTIVE}
     keys = {f"model__{key}": value for key, value in (free | of_adaptive).items()}
     about = parent_of(tiny_config(init_from=str(parent), **keys)).about()
     assert about["new"] == about["dropped"] == []

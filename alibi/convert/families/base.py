@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from alibi.config import Config, flatten, replaced
+from alibi.config import Config, ModelConfig, flatten, replaced
+from alibi.config.fields import CHANGED
+from alibi.config.tree import role_of
 from alibi.positions import known_options
 
 Shape = tuple[int, ...]
@@ -249,31 +251,19 @@ class Family:
         return content
 
 
-# What most families have and the paper's models have not; a family names what it has otherwise.
+# Keys of the model that every family takes from config.json.
+_ALWAYS_SAID = (
+    *("num_layers", "width", "num_heads", "feed_forward", "activation", "norm_epsilon"),
+    "vocab_rows",
+)
+# Most families have the defaults of the other keys; a family names what it has otherwise.
 PAPER_UNLIKE: dict[str, Any] = {
-    "model.embedding": "tied",
-    "model.embedding_norm": False,
+    **{
+        f"model.{name}": value
+        for name, value in vars(ModelConfig()).items()
+        if role_of(f"model.{name}") in ("", CHANGED) and name not in _ALWAYS_SAID
+    },
     "model.embedding_scale": 1.0,
-    "model.logits_scale": 1.0,
-    "model.norm": "layer",
-    "model.final_norm": True,
-    "model.gated": False,
-    "model.parallel": False,
-    "model.head_size": 0,
-    "model.num_kv_heads": 0,
-    "model.qkv_bias": True,
-    "model.out_bias": True,
-    "model.feed_forward_bias": True,
-    "model.qk_norm": False,
-    "model.qk_norm_joint": False,
-    "model.clip_qkv": 0.0,
-    "model.attention_scale": 0.0,
-    "model.attention_gate": False,
-    "model.normalizer": "softmax",
-    "model.logit_cap": 0.0,
-    "model.logit_scale": "",
-    "model.max_position": 0,
-    "model.window": 0,
     "position": "alibi",
 }
 

@@ -1,4 +1,4 @@
-"""Peak speed, memory and bandwidth of devices, by the names of JAX and of their makers."""
+"""Devices' peak speed, memory and bandwidth, under the names that JAX and makers use."""
 
 import dataclasses
 import functools
@@ -17,16 +17,16 @@ _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceKind:
-    """A device as JAX counts them: a core, half a chip, of TPU v2, v3 and 7x; else a chip or GPU.
+    """A device as JAX counts: half a chip on TPU v2, v3 and 7x, otherwise a chip or GPU.
 
     Attributes:
       name: the maker's name.
-      names: other names: `jax.Device.device_kind`, and common ones.
-      bfloat16, float32: peak operations per second of products in this dtype, without sparsity, as
-        JAX computes them by default: float32 on TPUs in a single pass of bfloat16, on GPUs with
-        TF32 in TF32.
-      memory: bytes; of GPUs with GDDR6 less a sixteenth for error correction.
-      bandwidth: bytes per second between the device and its memory; 0: unknown.
+      names: other names, such as `jax.Device.device_kind`.
+      bfloat16, float32: peak operations per second in products of this dtype, without sparsity, as
+        JAX computes them by default: float32 takes one pass of bfloat16 on TPUs, and TF32 on GPUs
+        that have it.
+      memory: bytes, a sixteenth less on GPUs with GDDR6, for error correction.
+      bandwidth: bytes per second between device and memory, or 0 if unknown.
       source: a page with these figures, for TPUs per chip.
     """
 
@@ -45,14 +45,12 @@ class DeviceKind:
 
     @property
     def usable_memory(self) -> int:
-        """The bytes for a program: on TPUs all but the system's part; on GPUs 75%, the default of
-        JAX, and as much of a machine's memory.
-        """
+        """The bytes for a program: 95% on TPUs, and 75%, JAX's default, on GPUs and machines."""
         return int(self.memory * (0.95 if self.platform == "tpu" else 0.75))
 
     def peak(self, dtype: str) -> float:
         """Returns the peak operations per second of products in `dtype`, float32 or bfloat16."""
-        return {"bfloat16": self.bfloat16, "float32": self.float32}[dtype]
+        return getattr(self, dtype)
 
 
 def _kind(
@@ -105,30 +103,29 @@ DEVICE_KINDS = (
 
 
 def find_device_kind(name: str) -> DeviceKind | None:
-    """Returns the device of a name, in any spelling and with or without the maker; None if it is
-    unknown.
-    """
+    """Returns the device with a name, in any spelling, with or without the maker, or None."""
     wanted = _plain(name)
-    return next(
-        (kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names))), None
-    )
+    kinds = (kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names)))
+    return next(kinds, None)
 
 
 def known_device_kind(name: str) -> DeviceKind:
-    """Returns the device of a name as `find_device_kind` does, for "cpu" `this_machine`; raises
-    ValueError, with all known names, if unknown.
+    """Returns the device with a name, or `this_machine` for "cpu".
+
+    Raises:
+      ValueError: an unknown name, with a list.
     """
     if kind := this_machine() if _plain(name) == "cpu" else find_device_kind(name):
         return kind
     known = ", ".join(kind.name for kind in DEVICE_KINDS)
     raise ValueError(
-        f"device kind {name!r} is unknown; use one of {known}, or cpu for this machine (alibi/parallel/device_kinds.py)"
+        f"device kind {name!r} is unknown; use one of {known}, or cpu for this machine (alibi/devices/kinds.py)"
     )
 
 
 @functools.cache
 def this_machine() -> DeviceKind:
-    """Returns the CPUs of this machine, with the speed measured at products of two matrices."""
+    """Returns this machine's CPUs, with a speed measured in products of two matrices."""
     speeds = {}
     for dtype in ("bfloat16", "float32"):
         one = jax.numpy.ones(
@@ -147,9 +144,7 @@ def this_machine() -> DeviceKind:
 
 
 def _plain(name: str) -> str:
-    """Returns the same text for TPU v5e, tpu-v5e and v5e, and for NVIDIA H100 80GB HBM3 and
-    h100-80gb-hbm3.
-    """
+    """Returns one text for TPU v5e, tpu-v5e and v5e, as for NVIDIA H100 and h100."""
     return re.sub(
         r"[^a-z0-9]", "", re.sub(r"\b(nvidia|tesla|geforce|google|cloud|tpu)\b", "", name.lower())
     )

@@ -8,13 +8,11 @@ from jaxtyping import PyTree
 
 
 def check_memory(what: str, tree: PyTree, remedy: str) -> None:
-    """Raises ValueError, before anything is read, if arrays with the shapes, dtypes and shardings of
-    `tree` don't fit into the free memory of this process's devices; arrays without a sharding count
-    as split over them.
+    """Raises ValueError if the arrays in `tree` don't fit into free memory on this process's devices.
+    Arrays without a sharding count as split over all.
 
     Args:
-      what: of the arrays, for the error.
-      remedy: what to do, for the error.
+      what, remedy: name the arrays and the way out, for the error.
     """
     devices = jax.local_devices()
     needed = sum(
@@ -26,13 +24,13 @@ def check_memory(what: str, tree: PyTree, remedy: str) -> None:
         )
         for leaf in jax.tree.leaves(tree)
     )
-    known = devices[0].memory_stats()
-    if known is None:  # CPU devices share the memory of the machine
+    stats = devices[0].memory_stats()
+    if stats is None:  # CPU devices share the memory of the machine
         needed, free = needed * len(devices), psutil.virtual_memory().available
     else:
-        free = known["bytes_limit"] - known["bytes_in_use"]
+        free = stats["bytes_limit"] - stats["bytes_in_use"]
     if needed > free:
-        place = "this machine" if known is None else f"each {devices[0].device_kind}"
+        place = "this machine" if stats is None else f"each {devices[0].device_kind}"
         raise ValueError(
             f"{what} needs {needed / 1e9:.1f} GB and {place} has {free / 1e9:.1f} GB free; {remedy}"
         )

@@ -1,0 +1,1 @@
+"""Devices: how fast they are, and whether their memory suffices."""
