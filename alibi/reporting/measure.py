@@ -21,6 +21,9 @@ EVALUATORS = {
     "perplexity": "alibi.evaluation.perplexity:Perplexity",
     "context_use": "alibi.evaluation.context_use:ContextUse",
     "passkey": "alibi.evaluation.passkey:Passkey",
+    "in_context": "alibi.evaluation.in_context:InContext",
+    "receptive_field": "alibi.evaluation.receptive_field:ReceptiveField",
+    "longppl": "alibi.evaluation.longppl:LongPPL",
     "task": "alibi.evaluation.task:TaskAccuracy",
     "task_gaps": "alibi.evaluation.task:TaskGaps",
 }

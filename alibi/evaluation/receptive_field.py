@@ -1,0 +1,81 @@
+"""The empirical receptive field (Chi et al. 2023, arXiv 2212.10356, section 4): how many of the newest
+tokens have 99% of the influence on a prediction.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from alibi.evaluation.base import option
+from alibi.evaluation.perplexity import OfText
+from alibi.evaluation.windows import Windows
+from alibi.reporting.intervals import part_sums, six_digits
+from alibi.reporting.rows import Row
+from alibi.reporting.tables import Kind, result
+
+if TYPE_CHECKING:
+    from alibi.evaluation.subject import Subject, Text
+    from alibi.model.decoder import DecoderLM
+    from alibi.reporting.panels import Panel
+
+FIELD = Kind(
+    "Receptive field",
+    "{:,.0f}".format,
+    value=result("field"),
+    mean=result("field"),
+    axis=", tokens",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReceptiveField(OfText):
+    """The least number of newest tokens whose squared gradients of the last token's loss have 99% of
+    the sum over all; mean over windows.
+    """
+
+    field_windows: int = option(64, "windows, spread evenly over the text", at_least=2)
+
+    kinds: ClassVar = (FIELD,)
+
+    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+        length = row.cell["length"]
+        count = min(self.field_windows, len(text.tokens) // length)
+        spacing = len(text.tokens) // count
+        last = Windows(length - 1, (count - 1) * spacing + length, length, 1, spacing)
+        title = f"{subject.run.title} {self.title(row.cell)}"
+        tokens = subject.score(text.tokens, last, title, fields).nll_nats.astype(np.float64)
+        parts = six_digits(part_sums(tokens))
+        return {"field": float(tokens.mean()), "tokens": tokens.size, "parts": parts}
+
+    def windows(self, panel: "Panel") -> str:
+        return "tokens with 99% of the influence on the last one"
+
+
+def fields(model: "DecoderLM") -> Callable[..., Any]:
+    """Returns the function of parameters, inputs and targets to the receptive field of each row's
+    last target, `[rows, 1]`.
+    """
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+
+    from alibi.evaluation.scorer import model_nll
+
+    def field(params: Any, inputs: Any, *others: Any) -> Any:
+        def loss(change: Any) -> Any:
+            def changed(embed: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+                embedded = embed(*args, **kwargs)
+                is_input = context.module.name == "embedding_dropout"
+                return embedded + change if is_input else embedded
+
+            with nn.intercept_methods(changed):
+                return model_nll(model)(params, inputs, *others).sum()
+
+        gradient = jax.grad(loss)(jnp.zeros((*inputs.shape, model.config.width)))
+        influence = jnp.cumsum(jnp.sum(gradient**2, axis=-1)[:, ::-1], axis=1)
+        share = influence / influence[:, -1:]
+        return 1 + jnp.sum(share <= 0.99, axis=1, keepdims=True, dtype=jnp.float32)
+
+    return field

@@ -1,0 +1,97 @@
+"""Measures of what a context is used for, each beside its definition."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.in_context import InContext
+from alibi.evaluation.longppl import LongPPL
+from alibi.evaluation.receptive_field import ReceptiveField
+from alibi.reporting.rows import read_rows
+from alibi.runs.trained import TrainedRun
+from tests.evaluation.runs import make_run, options_of
+
+TEXT = bytes(np.random.default_rng(0).integers(97, 123, 150).astype(np.uint8)).decode()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("use")
+    (folder / "text.txt").write_text(TEXT)
+    return [
+        make_run(folder, "alibi", "own", keys="model.embedding=untied"),
+        make_run(folder, "rotary", "other", keys="model.window=3"),
+    ]
+
+
+def nll_of(run, length, stride=None):
+    """The NLL of each token, each in a row of its own that ends with it and padding."""
+    tokens, stride = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), stride or length
+    inputs, places = np.append(10, tokens), np.arange(tokens.size)
+    starts = np.maximum(0, (places // stride + 1) * stride - length)
+    rows = np.append(inputs, np.zeros(length, int))[starts[:, None] + np.arange(length)]
+    logits = run.model.apply({"params": run.params}, jnp.asarray(rows, jnp.int32))
+    return -jax.nn.log_softmax(logits)[places, places - starts, tokens]
+
+
+def measured(evaluator, runs, lengths, out):
+    options = dataclasses.replace(options_of(out, lengths), evaluators=(evaluator,))
+    assert evaluate_runs(runs, options) == []
+    return read_rows(out / "results.jsonl")
+
+
+def test_the_in_context_score_is_a_difference_of_two_places(runs, tmp_path):
+    rows = measured(InContext(early=2, late=9), runs[:1], (4, 16), tmp_path / "out")
+    by_length = {row.length: row for row in rows}
+    assert by_length[4].error == "windows of 4 have no token 9"
+    nll = nll_of(TrainedRun(runs[0]), 16)[: 150 // 16 * 16].reshape(-1, 16)
+    expected = (nll[:, 8] - nll[:, 1]).mean()
+    assert by_length[16].results["score_nats"] == pytest.approx(expected, abs=1e-5)
+    assert by_length[16].results["tokens"] == 9
+
+
+def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
+    """Of tokens that differ, a row of the embedding's gradient is one input's; a window of 3 in one
+    layer sees 3 tokens.
+    """
+    rows = measured(ReceptiveField(field_windows=9), runs, (16,), tmp_path / "out")
+    own, other = (row.results for row in rows)
+    assert other["field"] <= 3
+    run, tokens = TrainedRun(runs[0]), np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32)
+    fields = []
+    for number in range(9):
+        end = 15 + number * (150 // 9)
+        inputs = np.append(10, tokens)[end - 15 : end + 1]
+        change = jnp.zeros((16, 16))
+
+        def loss(change, inputs=inputs, target=tokens[end]):
+            table = jnp.zeros((256, 16)).at[240:].set(run.params["embedding"][inputs] + change)
+            params = run.params | {"embedding": table}
+            logits = run.model.apply({"params": params}, jnp.arange(240, 256)[None])[0, -1]
+            return -jax.nn.log_softmax(logits)[target]
+
+        power = np.sum(np.asarray(jax.grad(loss)(change)) ** 2, axis=1)[::-1]
+        fields.append(np.argmax(np.cumsum(power) / power.sum() > 0.99) + 1)
+    assert own["field"] == pytest.approx(np.mean(fields))
+
+
+def test_longppl_is_of_the_tokens_that_another_run_needs_a_long_context_for(runs, tmp_path):
+    evaluator = LongPPL(
+        key_run=str(runs[1]), key_length=8, key_short=2, key_gain=0.001, key_loss=9.0
+    )
+    row, _ = measured(evaluator, runs[:1], (16, 32), tmp_path / "out")
+    key = TrainedRun(runs[1])
+    long, short = nll_of(key, 8, 2), nll_of(key, 2, 1)
+    chosen = (short - long > 0.001) & (long < 9)
+    assert 10 < chosen.sum() < 140
+    nll = nll_of(TrainedRun(runs[0]), 16)[chosen]
+    assert row.results["tokens"] == nll.size
+    assert row.results["perplexity"] == pytest.approx(np.exp(nll.mean()), rel=1e-5)
+    (failure,) = evaluate_runs(
+        runs[:1], dataclasses.replace(options_of(tmp_path / "no", (16,)), evaluators=(LongPPL(),))
+    )
+    assert "give --key_run=WORKDIR" in failure
