@@ -65,7 +65,9 @@ class Sample:
 
 
 def interval(
-    sums: Float[np.ndarray, "seeds parts"], tokens: Integer[np.ndarray, " parts"]
+    sums: Float[np.ndarray, "seeds parts"],
+    tokens: Integer[np.ndarray, " parts"],
+    outside: float = OUTSIDE,
 ) -> Interval | None:
     """Returns the 95% interval for a mean over tokens that covers the known variation.
 
@@ -81,9 +83,9 @@ def interval(
     seeds, parts = sums.shape
     halves: dict[str, float] = {}
     if seeds > 1:
-        halves[SEEDS] = _half_width_over_seeds(sums.sum(axis=1) / tokens.sum())
+        halves[SEEDS] = _half_width_over_seeds(sums.sum(axis=1) / tokens.sum(), outside)
     if parts > 1 and seeds:
-        halves[TEXT] = _half_width_over_text(sums.mean(axis=0), tokens)
+        halves[TEXT] = _half_width_over_text(sums.mean(axis=0), tokens, outside)
     if not halves:
         return None
     mean = sums.sum() / seeds / tokens.sum()
@@ -91,7 +93,7 @@ def interval(
     return Interval(float(mean - half), float(mean + half), tuple(halves))
 
 
-def difference(one: Sample, other: Sample) -> Interval | None:
+def difference(one: Sample, other: Sample, outside: float = OUTSIDE) -> Interval | None:
     """Returns the interval for the mean of `one` less that of `other`, or None if nothing is paired.
 
     Common seeds are paired (an n-gram with all seeds), and parts if both have those of the same text.
@@ -102,9 +104,9 @@ def difference(one: Sample, other: Sample) -> Interval | None:
         for each in (one, other)
     )
     if one.text is not None and one.text == other.text:
-        return interval(rows - rows_of_other, one.tokens)
+        return interval(rows - rows_of_other, one.tokens, outside)
     means = rows.sum(axis=1) / one.tokens.sum() - rows_of_other.sum(axis=1) / other.tokens.sum()
-    return interval(means[:, None], np.ones(1, int))
+    return interval(means[:, None], np.ones(1, int), outside)
 
 
 def share_interval(shares: Sequence[float], trials: int, covers: str = "the trials") -> Interval:
@@ -142,18 +144,18 @@ def six_digits(sums: Float[np.ndarray, " parts"]) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in sums)
 
 
-def _half_width_over_seeds(means: Float[np.ndarray, " seeds"]) -> float:
-    return float(-stdtrit(means.size - 1, OUTSIDE) * means.std(ddof=1) / means.size**0.5)
+def _half_width_over_seeds(means: Float[np.ndarray, " seeds"], outside: float = OUTSIDE) -> float:
+    return float(-stdtrit(means.size - 1, outside) * means.std(ddof=1) / means.size**0.5)
 
 
 def _half_width_over_text(
-    sums: Float[np.ndarray, " parts"], tokens: Integer[np.ndarray, " parts"]
+    sums: Float[np.ndarray, " parts"], tokens: Integer[np.ndarray, " parts"], outside: float
 ) -> float:
     rest = sums - sums.sum() / tokens.sum() * tokens
     length, parts = block_length(rest), rest.size
     blocks = np.lib.stride_tricks.sliding_window_view(rest, length).sum(axis=1)
     variance = parts / length * np.mean(blocks**2) * parts / (parts - length)
-    return float(-stdtrit(parts / length - 1, OUTSIDE) * variance**0.5 / tokens.sum())
+    return float(-stdtrit(parts / length - 1, outside) * variance**0.5 / tokens.sum())
 
 
 def block_length(rest: Float[np.ndarray, " parts"]) -> int:
