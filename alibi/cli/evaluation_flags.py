@@ -10,6 +10,7 @@ from alibi.config.fields import parsed
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.config.tree import read_value
 from alibi.evaluation.base import Evaluator, make_evaluators, options_by_name
+from alibi.reporting.equivalence import Reference
 from alibi.reporting.measure import EVALUATORS
 from alibi.runs import RunDirectory
 
@@ -36,6 +37,16 @@ def define_lengths(multiples: str) -> None:
         "directory of the results; defaults to the work directory, if --workdirs names a single one",
     )
     flags.DEFINE_bool("report", True, "write and print the tables, and draw the figures")
+    flags.DEFINE_string(
+        "reference",
+        None,
+        "the run, by its name in tables, that the report compares the others with",
+    )
+    flags.DEFINE_float(
+        "margin",
+        None,
+        "largest difference from --reference that does not matter: nats per token, or a table's own unit",
+    )
 
 
 def define_model() -> None:
@@ -126,17 +137,25 @@ def length_options() -> dict[str, Any]:
     if values.output_dir is None:
         # a mistyped name must not become a directory of results
         RunDirectory(values.workdirs[0]).config()
-    lengths: dict[str, tuple[int, ...]] = {}
+    given: dict[str, Any] = {}
     for flag in ("lengths", "multiples"):
         words = values[flag].value or []
         if not all(word.strip().isdecimal() and int(word) for word in words):
             raise ValueError(
                 f"--{flag}={','.join(words)} must be positive whole numbers, such as 1,2,4"
             )
-        lengths |= {flag: tuple(map(int, words))} if words else {}
+        given |= {flag: tuple(map(int, words))} if words else {}
+    reference, margin = values.reference, values.margin
+    if (reference is None) != (margin is None) or (margin or 1) <= 0:
+        raise ValueError(
+            f"--reference={reference} and --margin={margin} say together what is equivalent to what; give both, the "
+            "margin above 0, or neither"
+        )
+    if reference is not None:
+        given["reference"] = Reference(reference, margin)
     return {
         "output_dir": values.output_dir or values.workdirs[0],
-        **lengths,
+        **given,
         "report": values.report,
     }
 

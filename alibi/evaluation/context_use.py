@@ -36,6 +36,7 @@ def _gain(entry: Entry) -> float | None:
 CONTEXT_GAIN = Kind(
     "Nats gained by context",
     "{:+.4f}".format,
+    is_gain=True,
     value=result("gain_nats"),
     mean=_gain,
     axis=" per token",

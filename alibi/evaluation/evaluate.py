@@ -15,6 +15,7 @@ from alibi.evaluation.perplexity import Perplexity
 from alibi.evaluation.subject import Subject, memory_limits
 from alibi.extras import MissingPackageError, needs
 from alibi.parallel.hosts import broadcast, check_alike, is_primary
+from alibi.reporting.equivalence import Reference
 from alibi.runs import RunDirectory, process_facts
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import resolve
@@ -32,6 +33,7 @@ class LengthOptions:
     lengths: tuple[int, ...] = ()
     multiples: tuple[int, ...] = (1, 2, 4, 8, 16)
     report: bool = True  # write tables and figures at the end
+    reference: Reference | None = None  # the run that the report compares the others with
 
     def lengths_of(self, train_length: int) -> list[int]:
         """Returns the lengths for a run, ascending, each once."""
@@ -142,7 +144,8 @@ def evaluate_each(
                 if is_primary():
                     print_error(failures[path])
     nothing = len(paths) == len(failures) == 1 and len(output.rows) == rows_before
-    broadcast(lambda: output.finish(report=options.report and not nothing, workdirs=paths))
+    shown = options.report and not nothing
+    broadcast(lambda: output.finish(report=shown, workdirs=paths, reference=options.reference))
     return list(failures.values())
 
 

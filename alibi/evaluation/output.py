@@ -12,6 +12,7 @@ from alibi import progress
 from alibi.config import flatten
 from alibi.errors import UserError, cause
 from alibi.parallel.hosts import is_primary
+from alibi.reporting.equivalence import Reference
 from alibi.reporting.recorded import WORKDIR_FILE, find_rows, merge_rows, record_row, run_folder
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.rows import Row, latest
@@ -90,11 +91,17 @@ class Output:
         print_once(f"{title}: {error}")
         self.add(dataclasses.replace(row, error=error))
 
-    def finish(self, *, report: bool, workdirs: Sequence[str]) -> None:
-        """Writes results.jsonl. With `report` also writes and prints the report, which describes `workdirs`."""
+    def finish(
+        self, *, report: bool, workdirs: Sequence[str], reference: Reference | None = None
+    ) -> None:
+        """Writes results.jsonl. With `report` also writes and prints the report, which describes `workdirs`
+        and compares them with `reference`.
+        """
         if not report:
             self.guard(lambda: merge_rows(self.folder))
-        elif text := self.guard(lambda: write_report(self.folder, runs=_run_sources(workdirs))):
+            return
+        sources = _run_sources(workdirs)
+        if text := self.guard(lambda: write_report(self.folder, runs=sources, reference=reference)):
             print(text)  # outside of the guard: a closed pipe is no failure of the directory
 
     def guard(self, write: Callable[[], Written]) -> Written | None:

@@ -13,9 +13,30 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 from scipy.stats import kendalltau
 
-from alibi.reporting.intervals import Sample, difference
+from alibi.reporting.intervals import SEEDS, TEXT, Interval, Sample, difference
+from alibi.reporting.panels import Panel
+from alibi.reporting.tables import Content, Kind, Missing, Number, Table, perplexity
 
 Verdict = Literal["equivalent", "lower", "higher", "undecided"]
+
+
+# of differences in units of which means are taken, and of a share of another run's gain
+OFFSET = Kind("Difference", "{:+.4f}".format, write_plain="{:+.6g}".format)
+USE = Kind("Share of the reference's gain", "{:.0%}".format)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The run with which a report compares the others.
+
+    Attributes:
+      name: of the run in tables, without its seed.
+      margin: largest difference that does not matter, in nats per token, or in the units of a table
+        that is not of perplexity.
+    """
+
+    name: str
+    margin: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,3 +128,59 @@ def agreement(
     drawn = [tau(random.permuted(one, axis=0)) for _ in range(permutations)]
     extreme = sum(abs(value) >= abs(found) - 1e-12 for value in drawn)
     return found, (1 + extreme) / (1 + permutations)
+
+
+def comparison(panel: Panel, reference: Reference) -> Table | None:
+    """Returns a table of the differences between a panel's runs and the reference, with a verdict for
+    each; None if the panel has no such run, or no numbers with a sample.
+    """
+    by_line = {(one.label, one.labels): one.cells for one in panel.series}
+    is_gain = panel.kind.is_gain
+    lines, cells = [], []
+    for one in panel.series:
+        others = by_line.get((reference.name, one.labels), {})
+        if one.label == reference.name or not others:
+            continue
+        lines.append((one.label, *one.labels))
+        pairs = [(one.cells.get(column), others.get(column)) for column in panel.columns]
+        cells.append(tuple(_compared(*pair, reference.margin, is_gain) for pair in pairs))
+    if not any(part for line in cells for cell in line for part in cell):
+        return None
+    unit = "nats per token" if panel.kind.of_mean is perplexity else panel.kind.title.lower()
+    parts = ("difference", "verdict", "share of its gain") if is_gain else ("difference", "verdict")
+    return Table(
+        caption=f"Against {reference.name}: {panel.kind.title}, difference in {unit} ± its 90% interval; equivalent "
+        f"within ±{reference.margin:g} by two one-sided tests at 5%, paired by seeds and text.",
+        label_header=("run", *panel.measure.labels),
+        labels=tuple(lines),
+        header=tuple(panel.columns),
+        cells=tuple(cells),
+        parts=parts,
+        ratios=False,
+    )
+
+
+def _compared(own: Content, other: Content, margin: float, is_gain: bool) -> tuple[Content, ...]:
+    """Returns the contents of a cell: the difference, the verdict, and of a gain its share."""
+    empty = (None,) * (3 if is_gain else 2)
+    if not isinstance(own, Number) or not isinstance(other, Number):
+        return empty
+    if own.sample is None or other.sample is None:
+        return empty
+    samples = own.sample, other.sample
+    tested = equivalence(own.sample, other.sample, margin)
+    if tested is None:
+        return (None, Missing("not paired"), None)[: len(empty)]
+    bounds = Interval(tested.low, tested.high, (SEEDS, TEXT))
+    found = Number((tested.difference,), OFFSET, interval=bounds), Missing(tested.verdict)
+    if not is_gain:
+        return found
+    of_own, of_other = (
+        dict(zip(sample.seeds, each.values, strict=True))
+        for sample, each in zip(samples, (own, other), strict=True)
+    )
+    seeds = [seed for seed in of_own if seed in of_other]
+    share, limits = share_of_use(
+        *(np.array([values[seed] for seed in seeds]) for values in (of_own, of_other))
+    )
+    return *found, Number((share,), USE, interval=limits and Interval(*limits, (SEEDS,)))

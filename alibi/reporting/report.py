@@ -31,6 +31,7 @@ from alibi.reporting.charts import (
     style_numbers,
     training_chart,
 )
+from alibi.reporting.equivalence import Reference, comparison
 from alibi.reporting.figures import cell_figure
 from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
@@ -40,6 +41,7 @@ from alibi.reporting.panels import (
 )
 from alibi.reporting.recorded import ROWS_FILE, merge_rows
 from alibi.reporting.rows import Row, latest
+from alibi.reporting.tables import Table
 from alibi.reporting.writers import to_html, to_markdown, to_text
 from alibi.storage.cache import cache_root, content_key, find_or_make
 from alibi.storage.files import read_rows, resolve, write_whole
@@ -73,6 +75,7 @@ def write_report(
     title: str = "Extrapolation",
     failures: Mapping[str, str] | None = None,
     runs: Sequence[RunSource] = (),
+    reference: Reference | None = None,
 ) -> str:
     """Writes results.jsonl, report.md, report.html and figures for the rows in `directory`. Returns the
     text tables.
@@ -84,6 +87,7 @@ def write_report(
       failures: reasons by the failed run's name, listed at the end.
       runs: the page shows their commands, configs and training curves. Tables and figures have their
         order.
+      reference: each table is followed by one of the differences from this run.
     """
     folder = resolve(directory)
     rows = merge_rows(folder)
@@ -96,7 +100,8 @@ def write_report(
 
     figures: list[str] = []
     for group in (groups := panel_groups(rows)):
-        panel, tables = group[0], [build_table(panel) for panel in group]
+        panel = group[0]
+        tables = [table for panel in group for table in _tables(panel, reference)]
         figures.append(figure := _figure_name(panel, figures))
         draw = length_figure if panel.measure.is_by_length else cell_figure
         write_whole(folder / figure, png(draw(panel)))
@@ -108,7 +113,7 @@ def write_report(
         markdown.append(failed_runs(failures))
     # names of runs and texts are no HTML
     write_whole(folder / REPORT_FILE, "\n".join(markdown).replace("<", "&lt;"))
-    write_whole(folder / PAGE_FILE, _page(title, groups, rows, failures or {}, runs))
+    write_whole(folder / PAGE_FILE, _page(title, groups, rows, failures or {}, runs, reference))
     return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
 
 
@@ -165,6 +170,7 @@ def _page(
     rows: Sequence[Row],
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
+    reference: Reference | None,
 ) -> str:
     """Returns report.html. A group's panels have the same text and windows, and a kind of number each."""
     specs: list[Spec] = []
@@ -176,7 +182,9 @@ def _page(
     positions = {one.label: one.position for panel in charted for one in panel.series}
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
-    sections = [_group_section(group, index, styles, specs) for index, group in enumerate(groups)]
+    sections = [
+        _group_section(group, index, styles, specs, reference) for index, group in enumerate(groups)
+    ]
     if curves:
         scored = [one["tokens"] for points in curves.values() for one in points if "tokens" in one]
         of = f" of {' or '.join(f'{count:,}' for count in dict.fromkeys(scored))} tokens"
@@ -254,8 +262,17 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
     return field if styles else ""
 
 
+def _tables(panel: Panel, reference: Reference | None) -> list[Table]:
+    compared = comparison(panel, reference) if reference else None
+    return [build_table(panel), *([compared] if compared else [])]
+
+
 def _group_section(
-    group: Sequence[Panel], section: int, styles: Mapping[str, int], specs: list[Spec]
+    group: Sequence[Panel],
+    section: int,
+    styles: Mapping[str, int],
+    specs: list[Spec],
+    reference: Reference | None,
 ) -> str:
     """Returns a chart and a table for each panel in a group. The page shows one panel at a time."""
     panel, name = group[0], f"kind-{section}"
@@ -268,7 +285,7 @@ def _group_section(
 
     def shown(one: Panel) -> str:
         chart = _figure(length_chart(one, styles), specs) + "\n" if one.measure.is_by_length else ""
-        return chart + to_html(build_table(one))
+        return chart + "\n".join(map(to_html, _tables(one, reference)))
 
     parts = [
         f'<div data-kind="{name}" data-value="{index}"{" hidden" if index else ""}>\n{shown(one)}\n</div>'

@@ -22,6 +22,7 @@ class Kind:
 
     title: str
     write: Callable[[float], str]
+    is_gain: bool = False  # the share of another run's number has a meaning
     is_loss: bool = False  # the lowest is best, and differences are numbers, not shares
     write_plain: Callable[[float], str] = "{:.6g}".format  # for programs
     # makes the number from a mean over tokens, such as perplexity from nats

@@ -1,11 +1,23 @@
 """Two one-sided tests, Fieller's interval and a permutation test, beside their formulas."""
 
+import pathlib
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from alibi.reporting.equivalence import agreement, equivalence, share_of_use
+from alibi.reporting.equivalence import (
+    Reference,
+    agreement,
+    comparison,
+    equivalence,
+    share_of_use,
+)
 from alibi.reporting.intervals import Sample
+from alibi.reporting.panels import panel_groups
+from alibi.reporting.rows import read_rows
+
+METHODS = pathlib.Path(__file__).parents[2] / "results" / "methods" / "results.jsonl"
 
 
 def sample(*means):
@@ -62,3 +74,30 @@ def test_rankings_agree_or_do_so_by_chance():
     assert p < 0.02
     tau, p = agreement(random.normal(size=(6, 3)), one, permutations=500)
     assert p > 0.05
+
+
+def test_a_report_compares_its_runs_with_one_of_them():
+    """A share of use is of the seeds' own gains; a verdict is that of the interval beside it."""
+    rows = [row for row in read_rows(METHODS) if row.position in ("alibi", "t5", "kerple_log")]
+    (panel, *_), *_ = (
+        group for group in panel_groups(rows) if group[0].kind.title == "Nats gained by context"
+    )
+    table = comparison(panel, Reference("t5", 0.005))
+    assert "Against t5: Nats gained by context" in table.caption
+    gains, compared = {one.label: one.cells for one in panel.series}, []
+    for (label, *_), cells in zip(table.labels, table.cells, strict=True):
+        for column, (offset, verdict, share) in zip(table.header[1:], cells[1:], strict=True):
+            if offset is None:
+                continue
+            own, other = (np.array(gains[name][column].values) for name in (label, "t5"))
+            if len(own) != len(other):
+                continue
+            compared.append(label)
+            assert offset.mean == pytest.approx(np.mean(own - other), abs=1e-6)
+            assert share.mean == pytest.approx(own.mean() / other.mean())
+            low, high = offset.interval.bounds
+            within = low > -0.005 and high < 0.005
+            assert (verdict.text == "equivalent") == within
+            assert within or (verdict.text == "undecided") == (low <= 0 <= high)
+    assert {"alibi", "alibi-ssmax"} <= {*compared}
+    assert comparison(panel, Reference("nobody", 0.005)) is None, "there is no such run"
