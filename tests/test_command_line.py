@@ -34,7 +34,7 @@ def execute(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     values = flags.FlagValues()
     monkeypatch.setattr(flags, "FLAGS", values)
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    for kind in ("bool", "string", "integer", "list"):
+    for kind in ("bool", "string", "integer", "float", "list"):
         define = functools.partial(getattr(flags, f"DEFINE_{kind}"), flag_values=values)
         monkeypatch.setattr(flags, f"DEFINE_{kind}", define)
     command_line.define_config_flag()
