@@ -5,8 +5,8 @@
     python scripts/reproduce.py --table=2 --scale=small --run
 
 --list shows all tables with the progress in --workdir.
-Without --run it prints the plan: every command, with tokens, parameters, FLOPs and an
-estimate of device-hours, and with --device_kind and --devices the plan of the training there.
+Without --run it prints the plan: every command, with parameters, tokens and FLOPs of each training
+and the time left here, and with --device_kind and --devices the memory and hours there.
 With --run, missing runs are trained and evaluated; after a stop, the same command continues.
 Then WORKDIR/SCALE/SETTING/tables/ holds the table as Markdown, CSV and LaTeX, and a figure if
 the paper has any; SETTING is the paper's text, such as wikitext103, or wikitext103-stand-in. Tables
@@ -59,9 +59,9 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
-    from alibi.paper.costs import describe_costs, describe_text
     from alibi.paper.definitions import TABLES
     from alibi.paper.overview import overview
+    from alibi.paper.plan import describe_plan, vocab_size
     from alibi.sweeps.estimates import device_table
 
     planned = _TABLE.value is not None and not (_LIST.value or _RUN.value)
@@ -74,10 +74,10 @@ def main() -> int:
     reproduction = _reproduction(_TABLE.value)
     if _RUN.value:
         return _run(reproduction)
-    print(describe_costs(reproduction), end="")
+    print(describe_plan(reproduction), end="")
     if devices:
-        runs, vocab_size = reproduction.sweep.runs, describe_text(reproduction).vocab_size
-        print(f"\n{device_table(runs, *devices, vocab_size)}", end="")
+        table = device_table(reproduction.sweep.runs, *devices, vocab_size(reproduction))
+        print(f"\n{table}", end="")
     return 0
 
 

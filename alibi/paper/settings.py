@@ -24,9 +24,8 @@ class Setting:
     splits: tuple[str, ...] = ()
     files_splits: tuple[str, ...] = SPLITS  # splits that need files if the user names any
     divisor: int = 1  # the paper's lengths by ours
-    # The published size of the setting's own text, tokens by split; a text without it is counted.
+    # published, for the setting's own text; a text without it is counted
     vocab_size: int | None = None
-    tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -94,7 +93,6 @@ SETTINGS = (
         "paper",
         "configs/wikitext103.py",
         vocab_size=267_744,
-        tokens={"valid": 217_646, "test": 245_569},
     ),
     Setting("bookcorpus", "paper", "configs/bookcorpus.py", splits=SPLITS, vocab_size=29_000),
     Setting(
@@ -103,7 +101,6 @@ SETTINGS = (
         "configs/cc100_1b3.py",
         splits=("train", "valid"),
         vocab_size=50_264,
-        tokens={"valid": 649_000},  # section 4.2
     ),
     Setting(
         "wikitext103",
@@ -111,7 +108,6 @@ SETTINGS = (
         "configs/long_books.py",
         divisor=4,
         vocab_size=256,  # bytes; the config tests on this many
-        tokens={"valid": 65_536, "test": 65_536},
     ),
     Setting("bookcorpus", "medium", _LONG_BOOKS_BPE, divisor=4, vocab_size=2_048),
     Setting(

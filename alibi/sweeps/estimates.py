@@ -18,24 +18,30 @@ START_SECONDS = 15.0  # before a process reads its first token: imports and comp
 
 
 def seconds_left(
-    states: Sequence[SweptRun], finished: Sequence[SweptRun], jobs: int = 1, *, rough: bool = False
+    states: Sequence[SweptRun],
+    finished: Sequence[SweptRun],
+    jobs: int = 1,
+    *,
+    rough: bool = False,
+    vocab_size: int | None = None,
 ) -> float | None:
     """Returns the remaining time with `jobs` runs at a time, or None if the speed is not known.
 
     Args:
       finished: if they have finished, their median speeds count.
       rough: use `CPU_FLOPS_PER_SECOND` if no run has shown a speed.
+      vocab_size: defaults to the size that each config decides.
     """
     rates = [state.tokens_per_second for state in finished if state.tokens_per_second]
     evaluations = [state.seconds for state in finished if state.seconds and not state.missing]
     seconds, left = 0.0, 0
     for state in states:
         if not state.is_trained:
-            vocab_size = _vocab_size(state.run)
+            size = vocab_size or _vocab_size(state.run)
             if rates:
                 rate = statistics.median(rates)
-            elif rough and vocab_size:
-                rate = CPU_FLOPS_PER_SECOND / training_flops(state.run.config, vocab_size)
+            elif rough and size:
+                rate = CPU_FLOPS_PER_SECOND / training_flops(state.run.config, size)
             else:
                 return None
             seconds += START_SECONDS + state.tokens_left / rate

@@ -8,16 +8,11 @@ import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.extras import MissingPackageError
-from alibi.model.flops import keys_seen
-from alibi.paper.costs import (
-    PROCESSORS,
-    describe_costs,
-    describe_text,
-    evaluation_cost,
-    training_cost,
-)
+from alibi.model.flops import keys_seen, training_flops
+from alibi.paper import plan
 from alibi.paper.definitions import TABLES
 from alibi.paper.overview import overview
+from alibi.paper.plan import vocab_size
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.results import (
     NOT_RUN_HERE,
@@ -172,21 +167,16 @@ def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
     }
 
 
-def test_costs_of_the_papers_model(tables):
+def test_the_flops_of_the_papers_model_agree_with_its_speed(tables):
+    """286,000 updates of 8 x 9,216 tokens, at table 1's 28.3k words per second on a V100, are its peak
+    of 125e12 FLOPs times 0.3, within a tenth.
+    """
     table = tables[6, "paper"]
     run = next(one for one in table.sweep.runs if one.name == "alibi-L512-seed0")
-    text = describe_text(table)
-    cost = training_cost(run, text.vocab_size, PROCESSORS["paper"])
-    assert cost.tokens == 21_086_208_000, "286,000 updates of 8 x 9,216 tokens"
-    # The assumed share of the peak agrees with table 1's 28.3k words per second, within a tenth.
-    assert cost.hours == pytest.approx(cost.tokens / 28_300 / 3600, rel=0.1)
-    (once,) = (one for one in run.evaluations if one.evaluators[0].split == "valid")
-    single = evaluation_cost(run, once, text, PROCESSORS["paper"])
-    # Two for each of 16 x 12,582,912 + 20,002 x 1,024 + 1,048,576 weights, and attention to 1,536.5
-    # positions.
-    weights = 16 * 12_582_912 + 20_002 * 1_024 + 1_048_576 + 2 * 16 * 1_024 * 3_073 / 2
-    assert single.tokens == 217_646
-    assert single.flops == pytest.approx(217_646 * 2 * weights, rel=1e-9)
+    tokens = run.config.train.steps * run.config.train.batch_tokens
+    assert tokens == 21_086_208_000
+    flops = tokens * training_flops(run.config, vocab_size(table))
+    assert flops / (0.3 * 125e12) == pytest.approx(tokens / 28_300, rel=0.1)
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 4, 9])
@@ -202,34 +192,22 @@ def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
     table = Reproduction(
         6, "paper", tmp_path, files=files, overrides=f"data.cache_dir={tmp_path / 'cache'}"
     )
-    text = describe_text(table)
-    # Four special entries, a, b and train, padded to 8; three lines of four words and their ends.
-    assert (text.vocab_size, text.tokens) == (8, {"valid": 15, "test": 15})
+    assert vocab_size(table) == 8, "four special entries, a, b and train, padded"
     with pytest.raises(ValueError, match="needs --valid_file, --test_file"):
-        describe_text(Reproduction(6, "paper", tmp_path, files={"train": files["train"]}))
+        vocab_size(Reproduction(6, "paper", tmp_path, files={"train": files["train"]}))
 
 
-def test_the_plan_of_a_small_table_counts_starts_and_says_for_which_machine(tmp_path):
-    """12.4e12 FLOPs at 30 GFLOP/s, 8 commands and 4 x 30 lengths; measured: 17 min 50 s."""
-    table = Reproduction(2, "small", tmp_path)
-    processor, text = PROCESSORS["small"], describe_text(table)
-    run = table.sweep.runs[0]
-    (cost,) = (evaluation_cost(run, each, text, processor) for each in run.evaluations)
-    assert cost.hours * 3600 == pytest.approx(cost.flops / 30e9 + 15 + 30 * 2.0)
-    printed = describe_costs(table)
-    assert "13 device-minutes; 0 of 4 runs are trained" in printed
-    assert (
-        "device-hours assume two CPU cores, one command after the other, at 2e+11 FLOPs/s x 0.15"
-        in printed
-    )
-    assert "15 s to start a command and 2 s to compile an evaluated length" in printed
-    assert "data.corpus=books in place of wikitext103" in printed
+def test_the_plan_of_a_small_table_says_what_is_scaled_and_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "is_on_cpu", lambda: False)  # whose speed is not known
+    printed = plan.describe_plan(Reproduction(2, "small", tmp_path))
+    assert "0 of 4 runs are trained, time left on this machine: unknown" in printed
+    assert "divided by 16, and data.corpus=books in place of wikitext103" in printed
 
 
 def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     thin = "model.num_layers=1,model.width=64,model.feed_forward=64"
     table = Reproduction(7, "paper", tmp_path, overrides=thin)
-    printed = describe_costs(table)
+    printed = plan.describe_plan(table)
     for run in table.sweep.runs:
         for flag in run.config_flags:
             assert flag in printed
@@ -238,12 +216,10 @@ def test_the_plan_names_every_command_and_needs_no_text(tables, tmp_path):
     assert printed.count("python train.py ") == 5
     assert printed.count("python eval_extrapolation.py ") == 10
     assert "21,086,208,000 tokens" in printed
-    assert "evaluate test at 3,072, stride 512: 245,569 tokens" in printed
     assert "0 of 5 runs are trained" in printed
-    unknown = describe_costs(Reproduction(9, "paper", tmp_path, overrides=thin))
-    assert "data.train=TRAIN" in unknown
-    assert "this text has no published size" in unknown
-    assert "231,235,584" in unknown  # not the 247M that the paper prints
+    books = plan.describe_plan(Reproduction(9, "paper", tmp_path, overrides=thin))
+    assert "data.train=TRAIN" in books
+    assert "231,235,584" in books  # not the 247M that the paper prints
 
 
 def finish(table, run_name, rows, **status):

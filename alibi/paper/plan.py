@@ -1,0 +1,76 @@
+"""The plan of a table: its commands, with the size of each training."""
+
+import shlex
+
+from alibi.data.tokens import prepare
+from alibi.model.decoder import build_model, count_parameters
+from alibi.model.flops import training_flops
+from alibi.paper.reproduction import Reproduction
+from alibi.reporting.writers import format_duration
+from alibi.sweeps.estimates import seconds_left
+from alibi.sweeps.processes import is_on_cpu
+from alibi.sweeps.state import evaluation_command, survey, train_command
+
+
+def describe_plan(reproduction: Reproduction) -> str:
+    """Returns every train and evaluate command, with the parameters, tokens and FLOPs of each
+    training, and the time left on this machine.
+    """
+    runs, directory = reproduction.sweep.runs, reproduction.directory
+    states, size = survey(runs, directory), vocab_size(reproduction)
+    # Once per method: the tables' methods have as many parameters at any length.
+    configs = {run.config.position: run.config for run in runs}
+    parameters = {
+        name: count_parameters(build_model(config, size)) for name, config in configs.items()
+    }
+    lines, total = _head(reproduction), 0.0
+    for state in states:
+        run, train = state.run, state.run.config.train
+        tokens = train.steps * train.batch_tokens
+        flops = tokens * training_flops(run.config, size)
+        total += flops
+        commands = [train_command(run, directory)]
+        commands += [evaluation_command(run, one, directory) for one in run.evaluations]
+        lines += [
+            f"# {run.name}: {state.describe()}; {parameters[run.config.position]:,} parameters, {tokens:,} tokens, "
+            f"{flops:.2e} FLOPs of training",
+            *(shlex.join(["python", *words]) for words in commands),
+            "",
+        ]
+    trained = f"{sum(state.is_trained for state in states)} of {len(states)} runs are trained"
+    left = seconds_left(states, states, rough=is_on_cpu(), vocab_size=size)
+    lines.append(
+        f"in all {total:.2e} FLOPs of training; {trained}, time left on this machine: "
+        f"{format_duration(left)}\n"
+    )
+    return "\n".join(lines)
+
+
+def _head(reproduction: Reproduction) -> list[str]:
+    """Returns the plan's title, and the table's note."""
+    setting, definition = reproduction.setting, reproduction.definition
+    runs = reproduction.sweep.runs
+    title = (
+        f"Table {reproduction.number} ({definition.title}), {setting.scale} scale: {len(runs)} runs in "
+        f"{reproduction.directory}"
+    )
+    if setting.scale != "paper":
+        title += (
+            f"; the paper's lengths divided by {setting.divisor}, and data.corpus={runs[0].config.data.corpus} in "
+            f"place of {setting.name}"
+        )
+    return [title, *([f"note: {definition.note}"] if definition.note else []), ""]
+
+
+def vocab_size(reproduction: Reproduction) -> int:
+    """Returns the text's published number of tokens in the vocabulary, or counts it in the user's
+    files.
+
+    Raises:
+      ValueError: a needed file is not named, or can't be read.
+    """
+    setting = reproduction.setting
+    if setting.vocab_size is not None and not reproduction.files:
+        return setting.vocab_size
+    setting.check_files(reproduction.files)
+    return prepare(reproduction.sweep.runs[0].config.data, "train").tokenizer().vocab_size
