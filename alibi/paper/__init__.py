@@ -1,4 +1,4 @@
-"""The paper's 15 tables: their cells, the costs of measuring these, and our numbers beside the
+"""The paper's 15 tables: their cells, the plan of their runs, and our numbers beside the
 published ones.
 """
 
