@@ -352,3 +352,12 @@ def test_ctrl_c_to_a_command_that_does_not_go_on(execute, capsys) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert (code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["--margin=0.02"], ["--reference=alibi"], ["--reference=a", "--margin=0"]]
+)
+def test_a_reference_needs_a_margin(execute, capfd, words: list[str]) -> None:
+    given = ["--workdirs=x", "--output_dir=y", *words]
+    assert execute(*given, main=evaluation_flags.length_options) == 1
+    assert "give both, the margin above 0, or neither" in capfd.readouterr().err

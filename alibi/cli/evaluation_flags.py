@@ -146,7 +146,7 @@ def length_options() -> dict[str, Any]:
             )
         given |= {flag: tuple(map(int, words))} if words else {}
     reference, margin = values.reference, values.margin
-    if (reference is None) != (margin is None) or (margin or 1) <= 0:
+    if (reference is None) != (margin is None) or (margin is not None and margin <= 0):
         raise ValueError(
             f"--reference={reference} and --margin={margin} say together what is equivalent to what; give both, the "
             "margin above 0, or neither"
