@@ -5,6 +5,7 @@
 Prints perplexity and bits per byte for each order. Adds the best order with Witten-Bell and with
 modified Kneser-Ney smoothing to the rows, tables and figures in OUT, at the runs' evaluation lengths.
 The runs need no checkpoint. --unit=tokens counts tokens of the run's tokenizer in place of bytes.
+--cache=128,512 --tune=FILES mixes in the unigrams and bigrams of the last tokens.
 """
 
 import clone  # noqa: F401
@@ -23,6 +24,14 @@ _UNIT = flags.DEFINE_enum(
 _TRAIN_BYTES = flags.DEFINE_integer(
     "train_bytes", None, "count only the beginning of the train text", lower_bound=1
 )
+_CACHE = flags.DEFINE_list(
+    "cache",
+    [],
+    "widths of caches, such as 128,512: adds the best order, mixed with counts of so many last units",
+)
+_TUNE = flags.DEFINE_string(
+    "tune", "", "texts, other than the scored one, on which the weights of --cache are fitted"
+)
 command_line.own_flags(__name__)
 
 
@@ -36,6 +45,8 @@ def main() -> int:
         stride=_STRIDE.value,
         unit=_UNIT.value,
         train_bytes=_TRAIN_BYTES.value,
+        cache=tuple(map(int, _CACHE.value)),
+        tune=_TUNE.value,
     )
     return 1 if evaluate_ngrams(flags.FLAGS.workdirs, options) else 0
 

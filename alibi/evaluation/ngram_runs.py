@@ -12,10 +12,12 @@ import numpy as np
 from jaxtyping import Bool, Integer
 
 from alibi.config import Config
+from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokenizers import ByteTokenizer
-from alibi.data.tokens import make_corpus, prepare
+from alibi.data.tokens import make_corpus, prepare, prepare_text
 from alibi.evaluation.base import Cell
+from alibi.evaluation.cache_model import cache_probabilities, fitted_weights
 from alibi.evaluation.evaluate import LengthOptions, evaluate_each
 from alibi.evaluation.ngram import ngram_scores
 from alibi.evaluation.output import Output, made_here
@@ -39,6 +41,15 @@ class NGramOptions(LengthOptions):
     stride: int | None = None  # the rows stand beside windows with this stride; changes no number
     unit: str = "bytes"  # or tokens, those of the run's tokenizer
     train_bytes: int | None = None  # the beginning of the train text to count, defaults to all
+    cache: tuple[int, ...] = ()  # widths of caches of counts, in units
+    tune: str = ""  # files from which the caches' weights are fitted
+
+    def __post_init__(self) -> None:
+        if bool(self.cache) != bool(self.tune) or any(width < 1 for width in self.cache):
+            raise ValueError(
+                f"cache={self.cache} and tune={self.tune!r}: a cache has a width of 1 or more, and its weights are "
+                "fitted on another text than the scored one; give both, such as --cache=128,512 --tune=valid.txt"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +62,8 @@ class NGram:
     nll_nats: float
     parts: tuple[float, ...]  # the NLL of consecutive parts of the text, as in a row
     seconds: float  # to count and score all orders and smoothings together
+    # shares of the n-gram, the cache's unigrams and its bigrams
+    weights: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +118,12 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
         if (*key, texts.own.sha256) not in shown:
             shown.add((*key, texts.own.sha256))
             print(_table(run, texts, ngrams, best))
+        if options.cache:
+            best += counted.setdefault((*key, "cache"), _with_caches(run, texts, best[-1], options))
+            for one in best[-len(options.cache) :]:
+                shares = ", ".join(f"{weight:.3f}" for weight in one.weights or ())
+                nats = one.nll_nats / texts.tokens
+                print(f"{one.smoothing}: {nats:.4f} nats a token; weights {shares}")
         for one in best:
             for cell in perplexity.cells(config, lengths):
                 output.add(_row(texts, one, perplexity, cell, options, output))
@@ -168,6 +187,53 @@ def _score(texts: Texts) -> list[NGram]:
     return [dataclasses.replace(each, seconds=seconds) for each in ngrams]
 
 
+def _with_caches(
+    run: RunDirectory, texts: Texts, ngram: NGram, options: NGramOptions
+) -> list[NGram]:
+    """Returns the n-gram mixed with the unigrams and bigrams of the last tokens, for each width; the
+    weights are fitted on `options.tune`.
+
+    Raises:
+      ValueError: the text to tune is the scored one, or only some tokens are predicted.
+    """
+    data, started = texts.config.data, time.perf_counter()
+    keys = {"file": options.tune, "document_end": data.document_end, "column": data.column}
+    in_bytes = texts.train.manifest.tokenizer == "bytes"
+    corpus = TextFiles(keys)
+    tune = prepare_text(corpus, ByteTokenizer() if in_bytes else run.tokenizer(), data.cache_dir)
+    if tune.manifest.sha256 == texts.scored.manifest.sha256:
+        raise ValueError(f"tune={options.tune} is the scored text; fit the weights on another one")
+    if texts.predicted is not None:
+        raise ValueError(
+            f"objective={texts.config.objective.name} with a cache, which predicts each token; leave --cache out"
+        )
+    tuned = documents_of(tune, corpus) if data.isolate_documents else [np.asarray(tune.tokens)]
+    both = []
+    for documents in (tuned, texts.scored_documents):
+        every = ngram_scores(texts.train_documents, documents, texts.train.manifest.vocab_size)
+        nats = next(one.nats for one in every if one.order == ngram.order)
+        both.append((documents, np.exp(-nats[ngram.smoothing])))
+    found = []
+    for width in options.cache:
+        tuned_models, models = (
+            np.stack([plain, *cache_probabilities(documents, width, plain)])
+            for documents, plain in both
+        )
+        weights = fitted_weights(tuned_models)
+        nats = -np.log(weights @ models)
+        found.append(
+            dataclasses.replace(
+                ngram,
+                smoothing=f"{ngram.smoothing}-cache={width}",
+                nll_nats=float(nats.sum()),
+                parts=six_digits(part_sums(nats)),
+                seconds=time.perf_counter() - started,
+                weights=tuple(weights.tolist()),
+            )
+        )
+    return found
+
+
 def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Sequence[NGram]) -> str:
     """Returns perplexity and bits per byte for all orders and smoothings, the best with an asterisk."""
     scored, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
@@ -214,8 +280,8 @@ def _row(
     results = text_results(
         ngram.nll_nats,
         tokens=texts.tokens,
-        words=scored.words if objective.causal else None,
-        bytes=scored.bytes if objective.causal else None,
+        words=scored.words if texts.predicted is None else None,
+        bytes=scored.bytes if texts.predicted is None else None,
         seconds=ngram.seconds,
         # in the run's tokens, so that they pair with the parts in its rows
         parts=ngram.parts if texts.scored.manifest.sha256 == scored.sha256 else None,
@@ -232,7 +298,7 @@ def _row(
         evaluator=perplexity.name(),
         cell=cell,
         options=perplexity.options,
-        results=results,
+        results=results | ({"weights": ngram.weights} if ngram.weights else {}),
         seconds=ngram.seconds,
         **made_here(),
         dtype="float64",
