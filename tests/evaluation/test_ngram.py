@@ -13,6 +13,7 @@ import pytest
 
 from alibi.config import make_config
 from alibi.data.tokens import find_tokenizer, make_corpus, prepare
+from alibi.evaluation.cache_model import cache_probabilities, fitted_weights
 from alibi.evaluation.ngram import FALLBACK, ngram_scores
 from alibi.evaluation.ngram_runs import NGramOptions, evaluate_ngrams
 from alibi.objectives import Masked, Sequences
@@ -320,6 +321,34 @@ def test_tables_show_n_grams_beside_runs(texts):
     assert [cell[0].ratio for cell in table.cells[0]] == [None, None]
     assert "seed 0; step 600; commit" in caption(panel)
     assert '<th scope="col" data-type="number"><button type="button">trained at L' in to_html(table)
+
+
+def test_a_cache_mixes_in_the_tokens_before_by_weights_of_another_text(texts):
+    (texts / "tune.txt").write_text("the dog, the dog, the dog and the fox\n" * 3)
+    run = claimed(texts, "cached")
+    known = {"output_dir": texts / "out", "lengths": (16,), "report": False, "unit": "tokens"}
+    widths = {"cache": (4, 64), "tune": str(texts / "tune.txt")}
+    assert evaluate_ngrams([run], NGramOptions(**known, **widths)) == []
+    plain, *cached = [row for row in find_rows(texts / "out") if "kneser" in row.run]
+    assert [row.run.partition("-cache=")[2] for row in cached] == ["4", "64"]
+    data, order = RunDirectory(run).config().data, int(plain.run.split("-")[2])
+    train, scored = ([np.asarray(prepare(data, split).tokens)] for split in ("train", "valid"))
+    tune = [np.frombuffer((texts / "tune.txt").read_bytes(), np.uint8)]
+    for width, row in zip((4, 64), cached, strict=True):
+        mixed = []
+        for documents in (tune, scored):
+            scores = [one for one in ngram_scores(train, documents, 256) if one.order == order]
+            own = np.exp(-scores[0].nats["kneser-ney"])
+            mixed.append(np.stack([own, *cache_probabilities(documents, width, own)]))
+        weights = fitted_weights(mixed[0])
+        assert row.results["weights"] == pytest.approx(weights)
+        assert row.results["nll_nats"] == pytest.approx(-np.log(weights @ mixed[1]).sum())
+    (failure,) = evaluate_ngrams(
+        [run], NGramOptions(**known, cache=(4,), tune=str(texts / "valid.txt"))
+    )
+    assert "is the scored text" in failure
+    with pytest.raises(ValueError, match="give both"):
+        NGramOptions(**known, cache=(4,))
 
 
 def test_masked_tokens_are_scored_by_their_frequency(texts):
