@@ -72,6 +72,9 @@ class DataConfig(Section):
     isolate_documents: str = choice("", ("", "restart", "through"))
     # passkeys: most bytes between a key and its question
     passkey_distance: int = number(0, at_least=0, at_most=INT32)
+    # Longest gap in tokens after which a passage of 16 comes again, in one training block of eight; 0:
+    # none.
+    echoes: int = number(0, at_least=0, at_most=INT32)
     # tasks: the task, see docs/tasks.md, and the tokens of a block, which holds whole examples
     task: str = ""
     task_length: int = number(0, at_least=0, at_most=INT32)
@@ -96,6 +99,11 @@ class DataConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.echoes and self.isolate_documents:
+            raise ValueError(
+                f"data.echoes={self.echoes} crosses the borders that data.isolate_documents={self.isolate_documents} "
+                "draws; leave one of them out"
+            )
         in_tokens = self.tokenizer == "bpe" or self.corpus == "tasks"
         if self.isolate_documents and not in_tokens:
             raise ValueError(

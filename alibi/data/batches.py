@@ -8,6 +8,10 @@ import numpy as np
 from alibi.data.tokenfile import Tokens, TokenStream
 from alibi.objectives import Batch, Objective, Sequences
 
+ECHO = 16  # tokens of a passage that comes again
+LEAST_GAP = 2 * ECHO
+ECHOED = 8  # one block in so many has an echo
+
 
 class TrainBatches:
     """A token stream's blocks, shuffled anew in each epoch.
@@ -18,9 +22,24 @@ class TrainBatches:
     """
 
     def __init__(
-        self, tokens: Tokens, *, length: int, batch_size: int, seed: int, objective: Objective
+        self,
+        tokens: Tokens,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        objective: Objective,
+        echoes: int = 0,
     ):
-        """`tokens` [N]: a split. Raises ValueError if it is shorter than `length` or an update."""
+        """Checks the sizes.
+
+        Args:
+          tokens: a split, `[N]`.
+          echoes: longest gap of the echoes in the blocks; 0 for none.
+
+        Raises:
+          ValueError: a split shorter than `length` or than an update, or echoes longer than a block.
+        """
         if length > len(tokens):
             raise ValueError(
                 f"train_length={length:,} is longer than the corpus, which has {len(tokens):,} tokens; "
@@ -34,7 +53,11 @@ class TrainBatches:
                 f"train.batch_tokens={batch_size * length:,} is more than the corpus, which has {len(tokens):,} "
                 f"tokens, and an update reads no token twice; use at most {self.num_blocks * length:,}, or more text"
             )
-        self._seed = seed
+        self._seed, self._echoes = seed, echoes
+        if echoes and not LEAST_GAP <= echoes <= length - ECHO:
+            raise ValueError(
+                f"data.echoes={echoes} must be 0, or a gap from {LEAST_GAP} to train_length - {ECHO} = {length - ECHO}"
+            )
 
     @functools.cached_property
     def _order(self) -> Sequence[int]:
@@ -61,8 +84,17 @@ class TrainBatches:
             block = self._tokens[max(start - 1, 0) : start + self.length]
             first = int(start == 0)  # no token stands before the stream
             tokens[i, first : first + len(block)] = block
+            if self._echoes:
+                self._add_echo(tokens[i], np.random.default_rng([self._seed, step, rows[i]]))
         sequences = Sequences(tokens, np.asarray(starts, np.int64))
         return self._objective.batch(sequences, self._seed, step)
+
+    def _add_echo(self, tokens: np.ndarray, random: np.random.Generator) -> None:
+        """Writes a passage of one block in eight again after a gap, which is drawn by its logarithm."""
+        gap = int(LEAST_GAP * (self._echoes / LEAST_GAP) ** random.uniform())
+        start = int(random.integers(1, len(tokens) - gap - ECHO + 1))
+        if random.integers(ECHOED) == 0 and tokens.min() >= 0:
+            tokens[start + gap :][:ECHO] = tokens[start:][:ECHO]
 
     def block(self, step: int, row: int) -> int:
         """Returns the block for `row` in update `step`."""

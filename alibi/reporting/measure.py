@@ -24,6 +24,7 @@ EVALUATORS = {
     "in_context": "alibi.evaluation.in_context:InContext",
     "receptive_field": "alibi.evaluation.receptive_field:ReceptiveField",
     "longppl": "alibi.evaluation.longppl:LongPPL",
+    "echo": "alibi.evaluation.echo:Echo",
     "task": "alibi.evaluation.task:TaskAccuracy",
     "task_gaps": "alibi.evaluation.task:TaskGaps",
 }

@@ -92,6 +92,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
         batch_size=sequences_per_update(config, batch_parts(sharding)),
         seed=config.seed,
         objective=objective_of(config, files["train"]),
+        echoes=config.data.echoes,
     )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     hosts.check_alike(

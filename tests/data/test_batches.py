@@ -126,3 +126,22 @@ def test_no_corpus_is_too_long_to_be_addressed():
             targets[:, -1], [(128 * block + 127) % 2**31 for block in blocks]
         )
         np.testing.assert_array_equal(inputs[:, 0], [(128 * block - 1) % 2**31 for block in blocks])
+
+
+def test_one_block_in_eight_has_an_echo():
+    """A pure function of seed, step and row, so a resume and other hosts read the same."""
+    tokens = np.arange(64 * 400)
+    given = {"length": 64, "batch_size": 200, "seed": 3, "objective": NextToken(64 * 400, 0)}
+    plain, echoed = (TrainBatches(tokens, **given, echoes=longest) for longest in (0, 40))
+    before, after = (made.rows(1, range(200)).targets for made in (plain, echoed))
+    changed = np.flatnonzero((before != after).any(axis=1))
+    assert 12 < changed.size < 40
+    for row in changed:
+        places = np.flatnonzero(before[row] != after[row])
+        gap = before[row][places] - after[row][places]
+        assert places.size == 16
+        assert len({*gap}) == 1, "a passage as it stands before"
+        assert 32 <= gap[0] <= 40
+    np.testing.assert_array_equal(after[150:], echoed.rows(1, range(150, 200)).targets)
+    with pytest.raises(ValueError, match=r"data\.echoes=60 must be 0, or a gap from 32 to .* = 48"):
+        TrainBatches(tokens, **given, echoes=60)

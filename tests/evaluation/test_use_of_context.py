@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.evaluation.echo import Echo
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.in_context import InContext
 from alibi.evaluation.longppl import LongPPL
@@ -35,7 +36,7 @@ def nll_of(run, length, stride=None):
     starts = np.maximum(0, (places // stride + 1) * stride - length)
     rows = np.append(inputs, np.zeros(length, int))[starts[:, None] + np.arange(length)]
     logits = run.model.apply({"params": run.params}, jnp.asarray(rows, jnp.int32))
-    return -jax.nn.log_softmax(logits)[places, places - starts, tokens]
+    return -np.asarray(jax.nn.log_softmax(logits))[places, places - starts, tokens]
 
 
 def measured(evaluator, runs, lengths, out):
@@ -77,6 +78,26 @@ def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
         power = np.sum(np.asarray(jax.grad(loss)(change)) ** 2, axis=1)[::-1]
         fields.append(np.argmax(np.cumsum(power) / power.sum() > 0.99) + 1)
     assert own["field"] == pytest.approx(np.mean(fields))
+
+
+def test_an_echo_saves_what_its_copy_saves(runs, tmp_path):
+    rows = measured(Echo(echoes=3), runs[:1], (64,), tmp_path / "out")
+    assert [row.cell["gap"] for row in rows] == [32]
+    run, random = TrainedRun(runs[0]), np.random.default_rng([64, 32])
+    tokens, saved = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), []
+    for start in (0, (150 - 65) // 2, 150 - 65):
+        source = (start + random.integers(65, 150 - 32)) % (150 - 16)
+        passage = tokens[source : source + 16]
+        assert source >= start + 65 or source + 16 <= start + 16, "from elsewhere"
+        nats = []
+        for first in (tokens[start + 17 : start + 33], passage):
+            window = tokens[start : start + 65].copy()
+            window[17:33], window[-16:] = first, passage
+            logits = run.model.apply({"params": run.params}, jnp.asarray(window[:-1])[None])[0]
+            nats.append(-jax.nn.log_softmax(logits[-16:])[np.arange(16), passage].mean())
+        saved.append(nats[0] - nats[1])
+    assert rows[0].results["saved_nats"] == pytest.approx(np.mean(saved), abs=1e-5)
+    assert rows[0].results["tokens"] == 3
 
 
 def test_longppl_is_of_the_tokens_that_another_run_needs_a_long_context_for(runs, tmp_path):
