@@ -91,7 +91,7 @@ def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi
     assert not (folder / "nowhere").exists()
 
 
-def test_a_mesh_of_another_machine_becomes_the_devices_here():
+def test_a_mesh_of_another_machine_becomes_the_devices_here(all_devices):
     mesh = make_config("mesh.data=64,mesh.fsdp=4").mesh
     assert dict(fitting_mesh(mesh).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     mesh = make_config("mesh.fsdp=4").mesh

@@ -17,7 +17,6 @@ from alibi.reporting.recorded import find_rows
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop
 from tests.evaluation.runs import options_of
-from tests.training.runs import on_one_device
 
 LENGTH, WINDOW = 16, 4  # of the tiny models
 
@@ -104,7 +103,6 @@ def test_a_pattern_of_layers(name: str, tiny_config, tmp_path, monkeypatch) -> N
     """It trains; at 16 times the training length it is the formula, is evaluated, and decodes as
     its full pass, through slots of a window and a chunk.
     """
-    on_one_device(monkeypatch)
     config, workdir = tiny(name, tiny_config), tmp_path / name
     status = loop.train(config, str(workdir))
     assert (status["state"], status["step"]) == ("finished", 4)

@@ -20,7 +20,6 @@ from alibi.runs.checkpoint import TrainState
 from alibi.training.loop import train
 from alibi.training.step import make_train_step
 from tests.evaluation.runs import options_of
-from tests.training.runs import on_one_device
 
 VOCAB, END = 11, 10
 # three documents, of which the second has an end alone, and a beginning of a fourth
@@ -97,7 +96,6 @@ def test_the_mean_context_is_at_most_a_document():
 
 
 def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
-    on_one_device(monkeypatch)
     for split, path in tiny_text.items():
         lines = path.read_text().splitlines()
         (tmp_path / split).write_text("\n\n".join(lines) + "\n")

@@ -23,7 +23,6 @@ from alibi.runs import evaluation_hash
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from tests.evaluation.runs import options_of
-from tests.training.runs import on_one_device
 
 VOCAB = 50
 MASKED = Masked(VOCAB, 0, 0.15, 0.1, 0.1)
@@ -131,7 +130,6 @@ def test_every_method_has_a_form_for_both_sides_or_refuses():
 
 
 def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
-    on_one_device(monkeypatch)
     config = tiny_config(objective__name="masked", seed=3)
     train(config, str(tmp_path / "run"))
     assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []

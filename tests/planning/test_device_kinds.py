@@ -16,7 +16,6 @@ from alibi.devices.kinds import (
 )
 from alibi.model.flops import model_flops
 from alibi.training import loop
-from tests.training.runs import on_one_device
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,6 @@ def test_mfu_where_the_device_is_known(
     tiny_config, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if CPUs were in the table: the share counts the operations of the model."""
-    on_one_device(monkeypatch)
     known = DeviceKind("cpu", (), 2e12, 1e12, 2**30, 1e9, "https://")
     monkeypatch.setattr(device_kinds, "DEVICE_KINDS", (known,))
     config = tiny_config(train__steps=4, log__every_steps=2)

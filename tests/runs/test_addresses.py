@@ -26,7 +26,7 @@ from alibi.storage.files import (
 )
 from alibi.training import loop
 from tests.evaluation.runs import options_of
-from tests.training.runs import on_one_device, stop_at
+from tests.training.runs import stop_at
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,6 @@ def test_a_run_stops_resumes_and_is_evaluated(
     bucket: str, tiny_config, tmp_path, monkeypatch
 ) -> None:
     """With the parameters, metrics and rows of a run in a directory."""
-    on_one_device(monkeypatch)
     config = tiny_config(log__tensorboard=True)
     here, there = RunDirectory(tmp_path / "run"), RunDirectory(f"{bucket}/deep/run")
     loop.train(config, str(here))

@@ -6,21 +6,13 @@ import shutil
 import pytest
 
 from alibi.training import loop
-from tests.training.runs import on_one_device
-
-
-@pytest.fixture
-def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_one_device(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def whole(tiny_config, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The run of `tiny_config()`, finished without a stop; of all tests, so not to be changed."""
     workdir = tmp_path_factory.mktemp("whole [1]*") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        on_one_device(patch)
-        loop.train(tiny_config(), str(workdir))
+    loop.train(tiny_config(), str(workdir))
     return workdir
 
 

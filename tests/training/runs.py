@@ -1,6 +1,5 @@
 """Functions of tests with small runs."""
 
-import functools
 import json
 import pathlib
 from collections.abc import Callable
@@ -18,11 +17,6 @@ from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import Batch, abstract_state
-
-
-def on_one_device(patch: pytest.MonkeyPatch) -> None:
-    """Trains on one device, which takes a third of the time to compile and to save."""
-    patch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:1]))
 
 
 def final_state(config: Config, workdir: pathlib.Path) -> TrainState:

@@ -11,8 +11,6 @@ from alibi.errors import UserError
 from alibi.runs import RunDirectory
 from alibi.training import loop
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 def test_a_run_that_began_meanwhile_is_not_mixed_with_another(
     tiny_config, tmp_path: pathlib.Path

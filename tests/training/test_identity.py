@@ -72,7 +72,6 @@ def test_the_hash_of_a_run_on_text_files_has_their_names_without_their_folders(t
     assert config_hash(hub) != config_hash(replaced(hub, {"data.train": "train.txt"}))
 
 
-@pytest.mark.usefixtures("one_device")
 def test_a_finished_run_is_trained_longer_with_its_optimizer(tiny_config, tmp_path) -> None:
     """From another place of its text; the state is that of a run which was as long at once."""
     config = tiny_config(optimizer__schedule="cosine_restarts")
@@ -90,7 +89,6 @@ def test_a_finished_run_is_trained_longer_with_its_optimizer(tiny_config, tmp_pa
         run.check(replaced(cosine, {"train.steps": 12}))
 
 
-@pytest.mark.usefixtures("one_device")
 def test_another_file_of_the_method_and_other_random_numbers_are_told(
     tiny_config, tmp_path, monkeypatch, caplog
 ) -> None:
@@ -137,7 +135,6 @@ def test_another_file_of_the_method_and_other_random_numbers_are_told(
     assert f"{workdir}: own file my_numbers has changed since training" in caplog.text
 
 
-@pytest.mark.usefixtures("one_device")
 def test_another_code_is_told(tiny_config, tmp_path, caplog) -> None:
     """A user may go on with a later version; a study should know that its runs mix two."""
     config = replaced(tiny_config(), {"train.steps": 2, "optimizer.warmup_steps": 1})
@@ -166,7 +163,6 @@ def refused(config: Config, workdir: pathlib.Path, message: str) -> None:
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.usefixtures("one_device")
 def test_a_checkpoint_that_has_the_name_of_another_is_refused(
     tiny_config, finished: pathlib.Path
 ) -> None:
@@ -182,7 +178,6 @@ def test_a_checkpoint_that_has_the_name_of_another_is_refused(
     refused(config, finished, "checkpoint .*/4 is of update 6: ")
 
 
-@pytest.mark.usefixtures("one_device")
 def test_files_of_another_run_are_refused(
     tiny_config, whole: pathlib.Path, finished: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -239,7 +234,6 @@ def test_each_bit_of_a_small_file_counts(tiny_config, tmp_path, name: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
 def test_small_files_are_made_again_from_a_checkpoint(
     tiny_config, finished: pathlib.Path, caplog
 ) -> None:
@@ -275,7 +269,6 @@ def test_small_files_are_made_again_from_a_checkpoint(
     assert caplog.text == ""
 
 
-@pytest.mark.usefixtures("one_device")
 def test_damaged_metrics_are_told(tiny_config, finished: pathlib.Path, capsys) -> None:
     file, shown = finished / "metrics.jsonl", "had 6 rows, now"
     shutil.rmtree(finished / "checkpoints" / "6")
@@ -292,7 +285,6 @@ def test_damaged_metrics_are_told(tiny_config, finished: pathlib.Path, capsys) -
         assert f"is damaged: at update 4 it had 5 rows, now {count}, or other values" in message
 
 
-@pytest.mark.usefixtures("one_device")
 def test_metrics_moved_to_a_bucket_are_not_told_as_damaged(
     tiny_config, finished: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:

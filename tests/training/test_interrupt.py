@@ -15,8 +15,6 @@ from alibi.runs import RunDirectory
 from alibi.training import loop
 from tests.training.runs import rows, stop_at
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 def test_a_hangup_asks_to_stop_unless_it_was_ignored_before() -> None:
     """`nohup` starts a process with SIGHUP ignored, and it goes on after its terminal is closed."""

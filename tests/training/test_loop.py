@@ -20,8 +20,6 @@ from alibi.training import loop
 from alibi.training.step import Metrics
 from tests.training.runs import final_state, rows, stop_at
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 def scored(nll: float, tokens: int) -> Score:
     return Score(windows_of(tokens, 16), np.full(tokens, nll, np.float32), 0.0)
@@ -133,7 +131,6 @@ def test_latest_and_best_checkpoints_stay(
     } == {"9", "3" if best[0] == 3 else "8"}
 
 
-@pytest.mark.usefixtures("one_device")
 def test_what_is_said_first_and_last(
     tiny_config,
     tmp_path: pathlib.Path,

@@ -19,8 +19,6 @@ from alibi.training import loop, metric_writers, setup
 from alibi.training.metric_writers import check_writers, open_writers, tracked
 from tests.training.runs import rows
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 # Of a service's package that can't be had in every environment: what this project calls of it, and
 # no more.
 STAND_IN = """

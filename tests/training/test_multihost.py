@@ -119,7 +119,6 @@ def command(workdir: pathlib.Path, text: pathlib.Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
 def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     tiny_text, tmp_path: pathlib.Path
 ) -> None:

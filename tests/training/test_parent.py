@@ -25,8 +25,6 @@ from alibi.training.parent import Parent
 from alibi.training.step import initial_state
 from tests.training.runs import assert_same
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 @pytest.fixture(scope="module")
 def parent(whole: pathlib.Path) -> pathlib.Path:

@@ -9,6 +9,7 @@ from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop
 
 
+@pytest.mark.usefixtures("all_devices")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -88,7 +89,7 @@ def test_another_config_is_refused_with_its_differing_keys(
 
 
 def test_a_text_that_changed_is_refused_before_anything_is_overwritten(
-    one_device, tiny_config, tmp_path: pathlib.Path
+    tiny_config, tmp_path: pathlib.Path
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one two three four five\n" * 100)

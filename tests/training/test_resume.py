@@ -27,8 +27,6 @@ from alibi.training import loop
 from tests.hosts import ROOT
 from tests.training.runs import assert_same, final_state, rows, stop_at
 
-pytestmark = pytest.mark.usefixtures("one_device")
-
 
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
     """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's

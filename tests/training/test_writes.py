@@ -13,7 +13,6 @@ from alibi.training import loop
 from alibi.training.metric_writers import JsonLines
 from tests.training.runs import rows, stop_at
 
-pytestmark = pytest.mark.usefixtures("one_device")
 SECONDS = 20.0  # for which something is waited for that comes at once
 
 
