@@ -84,7 +84,10 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
             Override("alibi", logit_scale="ssmax"),
             r"needs the position parameters layer ssmax \[2\], and the",
         ),
-        (Override("yarn", (("factor", 0.5),)), "finite factor of at least 1"),
+        (
+            Override("yarn", (("factor", 0.5),)),
+            "factor=0.5 of position method .yarn. must be at least 1",
+        ),
         (Override("alibi", (("slope", 1.0),)), "no option 'slope'; did you mean 'slopes'"),
         (
             Override(logit_scale="log_n", window=8),
