@@ -25,8 +25,9 @@ OF_SWEEP = "ALIBI_OF_SWEEP"  # environment variable: set if a sweep started the 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # User and password of an address, a key or token in its query, and a token of the hub.
 _SECRETS = re.compile(
-    r"(:/{1,2})[^/\s]+(?=@)|\b((?-i:hf_))[a-z0-9]{20,}"
-    r"|([?&#][\w.-]*(?:key|token|secret|password|credential|signature|sig)[\w.-]*=)[^&#,;\s'\")]+",
+    r"(:/{1,2})[^/\s]+(?=@)|(://)[^/\s:@]*:(?!\d+/)[^\s@]+(?=@)"  # a slash in it, but no port
+    r"|\b((?-i:hf_))[a-z0-9]{20,}"
+    r"|([?&#;][\w.-]*(?:key|token|secret|password|credential|signature|sig)[\w.-]*=)[^&#,;\s'\")]+",
     re.IGNORECASE,
 )
 # From terminals, from launchers and clusters that take a machine back, and from a terminal that is

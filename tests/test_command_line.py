@@ -216,6 +216,7 @@ def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib
     ("text", "shown"),
     [
         ("at http://user:word@host:80/x doesn't", "at http://***@host:80/x doesn't"),
+        ("at http://user:wo/rd@host/x", "at http://***@host/x"),
         ("gs:/token@bucket/x", "gs:/***@bucket/x"),  # as path libraries write it
         (
             "--place=s3://b/x?X-Amz-Credential=a/b&part=1",
@@ -226,7 +227,10 @@ def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib
         # no secrets
         *[
             (text, text)
-            for text in ("gs://bucket/a@b/?seed=1", "HF_HUB_OFFLINE_OF_THE_PROCESS", "m@h.org: //")
+            for text in (
+                *("gs://bucket/a@b/?seed=1", "http://h:80/a@b", "m@h.org: //"),
+                "HF_HUB_OFFLINE_OF_THE_PROCESS",
+            )
         ],
     ],
 )
