@@ -235,8 +235,9 @@ def read_prompts(
     """
     file, prompts = resolve(os.fspath(path)), []
     try:
-        # a device may never end, and a pipe never begin
-        if not is_address(path) and not pathlib.Path(file).is_file():
+        # a device may never end, and a pipe never begin, unless the shell has opened it
+        opened = str(file).startswith(("/dev/stdin", "/dev/fd/"))
+        if not (is_address(path) or opened or pathlib.Path(file).is_file()):
             raise OSError("there is no such file, or it is none; write the lines to a file")
         lines = file.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -18,7 +18,7 @@ from alibi.data.tokenizers.bpe import END_OF_TEXT, train_bpe
 from alibi.evaluation.harness import write_answers
 from alibi.generation import GREEDY, Sampling
 from alibi.generation.decoding import decode_answer
-from alibi.generation.texts import Answer, Prompt, Writer, make_prompt
+from alibi.generation.texts import Answer, Prompt, Writer, make_prompt, read_prompts
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from tests.hosts import ROOT
@@ -217,6 +217,11 @@ def test_a_file_of_prompts_is_answered_in_batches_as_each_alone(
     *lines, text, end = shown.buffer.read().decode("latin-1").split("\n")
     assert [json.loads(line) for line in lines] == answers
     assert (text.startswith("\u00e9\\u2192"), end) == (True, "")
+    end, opened = os.pipe()  # as the shell gives /dev/stdin, or <(command)
+    os.write(opened, file.read_bytes())
+    os.close(opened)
+    assert len(read_prompts(f"/dev/fd/{end}", ByteTokenizer(), 4, print)) == 3
+    os.close(end)
 
 
 def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
