@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Collection
@@ -59,10 +60,20 @@ def own_files() -> dict[str, str]:
         if name != "__mp_main__"  # multiprocessing's second name of __main__
     }
     return {
-        f"own file {name}": file_sha256(file)[:12]
+        f"own file {name}": _file_hash(file)
         for name, file in files.items()
         if _is_own(name, file)
     }
+
+
+def _file_hash(file: str) -> str:
+    about = os.stat(file)
+    return _hash_of(file, about.st_mtime_ns, about.st_size)
+
+
+@functools.cache  # a start asks a dozen times, and a method may read a large table
+def _hash_of(file: str, *unchanged: int) -> str:
+    return file_sha256(file)[:12]
 
 
 def _is_own(name: str, file: str, packages: Collection[str] = ()) -> bool:
@@ -85,14 +96,15 @@ def code_files(*modules: str) -> dict[str, str]:
     """Returns a hash for each file that `modules` consist of, without the library's.
 
     That is their own files, files that these import anywhere (the user's, or in the modules'
-    packages), and files that strings in them name. Nothing is loaded.
+    packages), and files in their folders that strings in them name. Nothing is loaded.
     """
     packages, hashes = {name.partition(".")[0] for name in modules}, dict[str, str]()
-    left = [(name, _source(name)) for name in modules]
+    left, seen = [(name, _source(name)) for name in modules], set[str]()
     while left:
         name, file = left.pop()
-        if (key := f"own file {name}") not in hashes and _is_own(name, file, packages):
-            hashes[key] = file_sha256(file)[:12]
+        if _is_own(name, file, packages) and (place := os.path.realpath(file)) not in seen:
+            seen.add(place)  # files may name each other
+            hashes[f"own file {name}"] = _file_hash(file)
             left += _mentioned(name, pathlib.Path(file))
     return hashes
 
@@ -111,9 +123,9 @@ def _source(name: str) -> str:
 
 def _mentioned(name: str, file: pathlib.Path) -> list[tuple[str, str]]:
     """Returns names and files that a module's file may use: the package above, imported modules and
-    attributes, and files that strings name.
+    attributes, and files in its folder that strings name.
     """
-    above, nodes, beside = name.rpartition(".")[0], list[ast.AST](), list[tuple[str, str]]()
+    above, nodes, strings = name.rpartition(".")[0], list[ast.AST](), list[str]()
     modules, parts = [above], (name if file.stem == "__init__" else above).split(".")
     with contextlib.suppress(SyntaxError, ValueError):  # no Python, or never loaded
         nodes += ast.walk(ast.parse(file.read_bytes() if file.suffix == ".py" else b""))
@@ -124,8 +136,14 @@ def _mentioned(name: str, file: pathlib.Path) -> list[tuple[str, str]]:
             around = parts[: len(parts) - node.level + 1 if node.level else 0]
             base = ".".join(filter(None, [*around, node.module]))
             modules += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and re.search(
+            r"import_module$|__import__$", ast.unparse(node.func)
+        ):
+            given = [str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            modules += [start + value for value in given for start in ("", ".".join(parts))]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # a file beside it, or an argument of import_module
-            beside.append((f"{name}'s {node.value}", str(file.parent / node.value)))
-            modules += [node.value, ".".join(parts) + node.value]
+            strings.append(node.value)  # no module: "train" is seldom train.py
+    # not /proc/cpuinfo, nor a large text elsewhere
+    inside = [text for text in strings if not {"..", "/"} & {*pathlib.PurePath(text).parts}]
+    beside = [(f"{name}'s {text}", str(file.parent / text)) for text in inside]
     return beside + [(module, _source(module)) for module in modules]

@@ -122,6 +122,8 @@ try:
     from .within_try import TRIED
 except ImportError:
     TRIED = 1
+# itself, files elsewhere, and no module
+NAMED = "method.py", "/proc/uptime", "../unused.txt", "mypackage.unused"
 
 
 @dataclasses.dataclass(frozen=True)
