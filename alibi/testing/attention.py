@@ -104,7 +104,7 @@ def check_few_tokens(method: PositionMethod) -> None:
             f"the {jax.tree_util.keystr(wrong[0], simple=True, separator=' by ')} of its first {length} tokens is not "
             "finite",
         )
-    if method.causal and changed.any():
+    if method.causal and length > 1 and changed.any():
         fail(
             method,
             f"it is not causal: in a sequence of {length} tokens, token {np.nonzero(changed)[1].min()} depends on "

@@ -1,6 +1,7 @@
 """The work before the first update: cheap checks, the text, and a job to train."""
 
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -24,6 +25,7 @@ from alibi.model.loss import training_loss
 from alibi.objectives import Objective, make_objective
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
+from alibi.positions.base import PositionMethod
 from alibi.runs import RunDirectory, method_files
 from alibi.runs.code import own_files
 from alibi.testing import check_few_tokens, check_finite
@@ -130,8 +132,13 @@ def check_model(model: DecoderLM, length: int) -> None:
     model.check_length(length)
     # the tests check this library's methods
     for method in (of for of in model.methods if not type(of).__module__.startswith("alibi.")):
-        check_finite(method, moved=0.0)
-        check_few_tokens(method)
+        _look_at(method)
+
+
+@functools.cache  # a second each, in the many cells of a sweep alike
+def _look_at(method: PositionMethod) -> None:
+    check_finite(method, moved=0.0)
+    check_few_tokens(method)
 
 
 def check_trainable(config: Config, devices: int | None = None) -> None:

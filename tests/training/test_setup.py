@@ -9,6 +9,7 @@ from alibi.config import DataConfig
 from alibi.config.files import load_config
 from alibi.data.tokenfile import TokenFile
 from alibi.data.tokens import prepare
+from alibi.training import setup
 from alibi.training.setup import check_trainable, prepare_files, shared_text
 
 
@@ -47,10 +48,25 @@ def test_what_training_would_refuse(keys: str, devices: int | None, message: str
 
 
 @pytest.mark.parametrize(
-    ("keys", "devices"), [("", None), ("", 16), ("mesh.tensor=4,mesh.data=-1", 64)]
+    ("keys", "devices"),
+    [
+        ("", None),
+        ("", 16),
+        ("mesh.tensor=4,mesh.data=-1", 64),
+        ("length=1,position=tests.test_testing:RunningSum", None),
+    ],
 )
 def test_what_can_be_trained(keys: str, devices: int | None) -> None:
     check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices)
+
+
+def test_a_method_of_many_runs_is_looked_at_once(monkeypatch) -> None:
+    looked: list[object] = []
+    monkeypatch.setattr(setup, "check_few_tokens", looked.append)
+    for keys in ("seed=1", "seed=2", "model.num_layers=1"):
+        keys += ",length=96,train.batch_tokens=192,position=tests.test_testing:RunningSum"
+        check_trainable(load_config(f"configs/quickstart.py:{keys}"))
+    assert len(looked) == 1
 
 
 def test_a_validation_text_within_the_train_text_is_told(tmp_path, capsys) -> None:
