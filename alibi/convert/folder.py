@@ -39,6 +39,7 @@ class HubFolder(Model):
         self.kept = [file for file in small if file.exists() and file.stat().st_size < MOST_KEPT]
         self.ends = self._find_ends()
         self.files, index = self._find_files()
+        copies: dict[str, dict[pathlib.Path, Any]] = {}
         for file in self.files:
             with file.open("rb") as opened:
                 if opened.read(40).startswith(b"version https://git-lfs."):
@@ -48,11 +49,14 @@ class HubFolder(Model):
                     )
             pickled = file.suffix == ".bin"
             tensors = list_dense(load_pickle(file, {}), file) if pickled else list_safetensors(file)
-            self.tensors |= {  # a tensor in two files is read from the index's
-                name: tensor
-                for name, tensor in tensors.items()
-                if path / index.get(name, index.get("", "")) == file
-            }
+            for name, tensor in tensors.items():
+                copies.setdefault(name, {})[file] = tensor
+        self.tensors |= {  # a tensor in two files is read from the index's
+            name: tensor
+            for name, by_file in copies.items()
+            for file, tensor in by_file.items()
+            if len(by_file) == 1 or path / index.get(name, "") == file
+        }
 
     def _find_files(self) -> tuple[list[pathlib.Path], dict[str, str]]:
         """Returns the files with weights, and the file's name for each tensor, or for "" (all).
@@ -110,15 +114,14 @@ def own_file(folder: pathlib.Path, name: str) -> pathlib.Path:
     """Returns the path to a folder's file, which may be missing.
 
     Raises:
-      ValueError: it lies outside the folder (and outside the blobs that a snapshot in the hub's cache
-        links to), or is no regular file.
+      ValueError: it lies outside the folder (and outside the blobs in the hub's cache, to which a
+        snapshot links, and a --local-dir of earlier versions), or is no regular file.
     """
     home, real = (pathlib.Path(os.path.realpath(path)) for path in (folder, folder / name))
-    cached = re.search(r"/models--[^/]+/snapshots/[^/]+$", os.fspath(home))
-    homes = (home, home.parents[1] / "blobs") if cached else (home,)
+    is_cached = re.search(r"/models--[^/]+/blobs/[^/]+$", os.fspath(real))
     leads_out = {"..", "/"} & {*pathlib.PurePath(name).parts}
     is_other = real.exists() and not real.is_file()
-    if leads_out or is_other or not any(real.is_relative_to(path) for path in homes):
+    if leads_out or is_other or not (is_cached or real.is_relative_to(home)):
         raise ValueError(
             f"{folder / name} is no regular file inside the folder, and nothing else is read or copied; put a copy "
             "there if you trust it"

@@ -8,6 +8,7 @@ before its next write if its claim is no longer the last.
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import time
 import uuid
@@ -88,8 +89,9 @@ def is_held(place: epath.Path) -> bool | None:
 
 def remove_left(place: epath.Path) -> None:
     """Removes temporary directories of `made_whole` at `place` that no living process has locked."""
+    name = re.compile(rf"\.{re.escape(place.name[:40])}\.[0-9a-f]{{32}}")
     for left in () if is_address(place) else place.parent.glob(".*"):
-        if left.name[:-32] == f".{place.name}." and left.is_dir() and is_held(left) is False:
+        if name.fullmatch(left.name) and left.is_dir() and is_held(left) is False:
             left.rmtree()
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pickle
+import shutil
 import socket
 import time
 from typing import Any
@@ -78,12 +79,15 @@ def test_of_copies_the_index_decides(hub: pathlib.Path, caplog: pytest.LogCaptur
     first, last = tensors.keys() & {"transformer.wte.weight"}, "transformer.norm_f.weight"
     places = dict.fromkeys(tensors, "a.safetensors") | {last: "b.safetensors"}
     index = hub / "model.safetensors.index.json"
+    # a tensor of one file needs no index
+    places["transformer.lost"] = places.pop(only := "transformer.blocks.0.norm_1.weight")
+    save_file({name: x + 1 for name, x in tensors.items() if name != only}, hub / "b.safetensors")
     index.write_text(json.dumps({"weight_map": places}))
     read = HubFolder(hub)
     assert first <= read.tensors.keys() == tensors.keys()
     for name, array in tensors.items():
         np.testing.assert_array_equal(read.tensors[name].read(), array + (name == last))
-    del places[last]
+    places["transformer.lost too"] = places.pop(last)
     index.write_text(json.dumps({"weight_map": places}))
     refused(hub, r"lacks 1 tensor \(transformer\.norm_f\.weight\): its config\.json, its index")
     assert not caplog.messages
@@ -357,6 +361,12 @@ def test_a_copy_in_the_cache_needs_no_hub(
         file.rename(place / "blobs" / str(number))
         file.symlink_to(f"../../blobs/{number}")
     assert found / kept.name in HubFolder(found).kept
+    copied = shutil.copytree(found, tmp_path / "local", symlinks=True)
+    for file in copied.iterdir():
+        link = os.path.realpath(found / file.name)
+        file.unlink()
+        file.symlink_to(link)
+    assert HubFolder(copied).tensors.keys() == HubFolder(found).tensors.keys()
     (found / kept.name).unlink()
     (found / kept.name).symlink_to("../../refs/main")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json is no regular file inside"):
@@ -386,12 +396,16 @@ def test_an_import_and_an_export_replace_nothing(
     hub: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the export has the tensors of the folder, in several files where one would be large."""
-    run, file, out = tmp_path / "run", tmp_path / "file", tmp_path / "out"
+    run, file, out = tmp_path / ("run" * 20), tmp_path / "file", tmp_path / "out"
     file.touch()
-    left, at_work = (tmp_path / f".run.{letter * 32}" for letter in "ab")  # see `made_whole`
+    # see `made_whole`
+    left, at_work = (tmp_path / f".{run.name[:40]}.{letter * 32}" for letter in "ab")
     for copy in (left, tmp_path / f".out.{'a' * 32}"):
         (copy / "checkpoints").mkdir(parents=True)
-    claim, own = Claim(epath.Path(at_work), "training"), tmp_path / ".run.backup"
+    claim, own = (
+        Claim(epath.Path(at_work), "training"),
+        left.with_name(left.name[:-32] + "mine" * 8),
+    )
     own.mkdir()
     import_model(str(hub), run, Config())
     assert not left.exists(), "a killed import left a copy of the model"
