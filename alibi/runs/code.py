@@ -60,9 +60,7 @@ def own_files() -> dict[str, str]:
         if name != "__mp_main__"  # multiprocessing's second name of __main__
     }
     return {
-        f"own file {name}": _file_hash(file)
-        for name, file in files.items()
-        if _is_own(name, file)
+        f"own file {name}": _file_hash(file) for name, file in files.items() if _is_own(name, file)
     }
 
 
