@@ -45,8 +45,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"alibi.{_MODULES.get(name, name)}")
-    globals()[name] = found = getattr(module, name) if name in _MODULES else module
-    return found
+    globals()[name] = public = getattr(module, name) if name in _MODULES else module
+    return public
 
 
 def _version() -> str:

@@ -108,8 +108,8 @@ def execute(
         `main`.
       absent: flags of other commands that a user may try, each with a remedy.
     """
-    own = _own_flags.get(main.__module__, [])
-    for flag in own:
+    command_flags = _own_flags.get(main.__module__, [])
+    for flag in command_flags:
         flag.unparse()
         flags.FLAGS[flag.name] = flag
         flags.FLAGS.register_flag_by_module(argv[0], flag)  # as if the program defined it
@@ -156,7 +156,7 @@ def execute(
             raise
         return FAILED
     finally:
-        flags.FLAGS.remove_flag_values([flag.name for flag in own])
+        flags.FLAGS.remove_flag_values([flag.name for flag in command_flags])
 
 
 def own_flags(module: str) -> None:

@@ -5,8 +5,8 @@ import traceback
 from typing import Any
 
 
-def load_class(key: str, place: str) -> Any:
-    """Returns the class at `place`, package.module:Class.
+def load_class(key: str, address: str) -> Any:
+    """Returns the class at `address`, package.module:Class.
 
     Args:
       key: names it in an error, such as "position=mine:Bias".
@@ -14,7 +14,7 @@ def load_class(key: str, place: str) -> Any:
     Raises:
       ValueError: there is no such module or attribute, or the module fails or ends the process.
     """
-    module, _, attribute = place.partition(":")
+    module, _, attribute = address.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:

@@ -195,11 +195,11 @@ def _assignments(arg: str) -> dict[str, Any]:
     """Returns the texts of "KEY=VALUE,KEY=VALUE" by key."""
     texts = {}
     # a comma in position=rotary,none separates no keys
-    for part in filter(None, map(str.strip, re.split(r",(?=\s*[\w.]+\s*=)", arg))):
-        key, separator, text = part.partition("=")
+    for assignment in filter(None, map(str.strip, re.split(r",(?=\s*[\w.]+\s*=)", arg))):
+        key, separator, text = assignment.partition("=")
         texts[key] = text
         if not separator:
             raise ValueError(
-                f"config argument {part!r} is not KEY=VALUE; write for example position=alibi,length=512"
+                f"config argument {assignment!r} is not KEY=VALUE; write for example position=alibi,length=512"
             )
     return texts

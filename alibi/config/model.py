@@ -174,9 +174,9 @@ class ModelConfig(Section):
         for layer, values in enumerate(zip(*map(self.by_layer, exclusive), strict=True)):
             keys = [key for key, value in zip(exclusive, values, strict=True) if value]
             if len(keys) > 1:
-                given = ", ".join(f"model.{key}={as_text(self[key])}" for key in keys)
+                listed = ", ".join(f"model.{key}={as_text(self[key])}" for key in keys)
                 raise ValueError(
-                    f"{given} exclude each other in layer {layer}; set at most one there"
+                    f"{listed} exclude each other in layer {layer}; set at most one there"
                 )
 
     def by_layer(self, key: str) -> tuple[Any, ...]:

@@ -42,8 +42,8 @@ class ObjectiveConfig(Section):
     def recorded(self) -> dict[str, Any] | None:
         """The keys as rows hold them, or None for the next token."""
         masks = ("mask_rate", "mask_random", "mask_kept") if self.name == "masked" else ()
-        known = {"name": self.name} | {key: getattr(self, key) for key in masks}
-        return None if self.name == "next_token" else known
+        named = {"name": self.name} | {key: getattr(self, key) for key in masks}
+        return None if self.name == "next_token" else named
 
     @property
     def added_tokens(self) -> int:

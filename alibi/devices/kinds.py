@@ -117,9 +117,9 @@ def known_device_kind(name: str) -> DeviceKind:
     """
     if kind := this_machine() if _plain(name) == "cpu" else find_device_kind(name):
         return kind
-    known = ", ".join(kind.name for kind in DEVICE_KINDS)
+    names = ", ".join(kind.name for kind in DEVICE_KINDS)
     raise ValueError(
-        f"device kind {name!r} is unknown; use one of {known}, or cpu for this machine (alibi/devices/kinds.py)"
+        f"device kind {name!r} is unknown; use one of {names}, or cpu for this machine (alibi/devices/kinds.py)"
     )
 
 

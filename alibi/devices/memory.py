@@ -30,7 +30,7 @@ def check_memory(what: str, tree: PyTree, remedy: str) -> None:
     else:
         free = stats["bytes_limit"] - stats["bytes_in_use"]
     if needed > free:
-        place = "this machine" if stats is None else f"each {devices[0].device_kind}"
+        holder = "this machine" if stats is None else f"each {devices[0].device_kind}"
         raise ValueError(
-            f"{what} needs {needed / 1e9:.1f} GB and {place} has {free / 1e9:.1f} GB free; {remedy}"
+            f"{what} needs {needed / 1e9:.1f} GB and {holder} has {free / 1e9:.1f} GB free; {remedy}"
         )

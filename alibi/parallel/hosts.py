@@ -117,10 +117,10 @@ def join(
 def lost_processes() -> list[int]:
     """Returns the processes that have ended or can't be reached, as far as known."""
 
-    def is_silent(place: list) -> bool:
+    def is_silent(address: list) -> bool:
         with socket.socket() as asking:
             asking.settimeout(1)
-            return asking.connect_ex(tuple(place)) != 0
+            return asking.connect_ex(tuple(address)) != 0
 
     reached = {process: place for process, place in enumerate(_places) if place}
     local = {process for process, place in reached.items() if place[0].startswith("127.")}

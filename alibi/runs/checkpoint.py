@@ -186,8 +186,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         damaged: dict[int, DamagedError] = {}
 
         def left() -> list[int]:
-            known = steps() if steps else sorted(self._manager.all_steps(), reverse=True)
-            return [step for step in known if step not in damaged]
+            all_steps = steps() if steps else sorted(self._manager.all_steps(), reverse=True)
+            return [step for step in all_steps if step not in damaged]
 
         while candidates := hosts.broadcast(left):
             try:

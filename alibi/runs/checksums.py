@@ -46,13 +46,13 @@ def check_replicas(state: PyTree, when: str) -> None:
     for leaf, of_leaf in zip(jax.tree.leaves(state), sums, strict=True):
         split = str(leaf.sharding.spec)
         for shard in of_leaf.addressable_shards:
-            place = [
+            axes = [
                 f"{axis}={index.start}"
                 for axis, index in zip(leaf.sharding.mesh.axis_names, shard.index, strict=False)
                 if repr(axis) in split
             ]
-            digests[" ".join(place), shard.device.id].update(np.asarray(shard.data).tobytes())
-    parts = [(place, digest.hexdigest()) for (place, _), digest in digests.items()]
+            digests[" ".join(axes), shard.device.id].update(np.asarray(shard.data).tobytes())
+    parts = [(axes, digest.hexdigest()) for (axes, _), digest in digests.items()]
     hosts.check_same_state(
         parts, lambda: {"processor": processor(), **hosts.computer(), **own_files()}, when
     )

@@ -167,19 +167,19 @@ class RunDirectory:
         for step in steps:
             place = self.checkpoints / str(step)
             try:
-                about = read_about(place)
+                record = read_about(place)
             except (OSError, ValueError):
                 continue  # damage is told as it is restored; or a later checkpoint has replaced it
-            if (update := about.get(STEP, step)) != step:
+            if (update := record.get(STEP, step)) != step:
                 raise ValueError(
                     f"checkpoint {place} is of update {update}: it was renamed or copied; give each checkpoint its "
                     "own update as its name, or remove it"
                 )
-            name, found = "provenance.json", changed(about, self.provenance())
+            name, differences = "provenance.json", changed(record, self.provenance())
             with contextlib.suppress(ValueError, LookupError):  # another version's config, or none
-                if keys := differing(read_config(about["config"]), self.config()):
-                    name, found = "config.json", keys
-            for key, (theirs, ours) in found.items():
+                if keys := differing(read_config(record["config"]), self.config()):
+                    name, differences = "config.json", keys
+            for key, (theirs, ours) in differences.items():
                 raise ValueError(
                     f"{self}/{name} and checkpoint {place} are of different runs: {key} is {ours!r} in the file and "
                     f"{theirs!r} in the checkpoint; restore the one that was copied from another run"
@@ -332,7 +332,7 @@ class RunDirectory:
     ) -> None:
         """Writes the run's state, and `more` figures, such as tokens_per_second."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        known = {
+        facts_now = {
             "state": state,
             "step": step,
             "steps": steps,
@@ -340,7 +340,7 @@ class RunDirectory:
             "updated": now,
             "saved": max(self.saved_steps(), default=0),
         }
-        self.write("status.json", more | known)
+        self.write("status.json", more | facts_now)
 
     def _has(self, name: str) -> bool:
         """Returns whether a file is there, or a checkpoint from which it can be made again."""
@@ -371,12 +371,12 @@ class RunDirectory:
                 )
         for step in reversed(self.saved_steps()):
             with contextlib.suppress(ValueError, KeyError, FileNotFoundError, NotADirectoryError):
-                about = read_about(self.checkpoints / str(step))
-                last = about["config"]["train"]["steps"]
+                record = read_about(self.checkpoints / str(step))
+                last = record["config"]["train"]["steps"]
                 status = {"step": step, "steps": last, "reason": "", "saved": step}
                 status["state"] = "finished" if step == last else "interrupted"
                 _tell(damage, "its content is taken from the newest whole checkpoint")
-                return {"config.json": about["config"], "status.json": status}.get(name, about)
+                return {"config.json": record["config"], "status.json": status}.get(name, record)
         raise problem
 
     def _unwritable(self, error: OSError) -> ValueError:

@@ -48,8 +48,8 @@ def evaluation_hash(config: Config, override: Override | None = None) -> str:
     """Returns `config_hash`, then eval.dtype if it differs from training's, and + with a hash of the
     tested position method's files if it is not the library's.
     """
-    own = config.eval.dtype == config.model.dtype
-    dtype = "" if own else f"-{config.eval.dtype}"
+    same_dtype = config.eval.dtype == config.model.dtype
+    dtype = "" if same_dtype else f"-{config.eval.dtype}"
     files = method_files((override and override.position) or config.position)
     return config_hash(config) + dtype + (f"+{digest(files)[:8]}" if files else "")
 

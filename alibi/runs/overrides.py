@@ -63,10 +63,12 @@ def overridden(config: Config, override: Override | None) -> Config:
         tested = dataclasses.replace(
             tested, position=override.position, position_options=dict(override.options)
         )
-    own, other = (build_model(each, UNKNOWN_VOCABULARY) for each in (config, tested))
-    has, needs = _parameters(own), _parameters(other)
+    trained_model, tested_model = (
+        build_model(each, UNKNOWN_VOCABULARY) for each in (config, tested)
+    )
+    has, needs = _parameters(trained_model), _parameters(tested_model)
     refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
-    pairs = other.method_pairs(own)
+    pairs = tested_model.method_pairs(trained_model)
     if has == needs and not all(trained.shares_parameters(method) for method, trained in pairs):
         raise ValueError(
             f"{refused}: its position parameters have the same names and shapes, but another meaning; train it from "
@@ -105,7 +107,7 @@ def _parameters(model: DecoderLM) -> list[str]:
     """Returns names and shapes of position parameters, shared and for each layer."""
     key, several = jax.eval_shape(lambda: jax.random.key(0)), len(model.methods) > 1
     layers: dict[str, list[int]] = {}
-    found = [
+    names = [
         f"{number}/{described}" if several else described
         for number, method in enumerate(model.methods)
         for described in _described(jax.eval_shape(method.init, key))
@@ -118,8 +120,8 @@ def _parameters(model: DecoderLM) -> list[str]:
     for described, numbers in layers.items():
         every = len(numbers) == model.config.num_layers
         of = f" of layers {', '.join(map(str, numbers))}"
-        found.append(f"layer {described}" if every else described + of)
-    return sorted(found)
+        names.append(f"layer {described}" if every else described + of)
+    return sorted(names)
 
 
 def _described(params: PyTree) -> list[str]:

@@ -37,15 +37,15 @@ SEEDED = "jax_default_prng_impl", "jax_threefry_partitionable"
 SETTINGS = (*SEEDED, "jax_enable_x64", "jax_default_matmul_precision")
 
 
-def facts(about: dict[str, Any]) -> dict[str, Any]:
+def facts(record: dict[str, Any]) -> dict[str, Any]:
     """Returns the text, tokenizer, position method and parent of a run's record."""
-    corpus = about.get("corpus", {})
+    corpus = record.get("corpus", {})
     tokenizer = corpus.get("train", {}).get("tokenizer_fingerprint")
     return {
         **{f"the SHA-256 of the {split} text": corpus[split].get("sha256") for split in corpus},
-        **about.get("method_files", {}),
-        TOKENIZER: about.get(TOKENIZER, tokenizer),  # imported runs have no corpus
-        "parent": about.get("parent"),
+        **record.get("method_files", {}),
+        TOKENIZER: record.get(TOKENIZER, tokenizer),  # imported runs have no corpus
+        "parent": record.get("parent"),
     }
 
 

@@ -217,10 +217,10 @@ def _connect_wandb(run: RunDirectory, names: dict[str, str], config: dict[str, A
     except Exception as error:
         wandb.teardown()  # or the id would still be in use
         opened, why = init(resume="allow", mode="offline"), f" ({_first_line(error)})"
-    place = f"W&B: {opened.url}"
+    line = f"W&B: {opened.url}"
     if opened.offline:
-        place = f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
-    return opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1), place
+        line = f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
+    return opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1), line
 
 
 def _connect_trackio(run: RunDirectory, names: dict[str, str], config: dict[str, Any]) -> Session:
@@ -233,9 +233,9 @@ def _connect_trackio(run: RunDirectory, names: dict[str, str], config: dict[str,
     opened = trackio.init(
         project=names["project"], name=names["id"], resume="allow", config=config, embed=False
     )
-    place = f"Trackio: trackio show --project={names['project']}"
+    line = f"Trackio: trackio show --project={names['project']}"
     # The session's own `finish` would be called again when the process ends.
-    return opened.log, lambda finished: trackio.finish(), place
+    return opened.log, lambda finished: trackio.finish(), line
 
 
 # by the package that the config key log.PACKAGE asks for

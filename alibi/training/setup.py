@@ -231,7 +231,7 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     if revisions and (revision := files["train"].tokenizer().revision):
         revisions["tokenizer"] = revision
     if len(set(revisions.values())) > 1:
-        shown = ", ".join(f"{part} of {revision}" for part, revision in revisions.items())
+        shown = ", ".join(f"{holder} of {revision}" for holder, revision in revisions.items())
         print(
             f"revisions differ: {shown}; set data.revision to one of them to read all at it",
             file=sys.stderr,

@@ -180,8 +180,8 @@ def _summed(
 
     def add(total: PyTree, micro: tuple[Array, Batch]) -> tuple[PyTree, None]:
         index, of_micro = micro
-        part = gradient_and_nll(params, of_micro, jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, total, part), None
+        sums = gradient_and_nll(params, of_micro, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, total, sums), None
 
     zero = jax.tree.map(jnp.zeros_like, (params, jnp.zeros(())))
     total, _ = jax.lax.scan(add, zero, (jnp.arange(micro_batches), batch))
