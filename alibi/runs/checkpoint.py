@@ -220,7 +220,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     def _restore(self, step: int, trees: dict[str, PyTree]) -> dict[str, PyTree]:
         """Returns the items `trees` of a checkpoint. All processes raise if one finds damage."""
         self._check_seen(step)
-        restored, sums, damage = {}, {}, ""
+        restored: dict[str, PyTree] = {}
+        sums, damage = {}, ""
         here = there = is_stacked(trees[PARAMS])  # the layout of the layers
         try:
             sums = self.about(step)[CHECKSUMS]
@@ -232,10 +233,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             if there != here:
                 shapes = jax.eval_shape(stacked if there else unstacked, trees)
                 saved = laid_out(shapes, jax.tree.leaves(trees)[0].sharding.mesh)
-            restored = {
-                name: self._read(step, name, ocp.args.StandardRestore(tree))
-                for name, tree in saved.items()
-            }
+            for name, tree in saved.items():
+                with self._damage_named(step, name):
+                    restored[name] = ocp.StandardCheckpointHandler().restore(
+                        self._folder / str(step) / name, args=ocp.args.StandardRestore(tree)
+                    )
         except DamagedError as error:
             damage = str(error)
         # each process has read other files
@@ -275,13 +277,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         with self._damage_named(step, ABOUT):
             return read_about(self._folder / str(step))
 
-    def _read(self, step: int, item: str, how: ocp.args.CheckpointArgs) -> Any:
-        """Returns a checkpoint item's arrays on this process."""
-        with self._damage_named(step, item):
-            return ocp.StandardCheckpointHandler().restore(
-                self._folder / str(step) / item, args=how
-            )
-
     @contextlib.contextmanager
     def _damage_named(self, step: int, item: str) -> Iterator[None]:
         """Turns the many errors of Orbax for a damaged file into DamagedError."""
@@ -292,9 +287,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         except Exception as error:
             if _is_of_machine(error):
                 raise
-            reason = re.split(r"\n| See full TensorStore| \[", f"{type(error).__name__}: {error}")[
-                0
-            ]
+            text = f"{type(error).__name__}: {error}"
+            reason, *_ = re.split(r"\n| See full TensorStore| \[", text)
             raise self._damaged(step, f"its {item} can't be read, {reason[:300]}") from error
         finally:
             asyncio.set_event_loop_policy(policy)
