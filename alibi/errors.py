@@ -176,9 +176,10 @@ def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list
 
     def end_if_unanswered() -> None:
         with open(reader, "rb", buffering=0) as pipe:
-            while number := pipe.read(1):
+            while byte := pipe.read(1):
+                is_answered = signal.getsignal(byte[0]) is not handler  # by another handler
                 time.sleep(ANSWER_SECONDS)
-                if not received and signal.getsignal(number[0]) is handler:
+                if not (is_answered or received) and signal.getsignal(byte[0]) is handler:
                     os.write(2, b"\nstopped; all work is saved, and the same command goes on\n")
                     os._exit(REQUEUE)
 

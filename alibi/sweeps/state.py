@@ -228,7 +228,7 @@ def read_state(place: Directory, now: datetime.datetime) -> RunState:
         status = directory.status()
         updated = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else now
         if directory.is_imported():
-            status["state"] = "imported"
+            status |= {"state": "imported", "steps": 0}
         elif status["state"] == "running":
             held = is_held(directory.path)
             if held is None:  # no file locks
