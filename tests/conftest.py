@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests import compilations
+from tests import compilations, slow
 from tests.programs import HAS_OLDER
 
 # Before JAX is imported, and for the commands that tests start: the CPU, unless tools/device_check.sh
@@ -102,8 +102,9 @@ SLOW_FIXTURES = {"browser", "environment", "wheel", "tools"}
 
 @pytest.hookimpl(tryfirst=True)  # before the marks decide
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    measured = slow.names()
     for item in items:
-        if SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:
+        if item.nodeid in measured or SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:
             item.add_marker("slow")
 
 
