@@ -36,6 +36,7 @@ from alibi.storage.files import local_path
 
 EXIT_SECONDS = 10.0  # in which a process ends after a failure
 NEVER_EMPTY = ("workdir", "workdirs", "output_dir", "init_from", "position", "position_options")
+CHECKPOINTS = "latest, best (by the NLL of eval.max_tokens tokens in validations) or a step"
 RESUMES = "all work is saved, and the same command goes on from there"
 _stops: list[Interrupted] = []  # kept: MLIR may crash when the frames of a trace are freed
 _own_flags: dict[str, list[flags.Flag]] = {}  # each command's, by its module

@@ -6,6 +6,7 @@ from typing import Any
 
 from absl import flags
 
+from alibi.cli import command_line
 from alibi.config.fields import parsed
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.config.tree import read_value
@@ -54,7 +55,7 @@ def define_model() -> None:
     flags.DEFINE_string(
         "checkpoint",
         "latest",
-        "latest, best (by the NLL of eval.max_tokens tokens in validations) or a step",
+        command_line.CHECKPOINTS,
     )
     position = (
         "position method of the test, or several in turn over the layers, in place of the method of training, if it "

@@ -23,7 +23,7 @@ flags.DEFINE_string("workdir", None, "work directory of train.py")
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint",
     "latest",
-    "latest, best (by the NLL of eval.max_tokens tokens in validations) or a step",
+    command_line.CHECKPOINTS,
 )
 _PROMPT = flags.DEFINE_string("prompt", None, "the text that is continued")
 _PROMPTS = flags.DEFINE_string("prompts", None, "a file of JSON lines with prompts")
