@@ -111,18 +111,12 @@ class Sweep:
         """
         if named := [run for run in self.runs if run.name == task]:
             return tuple(named)
-        count = len(self.runs)
         numbers = re.fullmatch(r"(\d+)/(\d+)", task)
-        if numbers is None:
+        index, tasks = map(int, numbers.groups()) if numbers else (0, 0)
+        if index >= min(tasks, len(self.runs)):
             raise ValueError(
-                f"--task={task} is neither a part of the sweep, such as 0/{count}, nor one of its {count} runs; "
-                f"{did_you_mean(task, [run.name for run in self.runs])}--dry_run lists them"
-            )
-        index, tasks = map(int, numbers.groups())
-        if index >= min(tasks, count):
-            most = min(tasks, count) or count
-            raise ValueError(
-                f"--task={task}: there are {count} runs; give I/N with I from 0 to {most - 1} and I < N"
+                f"--task={task}: there are {len(self.runs)} runs; give I/N with I from 0 to {len(self.runs) - 1} and "
+                f"I < N, or a run's name; {did_you_mean(task, [run.name for run in self.runs])}--dry_run lists them"
             )
         return self.runs[index::tasks]
 
