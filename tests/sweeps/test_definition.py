@@ -165,7 +165,7 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
         ({"split": "test"}, "data.test is empty"),
         (
             {"evaluators": "passkey", "split": "test"},
-            "split=test is an option of perplexity or context_use, not of passkey",
+            "split=test is an option of perplexity or .*, not of passkey; name its evaluator too",
         ),
         (
             {"evaluators": "passkey", "config": "configs/books.py"},
