@@ -37,8 +37,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use: JAX and Flax take seconds to import, and a notebook
-    with rows of results needs neither.
+    """Imports a public name at first use: JAX and Flax take seconds, and a notebook that shows results
+    needs neither.
     """
     if name == "__version__":
         return _version()
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _version() -> str:
-    """Returns the version of the installed package, or "0+clone" in a clone that is not installed."""
+    """Returns the installed package's version, or "0+clone" in a clone that is not installed."""
     import importlib.metadata
 
     try:

@@ -55,7 +55,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Returns whether the error, of Python or a library, is a full disk or quota."""
+    """Returns whether an error, from Python or a library, is a full disk or quota."""
     return "no space left on device" in str(error).lower() or (
         isinstance(error, OSError) and error.errno in NO_SPACE
     )
@@ -63,7 +63,7 @@ def is_disk_full(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def disk_errors_named(place: object) -> Iterator[None]:
-    """Turns the error of a full disk into a UserError with the remedy."""
+    """Turns a full disk's error into a UserError with the remedy."""
     try:
         yield
     except Exception as error:
@@ -80,7 +80,7 @@ def is_watched() -> bool:
 
 
 def print_error(reason: str) -> None:
-    """Prints the reason of a failure to stderr, and the first one to the file in `ERROR_FILE` too."""
+    """Prints why something failed to stderr, and the first time to the file in `ERROR_FILE` too."""
     reason = masked(reason)
     print(f"error: {reason}", file=sys.stderr, flush=True)
     if file := os.environ.pop(ERROR_FILE, None):
@@ -89,7 +89,7 @@ def print_error(reason: str) -> None:
 
 
 def cause(error: OSError) -> str:
-    """Returns why reading or writing failed, such as the path of a file that is no folder."""
+    """Returns why reading or writing failed, such as a file in a folder's place."""
     if isinstance(error, NotADirectoryError | FileExistsError) and error.filename:
         path = pathlib.Path(error.filename)
         if file := next(filter(pathlib.Path.is_file, (path, *path.parents)), None):
@@ -98,7 +98,7 @@ def cause(error: OSError) -> str:
 
 
 def explain(error: Exception) -> str | None:
-    """Returns a line with cause and remedy of `error`, or None for a bug of this project."""
+    """Returns a line with cause and remedy, or None for a bug in this project."""
     text = str(error)
     first_line = text.strip().partition("\n")[0][:300]
     if "too many open files" in text.lower():

@@ -1,4 +1,4 @@
-"""The packages that only parts of the library need, by the extra that installs them."""
+"""The packages that only parts of the library need, under the extra that installs them."""
 
 import importlib.metadata
 import importlib.util
@@ -38,7 +38,7 @@ _EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package of an extra is not installed. The message is the command that installs it."""
+    """An extra's package is not installed. The message is the command that installs it."""
 
 
 def needs(user: str, *packages: str) -> None:

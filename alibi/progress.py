@@ -15,14 +15,12 @@ DELAY_SECONDS = 0.5  # before a bar appears, if the work may be quick or fail at
 
 
 class Progress(contextlib.AbstractContextManager["Progress", None]):
-    """The progress of a piece of work, as a context.
-
-    Log files, pipes and the output of batch systems get whole lines and no carriage return.
+    """Shows progress, as a context. Log files, pipes and batch systems get whole lines.
 
     Args:
       title: the work. Each line begins with it.
-      total: units of work in all, or None if unknown.
-      unit: name of a unit, such as update. Bytes are shown with a prefix, such as 1.50M.
+      total: units in all, or None if unknown.
+      unit: a unit's name, such as update. Bytes are shown with a prefix, such as 1.50M.
       done: units done before.
       show: whether to show anything.
       last: whether to show the end too, and leave it on a terminal.
