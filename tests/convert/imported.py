@@ -1,6 +1,7 @@
 """Random models of other families, their own code's results beside ours, and the page of it.
 
     python -m tests.convert.imported results/imported/differences.md
+    python -m tests.convert.imported    # records the logits of transformers for the tests
 
 `transformers` computes what it has; the other families are in `described`.
 """
@@ -24,6 +25,7 @@ from safetensors.numpy import load_file, save_file
 
 from alibi.config import Config
 from alibi.convert.exporting import export_model
+from alibi.convert.folder import WEIGHTS
 from alibi.convert.importing import import_model
 from alibi.generation import generate
 from alibi.runs.trained import TrainedRun
@@ -33,6 +35,9 @@ LENGTH = 16  # of training
 LIMIT = 8 * LENGTH  # tokens compared; the training length where transformers goes no further
 TEXT = "Ein Text, with çodes, 数字 12 345, tabs\t\tand  spaces — \U0001f600é\n\n  end" * 3
 VOCABULARY = 320
+RECORDED = pathlib.Path(__file__).parent / "imported.npz"
+TOKENS = np.random.default_rng(0).integers(0, 300, (2, LIMIT))
+SHOWN = slice(7, None, 16)  # the tokens whose logits are recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,26 +82,57 @@ def save_tokenizer(folder: pathlib.Path) -> hf.Tokenizer:
 
 
 def of_transformers(name: str, **keys: Any) -> Callable[[pathlib.Path], Callable]:
-    """Returns a function that makes a random model of `transformers`, whose biases and norms are
-    off their initial values.
-    """
+    """Returns a function that makes a random model of `transformers`."""
 
     def make(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
         import torch
         import transformers
 
-        torch.manual_seed(0)
         config = getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **keys)
         kind = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
         how = {"attn_implementation": implementation(name.lower())}
         model = getattr(transformers, kind)._from_config(config, **how).eval()
-        for parameter in model.parameters():
-            scale = 1.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.2
-            parameter.data += scale * torch.randn_like(parameter)
         model.save_pretrained(folder)
+        tensors = weights({name: x.shape for name, x in load_file(folder / WEIGHTS).items()})
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        tensors = {name: torch.from_numpy(x) for name, x in tensors.items()}
+        assert not model.load_state_dict(tensors, strict=False).unexpected_keys
         return transformers_logits(model)
 
     return make
+
+
+def weights(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    """Returns random tensors: matrices that keep the size of their input, norms about 1."""
+    random, made = np.random.default_rng(0), {}
+    for name, shape in sorted(shapes.items()):
+        scale, center = (1.5 / shape[-1] ** 0.5, 0) if len(shape) > 1 else (0.2, 1)
+        made[name] = scale * random.normal(size=shape) + center * name.endswith("weight")
+    return {name: x.astype(np.float32) for name, x in made.items()}
+
+
+def record() -> None:
+    """Writes config.json, the tensors' shapes and the logits of each case of transformers."""
+    content = {}
+    for case in CASES:
+        if case.peer == "transformers":
+            with tempfile.TemporaryDirectory() as folder:
+                logits = case.folder(pathlib.Path(folder))(TOKENS)
+                config = json.loads(pathlib.Path(folder, "config.json").read_text())
+                tensors = load_file(pathlib.Path(folder, WEIGHTS))
+            about = {"config": config, "shapes": {name: x.shape for name, x in tensors.items()}}
+            content |= {f"{case}/about": json.dumps(about), f"{case}/logits": logits[:, SHOWN]}
+    np.savez_compressed(RECORDED, **content)
+
+
+def recorded(case: Case, folder: pathlib.Path) -> np.ndarray:
+    """Makes the folder of a recorded case; returns its logits at the tokens `SHOWN`."""
+    with np.load(RECORDED) as file:
+        about, logits = json.loads(str(file[f"{case}/about"])), file[f"{case}/logits"]
+    (folder / "config.json").write_text(json.dumps(about["config"]))
+    save_file(weights(about["shapes"]), folder / WEIGHTS)
+    save_tokenizer(folder)
+    return logits
 
 
 def unrounded(make: Callable[[pathlib.Path], Callable]) -> Callable[[pathlib.Path], Callable]:
@@ -150,7 +186,7 @@ def of_description(name: str, **keys: Any) -> Callable[[pathlib.Path], Callable]
         config = family.config(vocab=VOCABULARY, length=LENGTH, **keys)
         tensors = family.tensors(config, 0)
         (folder / "config.json").write_text(json.dumps(config))
-        save_file(tensors | family.buffers(config), folder / "model.safetensors")
+        save_file(tensors | family.buffers(config), folder / WEIGHTS)
         return lambda tokens: family.logits(config, tensors, tokens)
 
     return make
@@ -263,12 +299,8 @@ def compare(case: Case, folder: pathlib.Path) -> Differences:
     tokenizer = save_tokenizer(hub)
     import_model(str(hub), workdir, Config())
     run = TrainedRun(workdir)
-    tokens = np.random.default_rng(0).integers(0, 300, (2, LIMIT))
-    expected = peer(tokens)
-    ours = np.asarray(
-        jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(tokens, jnp.int32))
-    )
-    nll, own_nll = (
+    tokens, expected, ours = TOKENS, peer(TOKENS), our_logits(run)
+    nll, our_nll = (
         np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1))
         + x.max(-1)
         - np.take_along_axis(x, np.roll(tokens, -1, 1)[..., None], -1)[..., 0]
@@ -282,8 +314,7 @@ def compare(case: Case, folder: pathlib.Path) -> Differences:
         alike += int(best == token)
         following = np.append(following, [[best]], axis=1)
     export_model(workdir, out)
-    before, after = load_file(hub / "model.safetensors"), load_file(out / "model.safetensors")
-    same = all(np.array_equal(after[name], before[name]) for name in after)
+    same = are_equal(hub, out)
     again = None
     if case.exports:
         import transformers
@@ -296,13 +327,24 @@ def compare(case: Case, folder: pathlib.Path) -> Differences:
         again = float(np.abs(transformers_logits(loaded.eval())(tokens) - expected).max())
     return Differences(
         logits=float(np.abs(ours - expected).max()),
-        nll=float(np.abs(nll - own_nll)[:, :-1].max()),
+        nll=float(np.abs(nll - our_nll)[:, :-1].max()),
         spread=float(expected.std()),
         tokens_equal=alike,
         ids_equal=run.tokenizer.encode(TEXT).tolist()[:-1] == tokenizer.encode(TEXT).ids,
         exported_equal=same,
         exported_logits=again,
     )
+
+
+def our_logits(run: TrainedRun) -> np.ndarray:
+    apply = jax.jit(run.model.apply)
+    return np.asarray(apply({"params": run.params}, jnp.asarray(TOKENS, jnp.int32)))
+
+
+def are_equal(hub: pathlib.Path, out: pathlib.Path) -> bool:
+    """Returns whether the tensors of an export are those of the imported folder."""
+    before, after = load_file(hub / WEIGHTS), load_file(out / WEIGHTS)
+    return all(np.array_equal(after[name], before[name]) for name in after)
 
 
 def page(rows: list[tuple[Case, Differences]]) -> str:
@@ -335,6 +377,8 @@ def page(rows: list[tuple[Case, Differences]]) -> str:
 
 def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if len(sys.argv) < 2:
+        return record()
     with tempfile.TemporaryDirectory() as folder:
         rows = []
         for case in CASES:

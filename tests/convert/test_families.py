@@ -3,11 +3,25 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
-from alibi.config import make_config
+from alibi.config import Config, make_config
+from alibi.convert.exporting import export_model
 from alibi.convert.families import FAMILIES, family_of
-from tests.convert.imported import CASES, Case, compare
+from alibi.convert.importing import import_model
+from alibi.runs.trained import TrainedRun
+from tests.convert.imported import (
+    CASES,
+    SHOWN,
+    TOKENS,
+    Case,
+    are_equal,
+    compare,
+    our_logits,
+    recorded,
+    save_tokenizer,
+)
 
 
 def test_every_family_has_a_case() -> None:
@@ -20,15 +34,33 @@ QUICK = [
     next(case for case in CASES if case.family == family)
     for family in ("bloom", "gpt2", "llama", "refact")
 ]
+MARKED = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", MARKED, ids=str)
+def test_an_imported_model_computes_as_recorded(case: Case, tmp_path: pathlib.Path) -> None:
+    """At up to 8 times the training length, but for float32's sums in another order. The recorded
+    logits are transformers' own.
+    """
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    if case.peer == "transformers":
+        expected = recorded(case, hub)
+    else:
+        expected = case.folder(hub)(TOKENS)[:, SHOWN]
+        save_tokenizer(hub)
+    import_model(str(hub), tmp_path / "run", Config())
+    run = TrainedRun(tmp_path / "run")
+    assert expected.std() > 0.1  # else any two models would agree
+    np.testing.assert_allclose(our_logits(run)[:, SHOWN], expected, atol=1e-4 * expected.std())
+    export_model(tmp_path / "run", tmp_path / "out")
+    assert are_equal(hub, tmp_path / "out")
 
 
 # Warnings of transformers about its own random models.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "case",
-    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-    ids=str,
-)
+@pytest.mark.parametrize("case", QUICK, ids=str)
 def test_an_imported_model_computes_as_its_own_code(
     case: Case, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,6 +226,7 @@ FAULTS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "message"), FAULTS, ids=range(len(FAULTS)))
 def test_a_wrong_folder_is_told_before_a_run_is_written(
     hub: pathlib.Path, damage: Any, message: str
