@@ -89,8 +89,11 @@ class RunDirectory:
         content = self._read("config.json")
         try:
             return read_config(content)
-        except ValueError as error:
-            raise self._damaged("config.json", error) from None
+        except ValueError as error:  # the file is whole
+            raise ValueError(
+                f"{self}/config.json was written by another version of this package ({error}); use that version, or "
+                "train the run again elsewhere"
+            ) from None
 
     def provenance(self) -> dict[str, Any]:
         """Returns commit, versions, devices, corpus and parameters at the last start."""

@@ -1,5 +1,6 @@
 """Damaged files of work directories, and commit and processor in the provenance."""
 
+import dataclasses
 import importlib
 import pathlib
 import platform
@@ -54,6 +55,17 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
     ) as raised:
         readers[name]()
     assert f"{run.path}/{message}" in str(raised.value)
+
+
+def test_a_config_with_keys_that_this_version_lacks_is_not_called_damaged(tmp_path, tiny_config):
+    run = RunDirectory(tmp_path / "run")
+    run.claim(tiny_config(), ByteTokenizer())
+    content = dataclasses.asdict(tiny_config())
+    content["model"]["new_key"] = 1
+    run.write("config.json", content)
+    run.release()
+    with pytest.raises(ValueError, match=r"written by another version .*'model\.new_key'"):
+        run.config()
 
 
 def test_a_folder_of_the_user_is_no_tokenizer_and_stays(tmp_path, tiny_config):
