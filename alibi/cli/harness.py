@@ -19,6 +19,7 @@ def main() -> int:
         print(__doc__)
     # The processes of the harness would be forks of a process with JAX's threads.
     os.environ["DISABLE_MULTIPROC"] = "1"
+    os.environ.setdefault("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # else local data look for the hub
     try:
         from alibi.evaluation.harness import harness_model
 

@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 
+import datasets
 import jax
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def test_scores_are_those_of_full_passes(runs, tokenizer, position, keys):
     np.testing.assert_allclose([x for x, _ in without], [x for x, _ in found[:2]], rtol=1e-6)
 
 
-def model(workdir, length, **options):
+def model(workdir, length=0, **options):
     return harness_model()(workdir, length, **options)
 
 
@@ -214,6 +215,7 @@ def command(monkeypatch, capfd):
         words = ["--model=alibi", f"--model_args={text}", *map(str, words)]
         monkeypatch.setattr(sys, "argv", ["harness", *words])
         monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+        monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)  # read before
         capfd.readouterr()
         return harness.main(), *capfd.readouterr()
 
@@ -293,17 +295,16 @@ def test_bad_input_is_a_line(runs, tasks, command, tmp_path, monkeypatch):
     (tmp_path / "none").mkdir()
     words = ["--tasks=choices", f"--include_path={tasks[0]}"]
     for changed, message in (
-        ({"workdir": tmp_path / "none"}, "none"),
-        ({"checkpoint": "7"}, "no checkpoint of step 7"),
+        ({"checkpoint": 7}, "no checkpoint of step 7"),
         ({"lenght": 7}, "has no lenght; use workdir, length, "),
         ({"workdir": learned, "length": 17}, "has no result at length=17: "),
         ({"workdir": masked}, "was trained for objective=masked; tasks need"),
     ):
-        code, _, errors = command({"workdir": runs()} | changed, *words)
-        assert code == 1, changed
-        last = errors.splitlines()[-1]
-        assert last.startswith("error: "), errors
-        assert message in last
+        with pytest.raises(ValueError, match=re.escape(message)):
+            model(**{"workdir": runs()} | changed)
+    code, _, errors = command({"workdir": tmp_path / "none"}, *words)
+    assert code == 1
+    assert errors.splitlines()[-1].startswith(f"error: {tmp_path / 'none'} is no work directory")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     harness_model.cache_clear()
     code, _, errors = command({"workdir": runs()}, *words)
