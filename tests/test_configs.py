@@ -153,7 +153,7 @@ def test_the_sizes_of_the_largest_model() -> None:
     """
     width = 2048
     layers = 25 * (12 * width**2 + 4 * width + 8192 + width + 4 * width)
-    model = build_model(get("cc100_1b3"), 50_264)
+    model = build_model(get("cc100_1b3", "model.scan_layers=True"), 50_264)
     assert count_parameters(model) == layers + 50_264 * width + 2 * width == 1_361_901_568
 
 

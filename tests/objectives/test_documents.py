@@ -95,6 +95,7 @@ def test_the_mean_context_is_at_most_a_document():
     assert mean_context(isolated(NEXT), TEXT, windows) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
     for split, path in tiny_text.items():
         lines = path.read_text().splitlines()
