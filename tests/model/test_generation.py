@@ -12,13 +12,13 @@ from alibi.data.tokenizers import ByteTokenizer
 from alibi.generation import Sampling, decode, generate, new_cache, read, stream, unrolled
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
-
-VOCABULARY = 40
+from tests.model import made
+from tests.model.made import VOCABULARY
 
 
 def make(tiny_config, position: str, **overrides: object):
-    model = build_model(tiny_config(position=position, **overrides), VOCABULARY)
-    return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    model, variables = made.make(tiny_config, position, **overrides)
+    return model, dict(variables["params"])
 
 
 def read_in_pieces(model, params, tokens, pieces, slots, *, total=None):
