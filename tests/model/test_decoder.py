@@ -134,6 +134,7 @@ def test_one_model_at_many_lengths(tiny_config) -> None:
         )
 
 
+@pytest.mark.slow
 def test_bf16_logits_stay_near_float32_at_16k_tokens(tiny_config) -> None:
     """A bias or softmax in bf16 loses the order of far keys; the products alone cost a few
     hundredths.
