@@ -218,9 +218,9 @@ def test_sines_of_known_positions_are_constants_of_the_program(
 def test_xpos_of_a_small_scale_base_ends_where_the_mask_would_not_hide_later_keys():
     """Attention of short sequences hides a key by adding -1e30; e^79, with a base of 1, is more."""
     sizes = {"num_heads": 2, "head_dim": 16, "width": 32, "train_length": 16}
-    method = make_position("xpos", **sizes, options={"scale_base": 21.0})
+    method = make_position("xpos", **sizes, options={"scale_base": 1.0})
     length = method.max_length
-    assert length == int(60 * 21.0 / np.log(3.5))
+    assert length == int(60 / np.log(3.5))
     method, positions = method.at_length(length), np.arange(length)
     query, key, value = (jax.random.normal(jax.random.key(i), (1, length, 2, 16)) for i in range(3))
 
