@@ -47,6 +47,7 @@ DERIVED = (
     "alibi_learned",
     "alibi_interpolated",
     "alibi_ntk",
+    "kerple_log",
     "kerple_power",
     "rotary_interpolated",
     "rotary_ntk",
