@@ -22,18 +22,18 @@ from alibi.positions import PositionMethod, make_position
 
 
 class SelfAttention(nn.MultiHeadDotProductAttention):
-    """Flax's `MultiHeadDotProductAttention` as self-attention with a position method, whose
-    parameters the layer owns as `position_params`.
+    """Flax's `MultiHeadDotProductAttention` as self-attention with a position method.
 
-    It has the fields and the parameters of Flax's layer, and is causal by default.
+    It has all fields and parameters of Flax's layer, and the method's parameters as
+    `position_params`. It is causal by default.
 
     Attributes:
-      position, causal, train_length, options, window, skip_epsilon, backend: see
+      position, causal, train_length, options, window, skip_epsilon, backend: as in
         `alibi.attention_fn`.
 
     Raises:
       ValueError: when it is called, as `alibi.attention_fn`; for `decode=True` with a method that
-        keeps data of each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
+        keeps data for each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
 
     Example:
       >>> import jax
@@ -68,10 +68,10 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,
     ) -> Float[Array, "*batch length out_features"]:
-        """Returns the attention of each token of `x` to those that it sees.
+        """Returns the layer's result for tokens `x`.
 
         Args:
-          mask: True if a query may see a key, besides `causal` and `window`; see `alibi.attend`.
+          mask: True where a query may see a key, besides `causal` and `window`, as in `alibi.attend`.
           deterministic, dropout_rng, sow_weights: as in Flax's layer.
         """
         check_own_attention(self.attention_fn)
@@ -97,7 +97,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
         )
 
     def position_method(self, width: int) -> PositionMethod:
-        """Returns the position method for inputs of `width` features."""
+        """Returns the position method for inputs with `width` features."""
         features = self.qkv_features or width
         if features % self.num_heads:
             raise ValueError(

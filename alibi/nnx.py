@@ -19,20 +19,19 @@ from alibi.positions import PositionMethod, make_position
 
 
 class SelfAttention(nnx.MultiHeadAttention):
-    """Flax's `nnx.MultiHeadAttention` as self-attention with a position method, whose parameters
-    the layer owns as `position_params`.
+    """Flax's `nnx.MultiHeadAttention` as self-attention with a position method.
 
-    It is causal by default.
+    The layer has the method's parameters as `position_params`. It is causal by default.
 
     Args:
       num_heads, in_features, rngs: as in Flax's layer.
-      position, causal, train_length, options, window, skip_epsilon, backend: see
+      position, causal, train_length, options, window, skip_epsilon, backend: as in
         `alibi.attention_fn`.
-      layer: further arguments of Flax's layer, such as dtype or dropout_rate.
+      layer: further arguments for Flax's layer, such as dtype or dropout_rate.
 
     Raises:
       ValueError: as `alibi.attention_fn`; when it is called, for `decode=True` with a method that
-        keeps data of each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
+        keeps data for each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
 
     Example:
       >>> import jax
@@ -83,10 +82,10 @@ class SelfAttention(nnx.MultiHeadAttention):
         sow_weights: bool = False,
         decode: bool | None = None,
     ) -> Float[Array, "*batch length out_features"]:
-        """Returns the attention of each token of `x` to those that it sees.
+        """Returns the layer's result for tokens `x`.
 
         Args:
-          mask: True if a query may see a key, besides `causal` and `window`; see `alibi.attend`.
+          mask: True where a query may see a key, besides `causal` and `window`, as in `alibi.attend`.
           deterministic, rngs, sow_weights, decode: as in Flax's layer.
         """
         if self.decode if decode is None else decode:
@@ -105,8 +104,8 @@ class SelfAttention(nnx.MultiHeadAttention):
 
 
 class _WithAttention:
-    """A layer with another `attention_fn` for one call: a function of the layer's input can't be its
-    attribute, which outlives the call.
+    """A layer with another `attention_fn` for one call; as an attribute of the layer it would outlive
+    the call.
     """
 
     def __init__(self, layer: nnx.MultiHeadAttention, attention_fn: Any):

@@ -22,18 +22,20 @@ def alibi_slopes(
     *,
     alibi_bias_max: float | int = 8.0,
 ) -> Float[Array, " heads"]:
-    """Returns ALiBi's slope m of each head, float32 `[num_heads]`, in logits per token of distance.
+    """Returns ALiBi's slope m for each head, float32 `[num_heads]`, in logits per token of distance.
 
-    `"paper"` is the rule of the authors' code: 2^(-8h/n), h = 1..n, if n is a power of two.
-    Otherwise these are the slopes of the power of two below n, then every other slope of the power
-    of two above, in that order. `"closed_form"` is 2^(-8h/n) for every n. `"random"` draws
-    from the exponential distribution, which the paper reports to work at times (section 3);
-    the paper gives no scale: here the expectation is the mean of the paper's slopes. A tuple, a
-    list or an array of numbers gives the slopes themselves.
+    `"paper"` is the rule in the authors' code: 2^(-8h/n), h = 1..n, if n is a power of two.
+    Otherwise it takes the slopes for the power of two below n, then every other slope for the power
+    of two above. `"closed_form"` is 2^(-8h/n) for every n. `"random"` draws from the exponential
+    distribution, which the paper reports to work at times (section 3). The paper gives no scale:
+    here the expectation is the mean of the paper's slopes. A tuple, list or array gives the slopes
+    directly.
 
     Args:
-      draw: number of the draw of `"random"`; a draw never changes.
-      alibi_bias_max: replaces the 8 in these formulas, under MPT's name; 16 squares each slope.
+      num_heads: heads in a layer.
+      convention: "paper", "closed_form", "random" or the slopes.
+      draw: which draw `"random"` takes; the same number always gives the same slopes.
+      alibi_bias_max: replaces the 8 in these formulas (MPT's name); 16 squares each slope.
 
     Raises:
       ValueError: `num_heads` is no whole number from 1 to 65,536; the convention is unknown; a
@@ -71,8 +73,7 @@ def alibi_slopes(
     elif convention == "closed_form":
         slopes = _geometric(num_heads, alibi_bias_max)
     elif convention == "random":
-        # NumPy keeps the numbers of this old generator, so a saved run always gets its own slopes
-        # again.
+        # NumPy never changes this old generator, so a saved run always gets its own slopes again.
         slopes = np.random.RandomState(draw).exponential(
             _paper(num_heads, alibi_bias_max).mean(), num_heads
         )

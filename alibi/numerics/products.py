@@ -1,4 +1,4 @@
-"""Products and norms, written so that XLA computes them at the speed of the CPU."""
+"""Products and norms that XLA computes fast on CPUs."""
 
 import dataclasses
 import functools
@@ -19,13 +19,13 @@ Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """How a model multiplies and normalizes: the only place to choose its code by the platform.
+    """How a model multiplies and normalizes on its platform.
 
     Attributes:
-      plain: only functions of JAX and Flax, which are differentiable in forward mode too.
+      plain: True for JAX's and Flax's own functions only, which have forward-mode derivatives too.
       dot_general: the product to inject into Flax's dense and attention layers.
-      layer_dtype: the dtype of these layers.
-      flat_norms: whether norms get `[rows, features]`.
+      layer_dtype: the dtype for these layers.
+      flat_norms: True if norms get `[rows, features]`.
     """
 
     plain: bool
@@ -38,8 +38,8 @@ class Products:
         """Returns the products in `dtype` for `config.model.products`: "plain", or "auto" for the
         fastest on the platform.
 
-        On CPUs only the products are in half precision. XLA would sum the gradient of a bias in
-        half precision, slowly and with errors of some percent.
+        On CPUs only products have half precision: XLA would sum the gradient of a bias in it, slowly
+        and with errors of some percent.
         """
         if choice == "plain" or current_target()[0] != "cpu":
             return cls(choice == "plain", lax.dot_general, dtype, False)
@@ -51,15 +51,15 @@ class Products:
         """Returns `norm(x)` for a norm over features, such as Flax's.
 
         On CPUs the gradient of layer norm takes a tenth of the time on `[rows, features]` if the
-        first dimension is 1, as for a single long sequence, and else about the same. (On several
-        devices, it would gather a split length; so accelerators get `x` as it is.)
+        first dimension is 1, as for a single long sequence, and else about as long. Accelerators get
+        `x` unchanged: on several devices it would gather a split length.
         """
         return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape) if self.flat_norms else norm(x)
 
     def matmul(
         self, x: Float[Array, "batch length inputs"], kernel: Float[Array, "_ _"], axis: int = 0
     ) -> Float[Array, "batch length outputs"]:
-        """Returns x kernel, float32; `axis` is the dimension of the kernel that has the inputs."""
+        """Returns x kernel, float32; `axis` is the kernel's dimension for inputs."""
         return self.dot_general(
             x, kernel, (((2,), (axis,)), ((), ())), preferred_element_type=jnp.float32
         )
@@ -67,19 +67,19 @@ class Products:
 
 @dataclasses.dataclass(frozen=True)
 class FlatProduct:
-    """`lax.dot_general` with a float32 result, as a product of two matrices if the dimensions allow.
+    """`lax.dot_general` with a float32 result, computed as a product of two matrices where possible.
 
-    They do if the last dimensions of `lhs` meet the first dimensions of `rhs`, in order and without
-    batch dimensions, as in every dense layer, or the last dimension of a matrix `rhs`, such as an
-    embedding. Forward-mode differentiation is not defined.
+    It is possible if the last dimensions of `lhs` meet the first dimensions of `rhs`, in order and
+    without batch dimensions, as in every dense layer, or the last dimension of a matrix `rhs`, such
+    as an embedding. There is no forward-mode derivative.
 
-    For activations `[batch, length, width]` the weight gradient contracts two dimensions, and XLA's
-    CPU backend then writes transposed copies of the activations and multiplies slowly. As a product
-    of matrices `[batch * length, width]` it does neither.
+    For activations `[batch, length, width]` the weight gradient contracts two dimensions: XLA's CPU
+    backend then writes transposed copies of the activations and multiplies slowly. With matrices
+    `[batch * length, width]` it does neither.
 
     Attributes:
-      dtype: the dtype to which operands are rounded, in the backward pass too. XLA's CPU backend
-        multiplies bfloat16 fast only if the result is float32.
+      dtype: operands are rounded to it, in the backward pass too. XLA's CPU backend multiplies
+        bfloat16 fast only if the result is float32.
     """
 
     dtype: Any
@@ -131,8 +131,9 @@ def _matmul(
     precision: Any,
     dtype: Any,
 ) -> Float[Array, "rows out"]:
-    """Returns the product of operands rounded to `dtype`, over the features: dimension `axis` of the
-    kernel. Arguments, result and gradients are float32.
+    """Returns the product over features, with operands rounded to `dtype`.
+
+    The kernel has features in dimension `axis`. Arguments, result and gradients are float32.
     """
     return _matmul_forward(x, kernel, axis, precision, dtype)[0]
 
@@ -151,12 +152,12 @@ def _matmul_backward(
     saved: tuple[Array, Array],
     gradient: Float[Array, "rows out"],
 ) -> tuple[Array, Array]:
-    # Behind a barrier these stay matrices. Without it XLA folds the reshapes of the
-    # neighbouring layers into the products, and makes transposed copies after all.
+    # The barrier keeps these as matrices. Without it XLA folds reshapes from neighbouring layers into
+    # the products, and makes transposed copies after all.
     x, kernel, gradient = lax.optimization_barrier((*saved, gradient.astype(dtype)))
     dx = _contract(gradient, kernel, 1, 1 - axis, precision)
-    # Both operands have their rows to contract in front. Transposing the narrower one
-    # first costs less than it gains.
+    # Both operands have the contracted rows in front. Transposing the narrower one first costs less
+    # than it gains.
     x_first = x.shape[1] <= gradient.shape[1]
     narrow, wide = (x, gradient) if x_first else (gradient, x)
     dkernel = _contract(transposed(narrow), wide, 1, 0, precision)
@@ -174,18 +175,16 @@ def _contract(a: Array, b: Array, axis_a: int, axis_b: int, precision: Any) -> A
 
 
 def transposed(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch columns rows"]:
-    """Returns x with its last two dimensions swapped, as an operand of a product; see
-    `written_out`.
-    """
+    """Returns x with its last two dimensions swapped, as an operand for a product (`written_out`)."""
     return written_out(x.swapaxes(-1, -2))
 
 
 def written_out(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch rows columns"]:
-    """Returns x, an operand of a product, as an array of its own on CPUs.
+    """Returns x, an operand for a product, written to memory on CPUs.
 
-    XLA's CPU backend can't run a bfloat16 product into which it folded a transpose: the barrier
-    prevents that. It computes products of bfloat16 in float32 if an operand has the layout of a
-    transposed array: the reshapes give x the layout of a new one.
+    XLA's CPU backend can't run a bfloat16 product into which it folded a transpose; the barrier
+    prevents this. It computes bfloat16 products in float32 if an operand has the layout of a
+    transposed array; the reshapes give x the layout of a new one.
     """
     if current_target()[0] != "cpu":
         return x

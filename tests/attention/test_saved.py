@@ -138,11 +138,11 @@ def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal):
     [
         ("rotary", 1),
         ("kerple_log", 2),
-        ("fire", 0),
-        ("fire", 2),
+        pytest.param("fire", 0, marks=pytest.mark.slow),
+        pytest.param("fire", 2, marks=pytest.mark.slow),
         ("fox", 1),
         ("shaw", 0),
-        ("shaw", 2),
+        pytest.param("shaw", 2, marks=pytest.mark.slow),
     ],
 )
 def test_positions_drawn_at_run_time_and_windows(position, drawn):

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from alibi import alibi_slopes, attend, generation
+from alibi import alibi_slopes, generation
 from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall
 from alibi.attention.reference import dense
@@ -48,8 +48,6 @@ def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
     alone = dataclasses.replace(call, devices=1)
     assert choose(alone) == "single"
     assert choose(on(alone, "gpu")) == "reference"
-    with pytest.raises(ValueError, match="it is for one query of each sequence, and got 16"):
-        attend(query, key, value, slopes=alibi_slopes(2), backend="single")
 
 
 def test_the_model_decodes_by_it_and_copies_no_cache(tiny_config, monkeypatch):

@@ -182,20 +182,3 @@ def test_skipping_loses_no_more_than_it_may_with_sink_and_cap(epsilon: float) ->
     assert np.abs(got - exact).max() <= 2 * epsilon * np.abs(value).max() + 1e-5
     free = attended("blocked", None)
     assert np.abs(free - exact).max() < 1e-5, "a sink of exp(-300) takes nothing"
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("backend", "arguments", "message"),
-    [
-        ("augmented", {"sink": SINKS}, "'augmented' can't do this call: its softmax has no sink"),
-        ("saved", {"logit_cap": 3.0}, "'saved' can't do this call: it caps no logits"),
-        ("auto", {"logit_cap": 0.0}, "logit_cap=0.0 must be above 0 and finite"),
-        ("auto", {"sink": SINKS[:2]}, r"sink has shape \(2,\); it must be \(3,\)"),
-    ],
-)
-def test_calls_that_a_backend_can_not_do_are_refused_in_a_line(backend, arguments, message) -> None:
-    (query, key, value, slopes, _), _ = arrays_and_incoming()
-    with pytest.raises(ValueError, match=message) as error:
-        attend(query, key[:, -Q:], value[:, -Q:], slopes=slopes, backend=backend, **arguments)
-    assert "\n" not in str(error.value)

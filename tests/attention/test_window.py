@@ -45,11 +45,3 @@ def test_tiles_outside_are_not_computed(bias, causal):
         computed_ranges(call)[0],
         [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)],
     )
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("window", [0, -3, 2.5, True, float("nan"), 2**31])
-def test_a_bad_window_is_named(window):
-    query, key, value, _ = inputs(2, 4, 4, HEADS, DIM)
-    with pytest.raises(ValueError, match=r"window=.* must be a whole number of positions"):
-        attend(query, key, value, window=window)

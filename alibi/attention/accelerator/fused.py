@@ -2,17 +2,15 @@
 
 The algorithm is that of `alibi.attention.blocked`, tile by tile, in one kernel for the forward pass
 and two for the backward pass (Dao 2023, arXiv 2307.08691); on GPUs a third one makes the gradient of
-diagonals. The kernels know a bias as one of three kinds, for query i at position p_i and key j at
-p_j:
+diagonals. The kernels know three kinds of bias, for query i at position p_i and key j at p_j:
 
     slopes      -m (p_i - p_j), or -m |p_i - p_j|
     diagonals   a number for each i - j
-    terms       a number of the query plus a number of the key
+    terms       a number for the query plus a number for the key
 
-They make its values for each tile where they are needed, and sum its gradients tile by tile in a
-fixed order; nothing of the size [q, k] is ever held. Tiles that no query of theirs can see, or that
-the bias makes too light by the proof of `alibi.attention.skipping`, are not in the list, or on GPUs
-the range, of tiles that a kernel goes through, and cost nothing.
+They make its values in each tile, and sum its gradients tile by tile in a fixed order; no array of
+size [q, k] exists. Hidden tiles, and tiles that the bias makes too light
+(`alibi.attention.skipping`), are not in a kernel's list of tiles (a range on GPUs), and cost nothing.
 """
 
 import functools
@@ -42,10 +40,10 @@ WIDEST = 256  # features of a head that fit into a kernel's memory
 
 
 def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Computes attention by one kernel, in memory linear in the length; differentiable once, by
-    reverse mode, in queries, keys, values, the bias and the sink.
+    """Computes attention in one kernel, with memory linear in the length.
 
-    On a CPU the kernels are interpreted, for tests.
+    It is differentiable once, in reverse mode, in queries, keys, values, the bias and the sink. A CPU
+    interprets the kernels, for tests.
     """
     plan = make_plan(call)
     sides = make_sides(call, plan)
@@ -73,7 +71,7 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
 
 
 def cannot_fuse(call: AttentionCall) -> str:
-    """Returns why `fused_attention` can't do the call on its platform; the empty string if it can."""
+    """Returns why `fused_attention` can't do the call; the empty string if it can."""
     bias, platform = call.bias, call.options.platform
     if call.mask is not None:
         return "it takes segments, and no mask"
@@ -121,11 +119,11 @@ def _bias_arrays(call: AttentionCall, plan: Plan) -> dict[str, Array]:
         values = jnp.pad(bias.diagonals.astype(jnp.float32), around, mode="edge")
         return {"diagonals": values[:, ::-1].reshape(len(values), -1, 1, plan.block)}
     terms = {"query_term": (bias.query_term, more_queries), "key_term": (bias.key_term, more_keys)}
-    found = {}
+    arrays = {}
     for name, (term, more) in terms.items():
         whole = padded(term.astype(jnp.float32), 1, term.shape[1] + more)
-        found[name] = whole.transpose(0, 2, 1)[:, :, None]
-    return found
+        arrays[name] = whole.transpose(0, 2, 1)[:, :, None]
+    return arrays
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -145,7 +143,7 @@ def _in_units(operands: Operands, plan: Plan) -> Operands:
 
 
 def _kernels(plan: Plan) -> Any:
-    """Returns the module of the kernels, whose import takes a while; see `plan`."""
+    """Returns the module of the kernels (see `plan`), whose import takes a while."""
     if plan.on_gpu:
         from alibi.attention.accelerator import triton
 
@@ -176,16 +174,16 @@ def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
     backward = Backward(dout, lse, dot_rows(dout, out)[:, :, None])
     dquery = _kernels(plan).backward_queries(plan, operands, needed, backward)
     names = tuple(name for name in learned if name != "query_term")
-    dkey, dvalue, found = _kernels(plan).backward_keys(plan, operands, needed, backward, names)
+    dkey, dvalue, learnt = _kernels(plan).backward_keys(plan, operands, needed, backward, names)
     if plan.shared_by > 1:
         dkey, dvalue = (
             x.reshape(plan.batch, -1, plan.shared_by, *x.shape[2:]).sum(axis=2)
             for x in (dkey, dvalue)
         )
-    dbias = {name: jnp.zeros_like(x) for name, x in operands.bias.items()} | found
+    dbias = {name: jnp.zeros_like(x) for name, x in operands.bias.items()} | learnt
     dsink = None
     if operands.sink is not None:
-        # A term of the query shifts all its logits alike, which only a sink notices.
+        # A query's term shifts all its logits alike, which only a sink notices.
         of_queries = (
             jnp.exp((operands.sink[None, :, None, None] - lse) / plan.unit) * backward.delta
         )

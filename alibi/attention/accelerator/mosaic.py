@@ -25,7 +25,7 @@ from alibi.attention.online import Online
 
 
 def _to_diagonals(tile: Float[Array, "block block"]) -> Float[Array, "1 two_blocks"]:
-    """Returns the sums of a tile's diagonals, in the order of `_from_diagonals`."""
+    """Returns the sum over each diagonal of a tile, in the order of `_from_diagonals`."""
     rows = jnp.concatenate([tile, jnp.zeros_like(tile)], axis=1)
     while len(rows) > 1:  # row r has still to move by len(rows) - 1 - r columns
         half = len(rows) // 2
@@ -136,7 +136,7 @@ def backward_keys(
     out += [jax.ShapeDtypeStruct(shapes[name], jnp.float32) for name in learned]
     blocks = [tiles.keys(width, group=1) for width in widths]
     for name in learned:
-        # Those of a head stay in memory until all its tiles are done.
+        # A head's gradient stays in memory until all its tiles are done.
         whole = tiles.block((1, *shapes[name][1:]), lambda at: (at.head, 0, 0, 0))
         blocks.append(tiles.numbers("k") if name == "key_term" else whole)
     dkey, dvalue, *dbias = tiles.run(
@@ -148,10 +148,10 @@ def backward_keys(
         blocks,
         [(block, width) for width in widths],
     )
-    found = dict(zip(learned, dbias, strict=True))
-    if "slopes" in found:
-        found["slopes"] = found["slopes"].sum(axis=(1, 2, 3))
-    return dkey, dvalue, found
+    by_name = dict(zip(learned, dbias, strict=True))
+    if "slopes" in by_name:
+        by_name["slopes"] = by_name["slopes"].sum(axis=(1, 2, 3))
+    return dkey, dvalue, by_name
 
 
 def _backward_keys(

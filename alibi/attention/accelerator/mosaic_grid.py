@@ -1,7 +1,7 @@
-"""The grid of a fused kernel for TPUs: the tiles that it goes through, and what each reads and writes.
+"""The grid of a fused kernel for TPUs: its tiles, and the blocks that each reads and writes.
 
-The grid is one list of tiles for each core, in scalar memory, made when the program runs. The tiles
-of a row follow each other; a row is a block of queries in the forward pass and for their gradients,
+The grid is a list of tiles for each core, in scalar memory, made when the program runs. The tiles in
+a row follow each other. A row is a block of queries in the forward pass and for their gradients, and
 a block of keys for the other gradients.
 """
 
@@ -21,7 +21,7 @@ VMEM_LIMIT = 48 * 2**20  # bytes that a kernel may use, of 64 MiB or more since 
 
 
 class Place(NamedTuple):
-    """The numbers of a tile's sequence, query head, block of queries and block of keys."""
+    """The indices of a tile's sequence, query head, block of queries and block of keys."""
 
     batch: Any
     head: Any
@@ -30,8 +30,13 @@ class Place(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a kernel: its tile, whether that is computed, and whether it is the first of a head
-    and the first and the last of a row.
+    """A step of a kernel.
+
+    Attributes:
+      at: the tile.
+      is_computed: False for steps after the end of the list.
+      begins_head, begins_row, ends_row: whether the tile is the first of a head, and the first or the
+        last of a row.
     """
 
     at: Place
@@ -42,10 +47,10 @@ class Step(NamedTuple):
 
 
 class Pass:
-    """The lists of tiles of a kernel, and the block of each array that a tile reads or writes.
+    """The lists of tiles for a kernel, and the blocks of arrays that a tile reads or writes.
 
     Args:
-      by_keys: rows are blocks of keys.
+      by_keys: True if rows are blocks of keys.
     """
 
     def __init__(
@@ -53,11 +58,11 @@ class Pass:
     ) -> None:
         self.plan, self.by_keys = plan, by_keys
         batch, heads = plan.batch, plan.heads
-        # Chips of two cores take a part each. Neighbouring heads go to different cores: their biases
-        # reach about as far, so that both cores get about the same work.
+        # On chips with two cores each takes a part. Neighbouring heads go to different cores: their
+        # biases reach about as far, so that both cores get about the same work.
         self.parts = 2 if heads % 2 == 0 else 1
         by_part = needed.reshape(batch, heads // self.parts, self.parts, *needed.shape[2:])
-        # heads before sequences, so that the gradient of a head's bias is summed over all of them
+        # heads before sequences, so that a head's gradient of the bias is summed over sequences
         by_part = by_part.transpose((2, 1, 0, 4, 3) if by_keys else (2, 0, 1, 3, 4))
         rows = by_part.reshape(self.parts, -1, by_part.shape[-1])
         # A row that needs no tile computes its first, so that its result is written.
@@ -68,7 +73,7 @@ class Pass:
         self.counts = rows.sum(axis=(1, 2), dtype=jnp.int32)
 
     def place(self, part: Any, number: Any) -> Place:
-        """Returns the place of a tile, given as its row times the columns plus its column."""
+        """Returns the place of a tile; its number is its row times the columns plus its column."""
         plan, heads = self.plan, self.plan.heads // self.parts
         if self.by_keys:
             row, q = _divided(number, plan.q_blocks)
@@ -81,7 +86,7 @@ class Pass:
         return Place(batch, head * self.parts + part, q, k)
 
     def step(self, steps: Any) -> "Step":
-        """Returns the step at hand; `steps` are the lists and their lengths."""
+        """Returns the running step; `steps` are the lists and their lengths."""
         tiles, counts = steps
         part, step = pl.program_id(0), pl.program_id(1)
         columns, last = self.plan.q_blocks if self.by_keys else self.plan.k_blocks, counts[part] - 1
@@ -102,7 +107,7 @@ class Pass:
         )
 
     def block(self, shape: tuple[int, ...], of: Callable[[Place], tuple[Any, ...]]) -> Any:
-        """Returns the block of `shape` that each step reads or writes."""
+        """Returns the block, with this shape, that each step reads or writes."""
 
         def index(part: Any, step: Any, tiles: Any, counts: Any) -> tuple[Any, ...]:
             # The shorter list stays at its last tile.
@@ -114,14 +119,16 @@ class Pass:
         return self.block((1, 1, self.plan.block, width), lambda at: (at.batch, at.head, at.q, 0))
 
     def keys(self, width: int, group: int) -> Any:
-        """Returns the block of keys of a head that `group` query heads share."""
+        """Returns the block of keys in a head that `group` query heads share."""
         return self.block(
             (1, 1, self.plan.block, width),
             lambda at: (at.batch, lax.div(at.head, jnp.int32(group)), at.k, 0),
         )
 
     def numbers(self, of: str) -> Any:
-        """Returns the block of a number for each query or key, `[batch, heads, 1, length]`."""
+        """Returns the block of an array with a number for each query or key, `[batch, heads, 1,
+        length]`.
+        """
         return self.block(
             (1, 1, 1, self.plan.block), lambda at: (at.batch, at.head, 0, getattr(at, of))
         )
@@ -170,7 +177,7 @@ class Pass:
         out_blocks: Any,
         scratch: list[tuple[int, int]],
     ) -> Any:
-        """Runs a kernel; `scratch` gives the shapes of its float32 arrays."""
+        """Runs a kernel with float32 scratch arrays of these shapes."""
         blocks = self.operands(operands), None if backward is None else self.backward(backward)
         if "diagonals" in operands.bias:  # a tile reads two blocks
             both: Any = (operands.bias["diagonals"],) * 2
@@ -197,8 +204,8 @@ class Pass:
             name=name,
         )(self.tiles, self.counts, operands, backward)
 
-    def read(self, refs: Operands, at: Place) -> LoadedTile:
-        """Returns the tile at a place."""
+    def load(self, refs: Operands, at: Place) -> LoadedTile:
+        """Loads the tile at a place."""
         plan, bias, sides = self.plan, refs.bias, refs.sides
         block = plan.block
         numbers = lax.broadcasted_iota(jnp.int32, (1, block), 1) + at.k * block
@@ -232,16 +239,16 @@ class Pass:
         )
 
     def add(self, refs: Operands, at: Place, add: Callable[..., None]) -> None:
-        """Calls `add(tile, masked=...)`, without a mask if each query surely sees all keys."""
+        """Calls `add(tile, masked=...)`, with False if each query sees all keys."""
         plan = self.plan
         if plan.first is None or "query_segments" in refs.sides:
-            add(self.read(refs, at), masked=True)
+            add(self.load(refs, at), masked=True)
             return
         least = plan.first[0] - plan.first[1] + (at.q - at.k - 1) * plan.block + 1
         whole = (at.k + 1) * plan.block <= plan.k_length
         whole = plan.sight.of_whole_tile(whole, least, 2 * (plan.block - 1))
-        pl.when(whole)(lambda: add(self.read(refs, at), masked=False))
-        pl.when(jnp.logical_not(whole))(lambda: add(self.read(refs, at), masked=True))
+        pl.when(whole)(lambda: add(self.load(refs, at), masked=False))
+        pl.when(jnp.logical_not(whole))(lambda: add(self.load(refs, at), masked=True))
 
     def gradients(
         self, tile: LoadedTile, more: Backward, *, masked: bool
@@ -255,7 +262,7 @@ def _divided(number: Any, by: int) -> tuple[Any, Any]:
 
 
 def _from_diagonals(halves: list[Float[Array, "1 block"]]) -> Float[Array, "block block"]:
-    """Returns a tile with the number `block - 1 - r + c` of both halves at row r and column c."""
+    """Returns a tile that has, at row r and column c, the entry block - 1 - r + c of both halves."""
     numbers = jnp.concatenate(halves, axis=1)
     block = numbers.shape[1] // 2
     rows = jnp.broadcast_to(numbers, (block, 2 * block))

@@ -1,4 +1,4 @@
-"""The arithmetic of a tile, a block of queries against a block of keys, in all fused kernels."""
+"""The arithmetic of a tile in all fused kernels."""
 
 import functools
 from typing import Any, NamedTuple
@@ -12,22 +12,23 @@ from alibi.attention.accelerator.plan import Plan
 from alibi.attention.online import Online
 from alibi.attention.reference import MASKED, capped
 
-# the dimensions over which products sum: of the left and of the right factor
+# the dimensions over which products sum, in the left and in the right factor
 ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = (1, 1), (1, 0), (0, 0)
 
 
 class LoadedTile(NamedTuple):
-    """The arrays of a tile. Its rows are queries and its columns keys, or the other way round.
+    """The arrays of a tile in a kernel. Rows are queries and columns keys, or the other way round.
 
     Attributes:
-      query_positions, key_positions: a column and a row, or a row and a column; if positions are
-        known when the call is traced, relative to the position of the tile's first key.
-      key_numbers: the keys' numbers in the call.
-      segments: those of the queries and of the keys; None: there are none.
-      slope: m of its head, or None.
-      terms: a bias that is a number of each query plus one of each key, see `terms_of`; or None.
+      query_positions, key_positions: a column and a row, or a row and a column; known positions
+        count from the tile's first key.
+      key_numbers: the indices of the keys in the call.
+      segments: for queries and keys, or None.
+      slope: m for the head, or None.
+      terms: a number for each query and a number for each key, whose sum is the bias (`terms_of`); or
+        None.
       bias: the values of another bias, or None.
-      by_keys: the rows are keys.
+      by_keys: True if the rows are keys.
     """
 
     query: Float[Array, "queries head_dim"]
@@ -51,7 +52,7 @@ class LoadedTile(NamedTuple):
         return jnp.abs(distances) if plan.symmetric else distances
 
     def added(self, plan: Plan, lse: Any) -> Any:
-        """Returns the bias minus `lse`, a number of each query."""
+        """Returns the bias minus `lse`."""
         terms = self.terms
         if self.slope is not None and (plan.first is None or plan.symmetric):
             return -self.slope * self.distances(plan) - lse
@@ -72,14 +73,14 @@ class LoadedTile(NamedTuple):
     def product(
         self, plan: Plan, of_queries: Array, of_keys: Array
     ) -> Float[Array, "rows columns"]:
-        """Returns the products of vectors of queries and of keys."""
+        """Returns the products of the queries' vectors with the keys' vectors."""
         left, right = (of_keys, of_queries) if self.by_keys else (of_queries, of_keys)
         return product(plan, left, right, ROWS_BY_ROWS)
 
     def logits(
         self, plan: Plan, *, masked: bool, lse: Any = 0.0
     ) -> tuple[Float[Array, "rows columns"], Float[Array, "rows columns"]]:
-        """Returns the products, capped if there is a cap, and the logits with bias and mask minus
+        """Returns the products, capped if there is a cap, and the logits: with bias and mask, minus
         `lse`, times `plan.unit`.
         """
         products, factor = self.product(plan, self.query, self.key), plan.scale * plan.unit
@@ -106,7 +107,7 @@ class LoadedTile(NamedTuple):
         *,
         masked: bool,
     ) -> tuple[Float[Array, "rows columns"], ...]:
-        """Returns the weights, the gradient of the logits, and that of the products before the cap."""
+        """Returns the weights and the gradients of the logits and of the products before the cap."""
         products, logits = self.logits(plan, masked=masked, lse=lse)
         weights = exponential(plan, logits)
         dlogits = weights * (self.product(plan, dout, self.value) - delta)
@@ -119,14 +120,14 @@ class LoadedTile(NamedTuple):
 
 
 def terms_of(plan: Plan, of_queries: Array, of_keys: Array, of_first: Any) -> tuple[Array, Array]:
-    """Returns the terms of a tile times `plan.unit`, after the first key's term is moved from the keys
-    to the queries: running sums are large, and only their differences count.
+    """Returns the terms of a tile, times `plan.unit`; the first key's term moves from the keys to the
+    queries, since running sums are large and only their differences count.
     """
     return plan.unit * (of_queries + of_first), plan.unit * (of_keys - of_first)
 
 
 def exponential(plan: Plan, logits: Array) -> Array:
-    """Returns e to the power of logits that are times `plan.unit`."""
+    """Returns the exponentials of logits that have been multiplied with `plan.unit`."""
     if not plan.on_gpu:
         return jnp.exp(logits)
     # The library's exp2 takes three more instructions, for denormal numbers.
@@ -143,18 +144,18 @@ def multiply_add(plan: Plan, x: Array, factor: float, more: Any) -> Array:
 
 
 def _instruction(name: str, *arrays: Array) -> Array:
-    """Returns the result of an instruction of NVIDIA's GPUs for each element."""
+    """Returns the result of an NVIDIA instruction for each element."""
     from jax.experimental.pallas import triton  # its import takes a while
 
-    places = ", ".join(f"${number}" for number in range(len(arrays) + 1))
-    (found,) = triton.elementwise_inline_asm(
+    places = ", ".join(f"${index}" for index in range(len(arrays) + 1))
+    (result,) = triton.elementwise_inline_asm(
         f"{name} {places};",
         args=list(arrays),
         constraints="=f" + ",f" * len(arrays),
         pack=1,
         result_shape_dtypes=[jax.ShapeDtypeStruct(arrays[0].shape, jnp.float32)],
     )
-    return found
+    return result
 
 
 def product(

@@ -1,9 +1,8 @@
 """The fused kernels for GPUs (Pallas, compiled by Triton).
 
-Each program computes a few rows, queries or keys, against the range of the other side that they
-need, a tile at a time; the next tiles are loaded meanwhile. The gradient of a bias by distance has a
-kernel of its own: a program goes through the tiles of one diagonal, whose sum it writes, and XLA
-sums the diagonals of that.
+Each program computes a few rows, queries or keys, tile by tile against the range that they need;
+the next tiles are loaded meanwhile. The gradient of a bias by distance has its own kernel: a program
+adds up the tiles of one diagonal, and XLA sums the diagonals of the result.
 """
 
 import functools
@@ -87,7 +86,7 @@ def backward_queries(
     head_dim, operands = operands.query.shape[-1], prepared(plan, operands)
     size, query = size_of(plan, QUERIES, operands), operands.query
     count = query.shape[1] // size.rows
-    found = run(
+    dquery = run(
         QUERIES,
         plan,
         size,
@@ -97,7 +96,7 @@ def backward_queries(
         jax.ShapeDtypeStruct(query.shape, query.dtype),
         rows_of(size, query.shape[-1], count - 1),
     )
-    return found[..., :head_dim].transpose(0, 2, 1, 3)
+    return dquery[..., :head_dim].transpose(0, 2, 1, 3)
 
 
 def _backward_queries(
@@ -121,7 +120,7 @@ def backward_keys(
     plan: Plan, operands: Operands, needed: Array, backward: Backward, learned: tuple[str, ...]
 ) -> tuple[Array, Array, dict[str, Array]]:
     """See `plan`."""
-    dims, given = (operands.key.shape[-1], operands.value.shape[-1]), operands
+    dims, of_call = (operands.key.shape[-1], operands.value.shape[-1]), operands
     operands = prepared(plan, operands, by_keys=True)
     backward = prepared_backward(operands, backward)
     widths = operands.key.shape[-1], operands.value.shape[-1]
@@ -141,13 +140,13 @@ def backward_keys(
         [*(jax.ShapeDtypeStruct((*shape, width), dtype) for width in widths), *[numbers] * len(by_rows)],
         [*(rows_of(size, width) for width in widths), *[numbers_of(size)] * len(by_rows)],
     )  # fmt: skip
-    found = dict(zip(by_rows, dbias, strict=True))
-    if "slopes" in found:
-        found["slopes"] = found["slopes"].sum(axis=(0, 2, 3))
+    by_name = dict(zip(by_rows, dbias, strict=True))
+    if "slopes" in by_name:
+        by_name["slopes"] = by_name["slopes"].sum(axis=(0, 2, 3))
     if "diagonals" in learned:
-        found["diagonals"] = _diagonals(plan, prepared(plan, given), needed, backward)
+        by_name["diagonals"] = _diagonals(plan, prepared(plan, of_call), needed, backward)
     dkey, dvalue = (x.transpose(0, 2, 1, 3) for x in (dkey[..., : dims[0]], dvalue[..., : dims[1]]))
-    return dkey, dvalue, found
+    return dkey, dvalue, by_name
 
 
 def _backward_keys(
@@ -190,7 +189,7 @@ def _backward_keys(
 def _diagonals(
     plan: Plan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "heads blocks 1 block"]:
-    """Returns the gradient of a bias by distance."""
+    """Returns the gradient of `Operands.bias["diagonals"]`."""
     size = size_of(plan, DIAGONALS, operands)
     rows = size.rows
     q_rows, k_rows = (blocks * plan.block // rows for blocks in (plan.q_blocks, plan.k_blocks))
@@ -223,8 +222,8 @@ def _diagonals(
 def _diagonal_ranges(
     needed: Bool[Array, "batch heads q k"], times: int
 ) -> Int[Array, "batch heads diagonals two"]:
-    """Returns the first block of queries that each diagonal needs and the one after the last, if each
-    block is `times` smaller ones; diagonals from the least k - q to the largest.
+    """Returns the first block of queries that each diagonal needs and the one after the last, with
+    blocks cut into `times` smaller ones; diagonals go from the least k - q to the largest.
     """
     needed = needed.repeat(times, axis=2).repeat(times, axis=3)
     rows, columns = needed.shape[2:]

@@ -1,4 +1,4 @@
-"""The programs of the kernels for GPUs: their sizes, what they read, and the loop over their tiles."""
+"""The programs of the kernels for GPUs: sizes, loads, and the loop over tiles."""
 
 import functools
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class Size(NamedTuple):
 
     Attributes:
       rows: queries, or keys, that a program owns.
-      columns: keys, or queries, of a tile.
-      warps: of 32 threads, that share a program.
-      stages: tiles in memory at once: the one that is computed, and the next ones.
+      columns: keys, or queries, in a tile.
+      warps: groups of 32 threads that share a program.
+      stages: tiles in memory at once: the running one and the next.
     """
 
     rows: int
@@ -37,8 +37,8 @@ FORWARD, QUERIES, KEYS, DIAGONALS = (
     "backward_keys",
     "backward_diagonals",
 )
-# By the bytes of a head's features: among the fastest on an H200 at 8,192 tokens that fit into the
-# 99 KiB that a program shares on the smallest GPU of today.
+# Keys have the bytes of a head's features. Among the fastest on an H200 at 8,192 tokens that fit into
+# 99 KiB, which a program shares on the smallest GPU of today.
 SIZES = {
     (FORWARD, 128): Size(128, 64, 4, 3),
     (QUERIES, 128): Size(64, 64, 4, 3),
@@ -49,18 +49,18 @@ SIZES = {
     (KEYS, 256): Size(64, 64, 4, 2),
     (DIAGONALS, 256): Size(64, 64, 4, 1),
 }
-WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # of every kernel, not measured
+WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # for every kernel, not measured
 BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias by distance
-COPIES = 4  # of a bias by distance, each one number ahead, so that four neighbours are read at once
+COPIES = 4  # a bias by distance, each copy one number ahead, so that four neighbours load at once
 
 
 def size_of(plan: Plan, kernel: str, operands: Operands) -> Size:
     features = max(operands.query.shape[-1], operands.value.shape[-1])
     width = max(128, features * operands.query.dtype.itemsize)
-    found = WIDE[width] if width in WIDE else SIZES[kernel, width]
+    size = WIDE[width] if width in WIDE else SIZES[kernel, width]
     if "diagonals" in operands.bias and kernel != DIAGONALS and width not in WIDE:
-        found = BY_DISTANCE
-    return found._replace(rows=min(found.rows, plan.block), columns=min(found.columns, plan.block))
+        size = BY_DISTANCE
+    return size._replace(rows=min(size.rows, plan.block), columns=min(size.columns, plan.block))
 
 
 def run(
@@ -87,11 +87,11 @@ def run(
 
 
 def _rows_of_heads(x: Array, width: int | None = None) -> Array:
-    """Returns queries, keys or values as a model has them, `[batch, length, heads, features]`, with
-    features filled up to a power of two of at least 16, as products need.
+    """Returns queries, keys or values in a model's layout, `[batch, length, heads, features]`;
+    features are filled up to a power of two of at least 16, as products need.
     """
     width = width or max(16, 1 << (x.shape[-1] - 1).bit_length())
-    # XLA leaves out this transposition and the one that it undoes.
+    # XLA leaves out this transposition and the one before.
     return jnp.pad(x.transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, width - x.shape[-1])])
 
 
@@ -101,12 +101,12 @@ def _floor(columns: int, x: Any) -> Any:
 
 
 class Program:
-    """A program of a kernel: its rows of one sequence and head, and the columns that they meet.
+    """A program of a kernel: its rows in one sequence and head, and the columns that they meet.
 
     Args:
-      refs: all arrays of the call.
-      by_keys: the rows are keys.
-      place: sequence, head and rows; None: those of the running program.
+      refs: the call's arrays.
+      by_keys: True if the rows are keys.
+      place: sequence, head and rows; defaults to the running program's.
     """
 
     def __init__(
@@ -136,29 +136,29 @@ class Program:
         return x[:, None] if self.by_keys else x[None, :]
 
     def sides(self, name: str, q: Any, k: Any) -> tuple[Array, Array]:
-        """Returns the positions or segments of a tile's queries and of its keys."""
+        """Returns the positions or segments in a tile, for queries and keys."""
 
-        def read(side: str, number: Any, size: int) -> Array:
+        def load(side: str, block: Any, size: int) -> Array:
             array = self.refs.sides[f"{side}_{name}"]
-            return array[self.batch if len(array) > 1 else 0, 0, pl.ds(number * size, size)]
+            return array[self.batch if len(array) > 1 else 0, 0, pl.ds(block * size, size)]
 
-        of_query, of_key = read("query", q, self.queries), read("key", k, self.keys)
+        of_query, of_key = load("query", q, self.queries), load("key", k, self.keys)
         return self.of_queries(of_query), self.of_keys(of_key)
 
     def numbers(self, array: Any, q: Any) -> Array:
-        """Returns a number of each query."""
+        """Returns one number for each query, from an array of all."""
         span = pl.ds(q * self.queries, self.queries)
         return self.of_queries(array[self.batch, self.head, 0, span])
 
     def start(self) -> Any:
-        """Returns the place in a bias by distance of the first row and the first column."""
+        """Returns where a bias by distance has the first row and the first column."""
         plan = self.plan
         least = plan.k_blocks * plan.block if self.by_keys else plan.q_blocks * plan.block - 1
         return least - self.row * self.size.rows
 
     def far(self) -> Any:
-        """Returns the number of tiles, from the farthest on, whose distances all have one bias; if the
-        rows are keys, the first of these tiles.
+        """Returns how many of the farthest tiles have one constant bias (the first such tile if rows
+        are keys).
         """
         rows, columns, *_ = self.size
         number = self.refs.bias["far_numbers"][self.head]
@@ -168,7 +168,7 @@ class Program:
         return _floor(columns, first + columns - 1)
 
     def values(self, tile: Any) -> Any:
-        """Returns the values of a bias by distance in a tile; None: the bias is another."""
+        """Returns the values of a bias by distance in a tile; None for another bias."""
         diagonals: Any = self.refs.bias.get("diagonals")
         if diagonals is None:
             return None
@@ -183,7 +183,7 @@ class Program:
     def tile(
         self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any
     ) -> LoadedTile:
-        """Returns a tile, of the queries, keys, values and biases that were read."""
+        """Returns a tile with these queries, keys, values and values of a bias."""
         plan, bias = self.plan, self.refs.bias
         queries = self.of_queries(lax.broadcasted_iota(jnp.int32, (self.queries,), 0))
         keys = self.of_keys(lax.broadcasted_iota(jnp.int32, (self.keys,), 0))
@@ -216,8 +216,8 @@ class Program:
         return tile.gradients(self.plan, dout, lse, delta, masked=masked)
 
     def whole(self) -> tuple[Any, Any]:
-        """Returns the first tile of which all rows surely see all columns, and the tile after the
-        last; none if that is known only when the program runs.
+        """Returns the first tile in which all rows see all columns, and the tile after the last; an
+        empty range if only the running program knows.
         """
         plan, (rows, columns, *_) = self.plan, self.size
         nothing = jnp.int32(0), jnp.int32(0)
@@ -240,7 +240,9 @@ class Program:
         return first, jnp.where((self.row + 1) * rows <= plan.k_length, after, 0)
 
     def loop(self, ranges: Any, add: Callable[..., Any], state: Any) -> Any:
-        """Returns the state after `add(tile, state, values, masked=...)` of all tiles that the rows need."""
+        """Returns the state after `add(tile, state, values, masked=...)` for all tiles that the rows
+        need.
+        """
         block = lax.div(self.row, jnp.int32(self.plan.block // self.size.rows))
         first, after = (
             ranges[self.batch, self.head, block, end] * (self.plan.block // self.size.columns)
@@ -266,10 +268,10 @@ class Program:
 
 
 def prepared(plan: Plan, operands: Operands, *, by_keys: bool = False) -> Operands:
-    """Returns the operands as the kernels read them.
+    """Returns the operands in the kernels' layout.
 
-    A bias by distance comes in copies, from the least i - j to the largest if the rows are keys; with
-    its value at the largest, and how many from there on have it.
+    A bias by distance comes in copies, from the least i - j to the largest if the rows are keys, with
+    its value at the largest distance and the number of distances that share it.
     """
     bias = dict(operands.bias)
     if "diagonals" in bias:
@@ -288,11 +290,11 @@ def prepared_backward(operands: Operands, backward: Backward) -> Backward:
 
 
 def rows_of(size: Size, width: int, last: int | None = None) -> Any:
-    """Returns the block that a program writes, of an array of rows of heads.
+    """Returns the block that a program writes in an array `[batch, length, heads, width]`.
 
     Args:
-      last: the number of the last rows, if programs take the last rows first: under a causal mask
-        those of queries take longest. Keys' take longest if they are the first.
+      last: the index of the last rows if programs take the last rows first: under a causal mask the
+        last queries take longest, and the first keys.
     """
 
     def index(batch: Any, head: Any, row: Any) -> tuple[Any, ...]:
@@ -302,7 +304,9 @@ def rows_of(size: Size, width: int, last: int | None = None) -> Any:
 
 
 def numbers_of(size: Size, last: int | None = None) -> Any:
-    """Returns the block of a number for each row, `[batch, heads, 1, length]`; see `_rows`."""
+    """Returns the block that a program writes in an array `[batch, heads, 1, length]`; `last` as in
+    `rows_of`.
+    """
 
     def index(batch: Any, head: Any, row: Any) -> tuple[Any, ...]:
         return batch, head, 0, row if last is None else last - row
