@@ -1,4 +1,4 @@
-"""The backends of attention, and the table by which `auto` chooses: only here platforms decide."""
+"""The backends, and the table from which `auto` chooses: only here platforms decide."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ class Backend:
       run: computes a call.
       features: the features in `REASONS` that it has.
       cannot: returns another reason to refuse a call, in one sentence, or the empty string.
-      shares_heads: True if it takes fewer key heads than query heads; else keys and values are
+      shares_heads: True if it takes fewer key heads than query heads. Else keys and values are
         repeated.
       one_query: True if it needs a single query in each sequence, so that no model can choose it.
     """
@@ -204,7 +204,7 @@ def compute(call: AttentionCall, name: str) -> Array:
 
 
 def table() -> str:
-    """Returns the rules of `auto` as a Markdown table."""
+    """Returns `auto`'s rules as a Markdown table."""
     lines = ["| device | call | backend | why |", "|:--|:--|:--|:--|"]
     lines += [
         f"| {', '.join(rule.platforms)} | {rule.when} | {rule.backend} | {rule.reason} |"

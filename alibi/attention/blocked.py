@@ -1,15 +1,15 @@
 """Attention by tiles: exact, with memory linear in the length, on any device.
 
-The algorithm is FlashAttention (Dao et al. 2022). A tile is a block of queries against a block of
-keys. The forward pass goes through the tiles of a block of queries with the online softmax. It
-keeps the result `out` and, for each query, `lse`: the logarithm of the sum of the exponentials of
-its logits. The backward pass computes the weights of each tile again as exp(logits - lse). With
-`dout`, the gradient of `out`, and `delta`, the sum of dout * out over features,
+The algorithm is FlashAttention (Dao et al. 2022). A tile is a query block against a key block. The
+forward pass goes through the tiles in a row with the online softmax. It keeps the result `out` and,
+for each query, lse = log(sum(exp(logits))). The backward pass computes the weights in each tile again
+as exp(logits - lse). With `dout`, the gradient for `out`, and `delta`, the sum of dout * out over
+features,
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
-The gradient of the bias, `dbias`, is the gradient of the logits, tile by tile. If the bias adds to
-the values, v means the values that each query sees; `Bias.of_values` and its derivative compute
+The bias's gradient, `dbias`, is the logits' gradient, tile by tile. If the bias adds to
+the values, v means the values that each query sees. `Bias.of_values` and its derivative compute
 these products. A sink is one more key with value zero: the online softmax starts with it, and its
 logit has the gradient -exp(sink - lse) * delta.
 """
@@ -46,7 +46,7 @@ Leaves = tuple[Any, ...]
 def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """Computes attention tile by tile.
 
-    No array of size `[q, k]` exists: neither logits nor bias nor weights. Tiles hidden by the causal
+    No array `[q, k]` exists: neither logits nor bias nor weights. Tiles hidden by the causal
     mask or a window are not computed, nor are tiles that a bounded bias makes too light
     (`alibi.attention.skipping`).
     """
@@ -112,10 +112,10 @@ class _Group(NamedTuple):
     """Batch entries and heads that are computed together.
 
     Attributes:
-      number: the number of the group.
-      q, k, v: queries, keys and values of the group, filled up with zeros to whole blocks.
+      number: the group's index.
+      q, k, v: the group's queries, keys and values, filled up with zeros to whole blocks.
       sink: float32, or None.
-      bias, sides: from the whole call; each tile cuts its part.
+      bias, sides: from the whole call, for each tile to cut its part.
     """
 
     number: Int[Array, ""]
@@ -139,7 +139,7 @@ class _Group(NamedTuple):
         sides: Sides,
         tiling: Tiling,
     ) -> "_Group":
-        """Returns the group `index` from the arrays of the whole call."""
+        """Returns the group `index` from the whole call's arrays."""
         q = take_group(q, tiling, index, tiling.q_blocks * tiling.q_block)
         k, v = (take_group(x, tiling, index, tiling.k_blocks * tiling.k_block) for x in (k, v))
         q, k, v = (written_out(x) for x in (q, k, v))
@@ -166,7 +166,7 @@ def _scaled(
     k: Float[Array, "batch heads k features"],
     tiling: Tiling,
 ) -> Float[Array, "batch heads q k"]:
-    """Returns the scaled products of a tile, float32."""
+    """Returns a tile's scaled products, float32."""
     return _product(q, k, 3, 3, tiling) * q.shape[-1] ** -0.5
 
 
@@ -175,7 +175,7 @@ def _logits(
     logits: Float[Array, "batch heads q k"],
     bias: Float[Array, "#batch heads q k"] | None,
 ) -> Float[Array, "batch heads q k"]:
-    """Returns the logits of a tile with bias and mask."""
+    """Returns a tile's logits with bias and mask."""
     if bias is not None:
         logits = logits + bias
     visible = tile.visible()
@@ -185,10 +185,10 @@ def _logits(
 def _forward_rows(
     group: _Group, q_block: Array, key_range: Int[Array, " two"]
 ) -> tuple[Array, Array]:
-    """Returns `out` and `lse` of a block of queries.
+    """Returns `out` and `lse` for a query block.
 
     Args:
-      key_range: the first block of keys to visit, and the block after the last.
+      key_range: the first key block to visit, and the block after the last.
     """
     q = _queries(group.q, q_block, group.tiling)
 
@@ -288,12 +288,12 @@ def _backward_rows(
     state: tuple[Any, Array, Array],
     block: tuple[Array, Array],
 ) -> tuple[tuple[Any, Array, Array], Float[Array, "batch heads block features"]]:
-    """Returns dbias, dk and dv after a block of queries, and the block's dq.
+    """Returns dbias, dk and dv after a query block, and the block's dq.
 
     Args:
       dout, delta, lse: arrays for all queries in the group.
-      state: dbias, dk and dv so far; dk and dv are transposed, `[batch, heads, features, k]`.
-      block: the index of the block of queries, and its range of blocks of keys.
+      state: dbias, dk and dv so far. dk and dv are transposed, `[batch, heads, features, k]`.
+      block: the query block's index, and its range of key blocks.
     """
     q_block, key_range = block
     tiling = group.tiling
@@ -342,7 +342,7 @@ _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
 
 
 def _queries(x: Float[Array, "batch heads length features"], q_block: Any, tiling: Tiling) -> Array:
-    """Returns the rows of x for a block of queries."""
+    """Returns x's rows for a query block."""
     return lax.dynamic_slice_in_dim(x, q_block * tiling.q_block, tiling.q_block, axis=2)
 
 

@@ -1,7 +1,7 @@
 """The key-value cache: new tokens append keys and values, and queries attend to all tokens in it.
 
-Slot i takes the i-th token read. `Slots` holds the positions of the tokens, once for all layers;
-`KeyValues` holds the keys and values in a layer.
+Slot i takes the i-th token read. `Slots` holds the tokens' positions, once for all layers, and
+`KeyValues` the keys and values in a layer.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ EMPTY = 2**30
 
 
 class Slots(flax.struct.PyTreeNode):
-    """The positions of the tokens in a cache's slots, which all layers share.
+    """The tokens' positions in a cache's slots, which all layers share.
 
     Attributes:
-      positions: int32 `[batch, slots]`; `EMPTY` for free slots and padding.
-      following: the position of the next token in each sequence, int32 `[batch]`.
+      positions: int32 `[batch, slots]`, or `EMPTY` for free slots and padding.
+      following: the next token's position in each sequence, int32 `[batch]`.
       read: tokens appended to each sequence so far, padding included.
       total: the most tokens that will be appended. If it exceeds the slots, the cache is a ring: when
         all slots are full, new tokens overwrite the oldest, as a sliding window allows.
@@ -45,8 +45,8 @@ class Slots(flax.struct.PyTreeNode):
         return self.total > self.positions.shape[1]
 
     def check_room(self, tokens: int, window: int) -> None:
-        """Raises ValueError if the cache can't take this many tokens at a time; a `window` of 0 is
-        none.
+        """Raises ValueError if the cache can't take this many tokens at a time (a `window` of 0 is
+        none).
         """
         slots = self.positions.shape[1]
         if not self.ring and tokens > slots:
@@ -70,7 +70,7 @@ class Slots(flax.struct.PyTreeNode):
         return self.ring | (self.read + tokens <= self.positions.shape[1])
 
     def next_positions(self, tokens: int) -> Int[Array, "batch tokens"]:
-        """Returns the default positions of the next tokens."""
+        """Returns the next tokens' default positions."""
         return self.following[:, None] + jnp.arange(tokens)[None]
 
     def append(
@@ -79,7 +79,7 @@ class Slots(flax.struct.PyTreeNode):
         """Returns the slots with new tokens.
 
         Args:
-          positions: positions of the tokens in their sequences, below 0 for padding.
+          positions: the tokens' positions in their sequences, below 0 for padding.
           stand: the positions that the method gives them (`PositionMethod.place`), for the slots.
         """
         held = jnp.where(positions < 0, EMPTY, stand)
@@ -103,7 +103,7 @@ class Slots(flax.struct.PyTreeNode):
         return slots.at[(slice(None),) * axis + (indices,)].set(new)
 
     def newest(self, slots: Array) -> Array:
-        """Returns the newest token's row of an array `[batch, slots, ...]`; zeros before the first
+        """Returns the newest token's row of an array `[batch, slots, ...]`, or zeros before the first
         token.
         """
         index = (self.read - 1) % slots.shape[1]
@@ -115,7 +115,7 @@ class Reading(flax.struct.PyTreeNode):
 
     Attributes:
       before, after: the slots without these tokens, and with them.
-      padding: True for padding, bool `[batch, tokens]`; None for no padding.
+      padding: True for padding, bool `[batch, tokens]`, or None for no padding.
       fresh: True if no token came before them.
     """
 
@@ -126,7 +126,7 @@ class Reading(flax.struct.PyTreeNode):
 
 
 class KeyValues(flax.struct.PyTreeNode):
-    """The cache of a layer.
+    """A layer's cache.
 
     Attributes:
       key: `[batch, kv_heads, head_dim, slots]`, after `PositionMethod.keys`: rotary's keys are
@@ -134,7 +134,7 @@ class KeyValues(flax.struct.PyTreeNode):
         each token.
       value: `[batch, kv_heads, value_dim, slots]`.
       kept: a tree of `[batch, slots, heads, ...]`, what `PositionMethod.keep` returned for each
-        token; one slot, for the newest token, if no query needs others.
+        token. It has one slot, for the newest token, if no query needs others.
     """
 
     key: Any
@@ -143,7 +143,7 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """Allocates a cache of `slots` entries; data kept for the newest token only gets one slot."""
+        """Allocates a cache with `slots` entries, or one for data kept only for the newest token."""
         arrays = key, value, kept
         key, value, kept = jax.tree.map(
             lambda x: jnp.zeros((x.shape[0], min(slots, x.shape[1]), *x.shape[2:]), x.dtype), arrays
@@ -157,8 +157,11 @@ class KeyValues(flax.struct.PyTreeNode):
         value: Float[Array, "batch tokens kv_heads value_dim"],
         kept: PyTree[Float[Array, "batch _ heads ..."]],
     ) -> "KeyValues":
-        """Returns the cache with new tokens; `slots` are the slots before them, and `kept` has data
-        for each token or for the newest.
+        """Returns the cache with new tokens.
+
+        Args:
+          slots: the slots before these tokens.
+          kept: data for each token, or for the newest.
         """
         return self.replace(
             key=slots.put(self.key, jnp.moveaxis(key, 1, 3), axis=3),

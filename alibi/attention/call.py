@@ -1,4 +1,4 @@
-"""A call of attention as every backend gets it: its arguments, with defaults filled in."""
+"""A call as every backend gets it: its arguments, with defaults filled in."""
 
 import dataclasses
 import functools
@@ -19,11 +19,11 @@ from alibi.positions.shapes import PerHead
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOptions:
-    """How attention is computed and how far it reaches; `attend` checks the values.
+    """How attention is computed and how far it reaches. `attend` checks the values.
 
     Attributes:
       window, skip_epsilon, sharding, backend, logit_cap: as in `alibi.attention.attend`.
-      block: the largest tile of `blocked` and `fused`, in queries and in keys; defaults to the
+      block: the largest tile of `blocked` and `fused`, in queries and in keys. Defaults to the
         fastest sizes measured.
       platform: the platform for which the program is compiled: "cpu", "gpu" or "tpu".
     """
@@ -39,13 +39,13 @@ class AttentionOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of `alibi.attention.attend`, which explains them.
+    """The arguments for `alibi.attention.attend`, which explains them.
 
     Attributes:
-      ascending: True if traced positions increase and the queries are the last tokens of the keys.
-      slots_last: True if keys and values are views of arrays `[batch, kv_heads, features, k]`, as in
+      ascending: True if traced positions increase and the queries are the keys' last tokens.
+      slots_last: True if keys and values are views on arrays `[batch, kv_heads, features, k]`, as in
         `alibi.attention.cache.KeyValues`.
-      devices: how many devices the compiler may use; 1 inside `jax.shard_map`.
+      devices: how many devices the compiler may use, 1 inside `jax.shard_map`.
     """
 
     query: Float[Array, "*batch q heads head_dim"]
@@ -81,13 +81,13 @@ class AttentionCall:
 
     @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:
-        """The slopes of a linear bias if they are known when the call is traced, else None."""
+        """A linear bias's slopes if they are known when the call is traced, else None."""
         slopes = None if self.bias is None else self.bias.slopes
         return None if slopes is None or isinstance(slopes, jax.core.Tracer) else np.asarray(slopes)
 
     @property
     def known_positions(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Positions of queries and keys, int64 `[q]` and `[k]`, if all sequences share NumPy arrays,
+        """Query and key positions, int64 `[q]` and `[k]`, if all sequences share NumPy arrays,
         else None.
         """
         sides = self.query_positions, self.key_positions
@@ -102,7 +102,7 @@ class AttentionCall:
         return Sight(self.causal, self.options.window)
 
     def visible(self) -> Bool[Array, "*#batch #heads #q k"] | None:
-        """Returns a mask, True where a query sees a key; None if all keys are seen."""
+        """Returns a mask, True where a query sees a key, or None if all keys are seen."""
         pairs = rows_and_columns(jnp.asarray(self.query_positions), jnp.asarray(self.key_positions))
         segments = None
         if self.query_segments is not None and self.key_segments is not None:

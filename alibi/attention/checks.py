@@ -15,7 +15,7 @@ from alibi.positions.shapes import LAYOUT
 
 
 def validate(call: AttentionCall) -> None:
-    """Raises ValueError with the argument's name if arguments are out of range or don't fit."""
+    """Raises ValueError with the argument's name if arguments exceed their range or don't fit."""
     query, key, value = call.query, call.key, call.value
     shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
@@ -133,6 +133,6 @@ def _check_sides(call: AttentionCall) -> None:
 
 
 def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Returns whether an array of `shape` broadcasts to the shape `whole`."""
+    """Returns whether `shape` broadcasts to the shape `whole`."""
     sizes = zip(shape[::-1], whole[::-1], strict=False)
     return len(shape) <= len(whole) and all(size in (1, full) for size, full in sizes)

@@ -1,4 +1,4 @@
-"""`attend`, the entry to attention with a position bias, on any number of devices."""
+"""`attend`, the entry to attention with a position bias, on one or more devices."""
 
 import dataclasses
 from collections.abc import Callable
@@ -59,20 +59,20 @@ def attend(
 ) -> "Float[Array, '*batch q heads value_dim']":
     """Returns softmax(query key^T / sqrt(head_dim) + bias) value, in Flax's layout.
 
-    It is differentiable in query, key, value, sink and the arrays of the bias, once and in reverse
-    mode; with backend="reference" any number of times and in forward mode too.
+    It is differentiable in query, key, value, sink and the bias's arrays, once and in reverse
+    mode, and with backend="reference" any number of times and in forward mode too.
 
     Args:
-      query, key, value: `[*batch, length, heads, head_dim]`, in one dtype, which the result has too;
-        lists are float32. With fewer key heads than query heads, groups of query heads share a key
+      query, key, value: `[*batch, length, heads, head_dim]`, in one dtype, which the result has too.
+        Lists are float32. With fewer key heads than query heads, several query heads share a key
         head.
       slopes: ALiBi's slope m for each head, or `[*batch, heads]` for each batch entry, which skips no
-        keys; short for `bias=AlibiBias(slopes, symmetric=not causal)`.
-      bias: added to the scaled logits; defaults to no bias.
+        keys. It is short for `bias=AlibiBias(slopes, symmetric=not causal)`.
+      bias: added to the scaled logits. Defaults to no bias.
       causal: hides keys at greater positions than the query's.
-      query_positions, key_positions: integers; keys default to 0, 1, ... and the last query stands
-        at the last key (bottom-right aligned).
-      segment_ids: integers, for all tokens or as (queries', keys'); a query sees only keys in its
+      query_positions, key_positions: integers. Keys default to 0, 1, ... and the last query to
+        the last key's position (bottom-right aligned).
+      segment_ids: integers, for all tokens or as (queries', keys'). A query sees only keys in its
         own segment.
       window: hides keys at this distance or farther: under the causal mask a query sees itself and
         the window - 1 keys before. `blocked` and `fused` don't compute the tiles outside. Defaults
@@ -80,20 +80,20 @@ def attend(
       mask: `[*batch, heads, q, k]`, True where a query may see a key, besides `causal`,
         `segment_ids` and `window`. Zeros and ones are taken too, and an additive mask: zeros show a
         key and values below zero (at most -1000) hide it. Floats that are all zero show all keys,
-        integers none; under `jax.vmap` each entry's mask is read alone, so give booleans there.
-      dropout_rate, dropout_rng, broadcast_dropout: dropout for the weights, as in Flax; there is none
+        integers none. Under `jax.vmap` each entry's mask is read alone, so give booleans there.
+      dropout_rate, dropout_rng, broadcast_dropout: dropout for the weights, as in Flax. There is none
         without a key.
       precision, weights_einsum, values_einsum, sow: as in `alibi.attention.reference_attention`.
-      skip_epsilon: the largest share of a query's attention weights that may be lost to keys out of
-        reach of a `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and
-        the result is the same bit by bit; with None nothing is left out. `blocked` and `fused` use
+      skip_epsilon: the largest share of a query's attention weights that may be lost to keys beyond
+        the reach of a `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and
+        the result is the same bit by bit. With None nothing is left out. `blocked` and `fused` use
         it (`alibi.attention.skipping`). Heads computed together, as on several devices without
-        `sharding`, leave out only keys out of reach for all of them.
-      sink: b for each head; exp(b) is added to the denominator of the softmax, as a key with value
-        zero would, so that a query may attend to nothing. Zeros are softmax1 (Miller 2023); gpt-oss
+        `sharding`, leave out only keys that are too far for all.
+      sink: b for each head. exp(b) is added to the softmax's denominator, as a key with value
+        zero would, so that a query may attend to nothing. Zeros are softmax1 (Miller 2023), gpt-oss
         learns them (arXiv 2508.10925).
-      logit_cap: c; a scaled logit z becomes c tanh(z / c) before the bias is added (Gemma 2, arXiv
-        2408.00118). So the bias can still hide far keys; FlashAttention adds ALiBi after its cap
+      logit_cap: c. A scaled logit z becomes c tanh(z / c) before the bias is added (Gemma 2, arXiv
+        2408.00118). So the bias can still hide far keys. FlashAttention adds ALiBi after its cap
         too.
       sharding: how query, key and value `[batch, length, heads, head_dim]` lie on several devices,
         such as P("data", None, "tensor"). Each device then computes its own sequences and heads
@@ -106,8 +106,8 @@ def attend(
 
     Raises:
       ValueError: shapes that don't fit; dtypes that are no floats; a known mask with other values;
-        slopes or a bias with another number of heads; both slopes and bias; an unknown or unable
-        backend; a window below 1; a skip_epsilon or logit_cap out of range; a known negative slope
+        slopes or a bias for another number of heads; both slopes and bias; an unknown or unable
+        backend; a window below 1; a skip_epsilon or logit_cap outside its range; a known negative slope
         with a skip_epsilon above 0; a sharding that splits lengths or features.
 
     Example:
@@ -156,7 +156,7 @@ def attend(
 
 
 def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Validates the call, chooses its backend and computes it; raises as `attend`."""
+    """Validates the call, chooses its backend and computes it. Raises as `attend`."""
     validate(call)
     value, options = call.value, call.options
     if 0 in (*call.query.shape, *call.key.shape, *value.shape):
@@ -188,9 +188,9 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
 
 
 def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:
-    """Returns the part of `sharding` that divides batch and heads evenly.
+    """Returns the axes in `sharding` that divide batch and heads evenly.
 
-    None if it divides neither, or if the call has a mask, dropout, an einsum or `sow`; then the
+    None if it divides neither, or if the call has a mask, dropout, an einsum or `sow`. Then the
     compiler splits the work.
     """
     if call.query.ndim != 4 or call.mask is not None or call.features & {"dropout", "weights"}:
@@ -215,7 +215,7 @@ def on_each_device(
 ) -> Float[Array, "batch q heads value_dim"]:
     """Computes each device's part of the call with `compute` (`jax.shard_map`).
 
-    Each device gets the bias for its sequences and heads; gradients of shared fields are summed.
+    Each device gets the bias for its sequences and heads. Shared fields' gradients are summed.
     `sharding` comes from `fitting_sharding`.
     """
     over_batch, _, over_heads, _ = sharding.spec

@@ -43,15 +43,15 @@ def alibi_attention_fn(
     Keys stand at 0, 1, ... Without `query_offset` the last query stands at the last key
     (bottom-right aligned), and a single query with a mask, as Flax passes it in decoding, at its
     last visible key. Both are right for self-attention only. In cross-attention give
-    `query_offset=0` in training, and the number of tokens decoded before in decoding.
+    `query_offset=0` in training, and the number already decoded in decoding.
 
     Args:
       num_heads: heads in the layer.
-      causal: hides later keys and adds -m (i - j); False adds the symmetric -m |i - j|, for encoders.
-      convention: as in `alibi.alibi_slopes`; "random" is the first draw.
+      causal: hides later keys and adds -m (i - j). False adds the symmetric -m |i - j|, for encoders.
+      convention: as in `alibi.alibi_slopes`. "random" is the first draw.
       slopes: `[num_heads]`, or `[*batch, num_heads]` for each batch entry, for example learned
-        slopes; defaults to the convention.
-      query_offset: the position of the first query, for all batch entries or each; may be traced.
+        slopes. Defaults to the convention.
+      query_offset: the first query's position, for all batch entries or each. It may be traced.
       window, skip_epsilon, sharding, backend: as in `alibi.attention.attend`. In decoding a window
         ends at the last key that the mask shows, so a mask must not hide the newest key.
 
@@ -92,7 +92,7 @@ def alibi_attention_fn(
 
 
 def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> AttentionFn:
-    """Returns `compute(query, key, value, is_causal, arguments)` as an `attention_fn`; `arguments` are
+    """Returns `compute(query, key, value, is_causal, arguments)` as an `attention_fn`. `arguments` are
     fields of an `AttentionCall`.
     """
 

@@ -18,7 +18,7 @@ from alibi.positions.shapes import PerHead
 
 
 class Cached(NamedTuple):
-    """The cache of a layer while new tokens go through it.
+    """A layer's cache while new tokens go through it.
 
     Attributes:
       variable: the layer's Flax variable, which holds its `KeyValues`, or None while the cache is
@@ -50,14 +50,14 @@ def method_attention_fn(
 
     Args:
       params: the method's parameters, both those that layers share and the layer's own.
-      query_positions: positions of the queries, which are the last tokens of `x`.
-      key_positions: positions of all tokens of `x`.
+      query_positions: for the queries, which are the last tokens in `x`.
+      key_positions: for all tokens in `x`.
       segment_ids, sink, options: as in `alibi.attention.attend`.
       ascending: as in `alibi.attention.call.AttentionCall`.
-      scale: a function of the queries and their positions, applied after the position method.
-      bias_scale: s of each head, if `scale` multiplies queries by s ln n (n visible keys) and the
-        bias should be multiplied too; defaults to adding the bias as it is.
-      max_position: exclusive upper bound of traced positions; 0 if unknown.
+      scale: a function for queries and their positions, applied after the position method.
+      bias_scale: s for each head, if `scale` multiplies queries by s ln n (n visible keys) and the
+        bias should be multiplied too. Defaults to adding the bias as it is.
+      max_position: exclusive upper bound on traced positions, or 0 if unknown.
       cache: receives the keys and values of `x` and the method's data for each token. The queries
         attend to all cached tokens, or to `x` alone if the cache was empty.
     """

@@ -40,7 +40,7 @@ def attention_fn(
     backend: str = "auto",
 ) -> AttentionFn:
     """Returns a position method as the `attention_fn` of `flax.linen.MultiHeadDotProductAttention`
-    or `nnx.MultiHeadAttention`; it is also a plain function of arrays.
+    or `nnx.MultiHeadAttention`. It also works on plain arrays.
 
     Positions are as in `alibi.alibi_attention_fn`. `alibi.linen.SelfAttention` and
     `alibi.nnx.SelfAttention` own the parameters, and also take methods that read the layer's input.
@@ -50,13 +50,13 @@ def attention_fn(
         class, or the result of `alibi.make_position`, which must have the same `num_heads` and
         `causal`.
       num_heads: heads in the layer.
-      params: the method's parameters, as `position_params` makes them; None for a method without
+      params: the method's parameters, as `position_params` makes them, or None for a method without
         parameters.
       causal: hides later keys.
-      train_length: tokens in a training sequence. Defaults of some options follow it, such as
-        `max_distance` in t5, and methods that stretch compare the number of keys with it. Defaults to
+      train_length: tokens in a training sequence. Some options' defaults follow it, such as
+        `max_distance` in t5, and methods that stretch compare the key count with it. Defaults to
         512, or to the length with which a given method was made.
-      options: the method's options, as a mapping of names to values.
+      options: the method's options, as a mapping from names to values.
       query_offset, window, skip_epsilon, sharding, backend: as in `alibi.alibi_attention_fn`.
 
     Returns:
@@ -156,7 +156,7 @@ def layer_attention_fn(
     query_offset: int | Int[Array, "*#batch"] | None = None,
 ) -> AttentionFn:
     """Returns a position method as the `attention_fn` of a layer with input `x`, which only a method
-    with `keep` reads; positions are as in `alibi_attention_fn`.
+    with `keep` reads. Positions are as in `alibi_attention_fn`.
     """
 
     @with_flax_signature
@@ -195,7 +195,7 @@ def layer_attention_fn(
 
 
 def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
-    """Returns initial parameters of a method for one layer, with those that layers may share.
+    """Returns a method's initial parameters for one layer, with those that layers may share.
 
     Example:
       >>> import jax
@@ -229,7 +229,7 @@ def check_own_attention(attention_fn: Any) -> None:
 
 
 def check_no_cache(name: str, kind: type[PositionMethod]) -> None:
-    """Raises ValueError for a method that keeps data of each token besides keys and values."""
+    """Raises ValueError for a method that keeps data for each token besides keys and values."""
     if kind.keep is not PositionMethod.keep:
         raise ValueError(
             f"position method {name!r} keeps data of each token, which Flax's cache (decode=True) doesn't hold; "
@@ -239,7 +239,7 @@ def check_no_cache(name: str, kind: type[PositionMethod]) -> None:
 
 @functools.cache
 def _shapes(method: PositionMethod) -> dict[str, Any]:
-    """Returns the shapes of a method's parameters."""
+    """Returns a method's parameter shapes."""
     return _tree_shapes(jax.eval_shape(lambda: position_params(method, jax.random.key(0))))
 
 
@@ -249,7 +249,7 @@ def _tree_shapes(params: Params) -> dict[str, Any]:
 
 
 def _checked(name: str, method: PositionMethod, params: Params) -> Params:
-    """Returns a method's parameters with lists as arrays; ValueError for other names or shapes."""
+    """Returns a method's parameters with lists as arrays. Other names or shapes raise ValueError."""
     if not isinstance(params, Mapping):
         raise ValueError(
             f"params={params!r:.60} of position method {name!r} must be a mapping of names to arrays, as "

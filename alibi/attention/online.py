@@ -1,5 +1,5 @@
-"""The online softmax, by which attention goes through the keys tile by tile (Rabe and Staats 2021;
-Dao et al. 2022).
+"""The online softmax, with which attention goes through keys tile by tile (Rabe and Staats 2021, Dao
+et al. 2022).
 """
 
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from alibi.attention.reference import MASKED
 
 
 class Online(NamedTuple):
-    """The softmax of some queries over the keys so far.
+    """The softmax for some queries over the keys so far.
 
     Attributes:
-      largest: the largest logit of each query.
-      total: the sum of its exponentials, relative to the largest.
-      attended: the sum of the values, weighted with these exponentials.
+      largest: each query's largest logit.
+      total: the exponentials' sum, relative to the largest.
+      attended: the values' sum, weighted with these exponentials.
     """
 
     largest: Float[Array, "*rows 1"]
@@ -29,7 +29,7 @@ class Online(NamedTuple):
         """Returns the softmax before the first tile.
 
         Args:
-          sink: the logit of one more key, whose value is zero; None for no such key.
+          sink: one more key's logit, with value zero, or None for no such key.
         """
         return cls(
             jnp.full((*rows, 1), MASKED if sink is None else sink, jnp.float32),
@@ -46,7 +46,7 @@ class Online(NamedTuple):
         """Returns the softmax after one more tile.
 
         Args:
-          attend: the sum of the tile's values, weighted with its argument `[*rows, keys]`.
+          attend: sums the tile's values, weighted with its argument `[*rows, keys]`.
         """
         largest = jnp.maximum(self.largest, logits.max(axis=-1, keepdims=True))
         exponentials = exponential(logits - largest)
@@ -61,10 +61,10 @@ class Online(NamedTuple):
     def result(
         self, unit: float = 1.0
     ) -> tuple[Float[Array, "*rows value_dim"], Float[Array, "*rows 1"]]:
-        """Returns the attended values, and the logarithm of the sum of the exponentials (lse).
+        """Returns the attended values, and lse = log(sum(exp(logits))).
 
         Args:
-          unit: a factor of the logits and of the logarithm.
+          unit: a factor for logits and the logarithm.
         """
         # A query without visible keys has gathered exp(MASKED - MASKED) = 1 for each key, and gets
         # zeros; with an lse of -MASKED all its weights are zero in the backward pass. NaN shows in

@@ -37,12 +37,12 @@ def reference_attention(
     section 3).
 
     A bias that adds values changes the result too. Logits, bias and softmax are float32 for inputs in
-    any dtype; the result has the dtype of `value`. A query without visible keys gives zeros.
+    any dtype. The result has `value`'s dtype. A query without visible keys gives zeros.
 
     Args:
-      visible: True where a query sees a key; None if each query sees all keys.
+      visible: True where a query sees a key, or None if each query sees all keys.
       keep: dropout's factors for the weights, each 0 or 1 / (1 - rate).
-      weights_einsum, values_einsum: replace `jnp.einsum` in the two products; Flax passes quantized
+      weights_einsum, values_einsum: replace `jnp.einsum` in the two products. Flax passes quantized
         ones. Without them each query head needs its own key head.
       sow: a function called with the weights, before dropout.
       sink, logit_cap: as in `alibi.attention.attend`.
@@ -71,7 +71,7 @@ def reference_attention(
 
 
 def capped(logits: Float[Array, "*shape"], most: float | None) -> Float[Array, "*shape"]:
-    """Returns scaled logits z as c tanh(z / c), where `most` is c; unchanged for None."""
+    """Returns scaled logits z as c tanh(z / c), where `most` is c, or unchanged for None."""
     return logits if most is None else most * jnp.tanh(logits / most)
 
 
@@ -80,7 +80,7 @@ def _softmax(
     visible: Bool[Array, "*#batch #heads #q k"] | None,
     sink: PerHead | None = None,
 ) -> Float[Array, "*batch heads q k"]:
-    """Returns the weights of visible keys; zeros for a query without any."""
+    """Returns weights for visible keys, or zeros for a query without any."""
     if sink is not None:  # the logit of one more key
         column = sink.astype(jnp.float32)[:, None, None]
         column = jnp.broadcast_to(column, (*logits.shape[:-1], 1))
@@ -102,7 +102,7 @@ def _softmax(
 def dropout_factors(
     rng: PRNGKeyArray, rate: float, shape: tuple[int, ...], broadcast: bool
 ) -> Float[Array, "*batch heads q k"]:
-    """Returns an array of factors 0 or 1 / (1 - rate); with `broadcast`, the same for all batch
+    """Returns an array with factors 0 or 1 / (1 - rate), with `broadcast` the same for all batch
     entries and heads.
     """
     if broadcast:

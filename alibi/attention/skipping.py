@@ -1,9 +1,9 @@
-"""The proof by which attention leaves out tiles of a bounded bias.
+"""The proof that lets attention leave out tiles with a bounded bias.
 
-Without its bias no logit of a query exceeds U: the query's norm times the largest norm of a key,
-over sqrt(head_dim). Let l be the biased logit of the nearest visible key; the largest logit in the
-row is at least l. A `bounded` bias gives two numbers for each block of keys: b, the most it adds to
-a logit there (`upper_bound`), and s, the largest possible sum of exp(bias) over the block
+Without its bias no logit in a row exceeds U: the query's norm times the largest key norm,
+over sqrt(head_dim). Let l be the nearest visible key's biased logit. The largest logit in the
+row is at least l. A `bounded` bias gives two numbers for each key block: b, the most it adds to
+a logit there (`upper_bound`), and s, the most that exp(bias) can add up to over the block
 (`log_sum_bound`). So with the excess x = U - l, relative to the row's largest exponential
 
     one key of the block           <= exp(x + b)
@@ -12,7 +12,7 @@ a logit there (`upper_bound`), and s, the largest possible sum of exp(bias) over
 With `skip_epsilon` = 0 a block is left out if float32 rounds the first bound to zero. With a larger
 epsilon, blocks are left out from the farthest on, as long as the second bound is less than
 `skip_epsilon`. U and l are computed from the actual queries and keys when the program runs. For
-ALiBi b is -m d, with d the distance of the nearest key in the block, and s is a geometric series. A
+ALiBi b is -m d, with d the nearest key's distance, and s is a geometric series. A
 sink only makes weights smaller. A cap brings any two logits closer together, and each closer to 0,
 so that x and U are bounds with it too.
 """
@@ -53,7 +53,7 @@ class Nearest(NamedTuple):
 def key_excess(
     call: AttentionCall, nearest: Nearest, tiling: Tiling
 ) -> Float[Array, "batch heads q_blocks"]:
-    """Returns the largest excess x = U - l in each block of queries, rounding included.
+    """Returns the largest excess x = U - l in each query block, rounding included.
 
     It is infinite, to skip nothing, if an input is not finite: a key or value counts for its whole
     head, a query for its block.
@@ -83,7 +83,7 @@ def key_excess(
 
 
 def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_or_1 q heads"]:
-    """Returns the bias of each query and its nearest key."""
+    """Returns the bias for each query and its nearest key."""
     assert call.bias is not None
     assert call.known_positions is not None
     bias = lax.stop_gradient(call.bias.folded(call.query.ndim - 3))
@@ -105,7 +105,7 @@ def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_o
 def key_ranges(
     call: AttentionCall, tiling: Tiling, sides: Sides
 ) -> Int[Array, "groups q_blocks two"]:
-    """Returns, for each group and block of queries, the first block of keys to compute and the block
+    """Returns, for each group and query block, the first key block to compute and the block
     after the last.
     """
     needed = tiles_needed(call, tiling, sides)
@@ -122,7 +122,7 @@ def ranges_of(needed: Bool[Array, "*rows columns"]) -> Int[Array, "*rows two"]:
 
 
 def computed_ranges(call: AttentionCall) -> Int[np.ndarray, "groups q_blocks two"]:
-    """Returns the `key_ranges` of a call with concrete arrays, to count the tiles of `blocked`."""
+    """Returns the `key_ranges` for a call with concrete arrays, to count `blocked`'s tiles."""
     tiling = make_tiling(call)
 
     @jax.jit
@@ -134,7 +134,7 @@ def computed_ranges(call: AttentionCall) -> Int[np.ndarray, "groups q_blocks two
 
 
 def skipped_share(call: AttentionCall) -> float:
-    """Returns the share of tiles left out for the bias, among the tiles that causal mask and window
+    """Returns the share of tiles left out for the bias, among those that causal mask and window
     show.
     """
     everything = dataclasses.replace(
@@ -191,7 +191,7 @@ def tile_distances(
     tiling: Tiling,
 ) -> tuple[Any, Any]:
     """Returns, for each tile, the least query position minus key position, and the least key position
-    minus query position; `[batch or 1, q_blocks, k_blocks]`.
+    minus query position, `[batch or 1, q_blocks, k_blocks]`.
 
     NumPy positions, which are known when the call is traced, give NumPy distances.
     """
@@ -208,7 +208,7 @@ def _extremes(positions: Any, blocks: int) -> tuple[Any, Any]:
 
 
 def nearest_keys(call: AttentionCall) -> Nearest | None:
-    """Returns the nearest key of each query, or None if only the running program knows it.
+    """Returns each query's nearest key, or None if only the running program knows it.
 
     It is known if positions are NumPy arrays, the keys' positions ascend, and there is no mask.
     """

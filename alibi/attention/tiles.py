@@ -1,4 +1,4 @@
-"""Tiles of a call: queries and keys in blocks, batch entries and heads in groups."""
+"""A call's tiles: queries and keys in blocks, batch entries and heads in groups."""
 
 import dataclasses
 import functools
@@ -29,12 +29,12 @@ Sides = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """The tiles of a call and its other static values.
+    """A call's tiles and other static values.
 
     Attributes:
-      batch, heads, q_length, k_length: sizes of the call; all batch dimensions count as one.
-      batch_group, head_group: the numbers of batch entries and heads that are computed together.
-      q_block, k_block: the numbers of queries and keys in a tile.
+      batch, heads, q_length, k_length: the call's sizes. All batch dimensions count as one.
+      batch_group, head_group: how many batch entries and heads are computed together.
+      q_block, k_block: queries and keys in a tile.
       sight, logit_cap, dropout_rate, broadcast_dropout, precision: as in the call.
     """
 
@@ -81,7 +81,7 @@ class Tiling:
         )
 
     def first_of_group(self, index: Any) -> tuple[Any, Any]:
-        """Returns the first batch entry and the first head in a group; `index` may be traced."""
+        """Returns the first batch entry and the first head in a group (`index` may be traced)."""
         batch, head = jnp.divmod(index, self.head_groups)
         return batch * self.batch_group, head * self.head_group
 
@@ -124,7 +124,7 @@ def make_tiling(call: AttentionCall) -> Tiling:
 
 
 def _at_once(count: int, fitting: int, devices: int) -> int:
-    """Returns how many of `count` batch entries or heads to compute together: its largest divisor up
+    """Returns how many among `count` batch entries or heads to compute together: its largest divisor up
     to `fitting`.
 
     On several devices it is `count`, since a loop over a split array would gather it.
@@ -193,10 +193,10 @@ def put_group(
 
 
 class Tile(NamedTuple):
-    """A block of queries against a block of keys, for the batch entries and heads in a group.
+    """A query block against a key block, for the batch entries and heads in a group.
 
     Attributes:
-      q_block, k_block: the indices of the blocks; they may be traced.
+      q_block, k_block: the blocks' indices, which may be traced.
       part: a `Part` with all four ranges.
     """
 
@@ -215,8 +215,8 @@ class Tile(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(x, start, size, axis=-1)
 
     def bias_values(self, bias: Bias | None) -> Float[Array, "batch heads q k"] | None:
-        """Returns the values of a bias cut to the tile; the batch dimension is 1 if entries share
-        them.
+        """Returns the values from a bias cut to the tile. The batch dimension is 1 if entries
+        share them.
         """
         if bias is None:
             return None
@@ -230,7 +230,7 @@ class Tile(NamedTuple):
         return bias.of_values(weights, self.side("query_positions"), self.side("key_positions"))
 
     def visible(self) -> Bool[Array, "#batch #heads q k"] | None:
-        """Returns a mask, True where a query sees a key; None if all queries see all keys."""
+        """Returns a mask, True where a query sees a key, or None if all queries see all keys."""
         tiling, segments = self.tiling, None
         positions = rows_and_columns(self.side("query_positions"), self.side("key_positions"))
         if self.sides["query_segments"] is not None:

@@ -1,6 +1,6 @@
-"""Which keys a query sees, by the causal mask, a window, segments and a user's mask.
+"""Which keys a query sees: the causal mask, a window, segments and a user's mask.
 
-All backends decide it here, for pairs of a query and a key and for whole tiles of pairs.
+All backends decide it here, for pairs of a query and a key and for whole tiles.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Sight(NamedTuple):
 
     Attributes:
       causal: keys at greater positions than the query's are hidden.
-      window: keys at this distance or farther are hidden; None for no window.
+      window: keys at this distance or farther are hidden, or None for no window.
     """
 
     causal: bool
@@ -30,7 +30,7 @@ class Sight(NamedTuple):
 
         Args:
           queries, keys: positions that broadcast against each other.
-          segments: those of the queries and of the keys, which broadcast too; None for no segments.
+          segments: for queries and for keys, which broadcast too, or None for no segments.
         """
         if self.causal:
             yield keys <= queries
@@ -52,7 +52,7 @@ class Sight(NamedTuple):
         )
 
     def of_whole_tile(self, seen: Any, least: Any, spread: int) -> Any:
-        """Returns `seen`, made False unless each query of a tile sees each key by position.
+        """Returns `seen`, made False unless each query in a tile sees each key by position.
 
         Args:
           least: the least query position minus key position.
@@ -66,14 +66,14 @@ class Sight(NamedTuple):
 
 
 def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
-    """Returns True where a mask shows a key; takes booleans, zeros and ones, and additive masks.
+    """Returns True where a mask shows a key, from booleans, zeros and ones, or an additive mask.
 
     A mask of floats without a value above zero is additive: zeros show, and values below zero, such
-    as -1e9 and -inf, hide. A mask of integers is additive if a value is below zero; zeros alone hide
+    as -1e9 and -inf, hide. A mask of integers is additive if a value is below zero. Zeros alone hide
     all keys.
 
     Raises:
-      ValueError: known values that are neither, such as a bias of the logits.
+      ValueError: known values that are neither, such as a bias for the logits.
     """
     if jnp.asarray(mask).dtype == bool:
         return jnp.asarray(mask)

@@ -1,5 +1,5 @@
-"""The CPU's attention for short lengths against the dense formula in float64, in value and all
-gradients.
+"""The CPU's attention for short lengths against `reference`, in value and all gradients; test_sink.py
+has the formulas in float64.
 """
 
 import functools
@@ -48,48 +48,27 @@ def _inputs(q_length, k_length, heads=2, head_dim=4, batch=2):
     rng = np.random.default_rng(0)
     query, out = rng.standard_normal((2, batch, q_length, heads, head_dim))
     key, value = rng.standard_normal((2, batch, k_length, heads, head_dim))
-    return query, key, value, rng.standard_normal((heads, q_length, k_length)), out
+    bias = rng.standard_normal((heads, q_length, k_length))
+    return [jnp.asarray(x, jnp.float32) for x in (query, key, value, bias, out)]
 
 
-def _float32(*arrays):
-    return [jnp.asarray(x, jnp.float32) for x in arrays]
+def _assert_equals_reference(query, key, value, bias, out, **arguments):
+    """Compares the result and the gradients of queries, keys, values and the bias."""
 
-
-def _dense(query, key, value, bias, out, causal, window=None):
-    """Value and gradients of sum(out * attention), from the formulas of softmax, in float64."""
-    distance = (
-        np.arange(query.shape[1])[:, None] + key.shape[1] - query.shape[1] - np.arange(key.shape[1])
-    )
-    visible = (distance >= 0) | (not causal)
-    if window is not None:
-        visible = visible & (np.abs(distance) < window)
-    scale = query.shape[-1] ** -0.5
-    exponentials = np.where(
-        visible, np.exp(np.einsum("bqhd,bkhd->bhqk", query, key) * scale + bias), 0.0
-    )
-    weights = exponentials / exponentials.sum(-1, keepdims=True)
-    attended = np.einsum("bhqk,bkhd->bqhd", weights, value)
-    dweights = np.einsum("bqhd,bkhd->bhqk", out, value)
-    dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
-    return (
-        attended,
-        np.einsum("bhqk,bkhd->bqhd", dlogits, key) * scale,
-        np.einsum("bhqk,bqhd->bkhd", dlogits, query) * scale,
-        np.einsum("bhqk,bqhd->bkhd", weights, out),
-        dlogits.sum(0),
-    )
-
-
-def _value_and_gradients(query, key, value, bias, out, causal, window=None):
-    @jax.jit
-    def compute(query, key, value, bias, out):
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradients(backend, *arrays):
         def attended(query, key, value, bias):
-            return attention(query, key, value, bias=bias, causal=causal, window=window)
+            return attend(query, key, value, bias=bias, backend=backend, **arguments)
 
-        result, vjp = jax.vjp(attended, query, key, value, bias)
-        return result, *vjp(out)
+        result, to_gradients = jax.vjp(attended, *arrays)
+        return result, *to_gradients(out)
 
-    return compute(*_float32(query, key, value), bias, *_float32(out))
+    saved, dense = (
+        jax.tree.leaves(value_and_gradients(backend, query, key, value, bias))
+        for backend in ("saved", "reference")
+    )
+    for got, needed in zip(saved, dense, strict=True):
+        np.testing.assert_allclose(got, needed, atol=2e-5)
 
 
 # One block of queries, two, an odd last block; fewer queries than keys, and a single query.
@@ -108,29 +87,15 @@ def _value_and_gradients(query, key, value, bias, out, causal, window=None):
 )
 def test_value_and_gradients_are_those_of_dense_attention(q_length, k_length, causal, window):
     query, key, value, bias, out = _inputs(q_length, k_length)
-    expected = _dense(query, key, value, bias, out, causal, window)
-    *actual, dbias = _value_and_gradients(
-        query, key, value, Written(*_float32(bias)), out, causal, window
-    )
-    for got, needed in zip((*actual, dbias.values), expected, strict=True):
-        np.testing.assert_allclose(got, needed, atol=2e-5)
+    _assert_equals_reference(query, key, value, Written(bias), out, causal=causal, window=window)
 
 
-@pytest.mark.parametrize(
-    ("q_length", "k_length", "causal"), [(70, 200, True), (300, 300, True), (131, 131, False)]
-)
-def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, k_length, causal):
-    """Its gradient is the written bias's, summed over the queries."""
-    query, key, value, _, out = _inputs(q_length, k_length, batch=1)
-    rows = np.random.default_rng(1).standard_normal((2, k_length))
-    whole = np.broadcast_to(rows[:, None], (2, q_length, k_length))
-    expected = _dense(query, key, value, whole, out, causal)
-    of_keys = OfKeys(*_float32(rows.T[None]))
-    *actual, dbias = _value_and_gradients(query, key, value, of_keys, out, causal)
-    for got, needed in zip(
-        (*actual, dbias.values[0].T), (*expected[:4], expected[4].sum(1)), strict=True
-    ):
-        np.testing.assert_allclose(got, needed, atol=2e-5)
+@pytest.mark.parametrize(("q_length", "causal"), [(70, True), (131, False)])
+def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, causal):
+    """Its gradient is summed over the queries."""
+    query, key, value, _, out = _inputs(q_length, 200, batch=1)
+    rows = jnp.asarray(np.random.default_rng(1).standard_normal((1, 200, 2)), jnp.float32)
+    _assert_equals_reference(query, key, value, OfKeys(rows), out, causal=causal)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +156,7 @@ def test_positions_drawn_at_run_time_and_windows(position, drawn):
 
 
 def test_a_constant_bias_costs_no_gradient(monkeypatch):
-    query, key, value, bias, _ = _float32(*_inputs(128, 128, heads=3))
+    query, key, value, bias, _ = _inputs(128, 128, heads=3)
     summed, sum_first = [], saved.sum_first
     monkeypatch.setattr(saved, "sum_first", lambda x: summed.append(x.shape) or sum_first(x))
 
@@ -207,7 +172,7 @@ def test_a_constant_bias_costs_no_gradient(monkeypatch):
 
 def test_logits_above_the_diagonal_are_not_computed():
     """Two blocks at 128: the second half of the keys never meets the first half of the queries."""
-    query, key, value, bias, _ = _float32(*_inputs(128, 128, heads=3))
+    query, key, value, bias, _ = _inputs(128, 128, heads=3)
     assert query_blocks(128, 128, causal=True) == [
         QueryBlock(0, 64, 0, 64),
         QueryBlock(64, 128, 64, 128),
@@ -219,7 +184,7 @@ def test_logits_above_the_diagonal_are_not_computed():
 
 
 def test_large_logits_neither_overflow_nor_vanish():
-    query, key, value, bias, _ = _float32(*_inputs(6, 6))
+    query, key, value, bias, _ = _inputs(6, 6)
     attended = jax.jit(attention)(query * 1e3, key * 1e3, value, bias=Written(bias))
     assert np.isfinite(attended).all()
     # the first query sees one key
@@ -227,16 +192,17 @@ def test_large_logits_neither_overflow_nor_vanish():
 
 
 def test_bfloat16_is_as_near_to_float32_as_the_rounding_of_its_inputs():
-    *inputs, bias, out = _inputs(130, 130, head_dim=8)
-    rounded = [jnp.asarray(x, jnp.bfloat16) for x in inputs]
-    expected = _dense(*(np.asarray(x, np.float64) for x in rounded), bias, out, causal=True)[0]
-    actual = jax.jit(attention)(*rounded, bias=Written(*_float32(bias)))
+    *arrays, bias, _ = _inputs(130, 130, head_dim=8)
+    rounded = [x.astype(jnp.bfloat16) for x in arrays]
+    exact = [x.astype(jnp.float32) for x in rounded]
+    expected = jax.jit(functools.partial(attend, backend="reference"))(*exact, bias=Written(bias))
+    actual = jax.jit(attention)(*rounded, bias=Written(bias))
     assert actual.dtype == jnp.bfloat16
     np.testing.assert_allclose(actual.astype(jnp.float32), expected, atol=2**-6)
 
 
 def test_nan_is_not_hidden():
-    query, key, value, bias, _ = _float32(*_inputs(6, 6))
+    query, key, value, bias, _ = _inputs(6, 6)
     attended = jax.jit(attention)(query.at[0, 3].set(jnp.nan), key, value, bias=Written(bias))
     assert np.isnan(attended[0, 3]).all()
     assert np.isfinite(attended[0, 4:]).all()

@@ -1,1 +1,1 @@
-"""Attention by fused kernels of GPUs and TPUs."""
+"""Attention in fused kernels for GPUs and TPUs."""

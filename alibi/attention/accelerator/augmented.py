@@ -21,17 +21,17 @@ Slopes = Float[Array, " heads"]
 def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """Computes causal ALiBi attention with cuDNN's flash kernel, in memory linear in the length.
 
-    cuDNN knows no ALiBi and needs none: the bias is part of the products of the widened queries and
+    cuDNN knows no ALiBi and needs none: the bias is in the products of widened queries and
     keys (`bias_columns`), so there is neither a `[heads, q, k]` bias nor its gradient. It is
     differentiable once, in reverse mode, in queries, keys, values and slopes.
 
-    For bfloat16 inputs the logits are as exact as the dense ones. The gradient of the slopes is
+    For bfloat16 inputs the logits are as exact as the dense ones. The slopes' gradient is
     summed in float32 from the kernel's dq, which is rounded to bfloat16 first. It is off by about 1%
     at 1,024 tokens, so `auto` leaves learned slopes to other backends.
 
     On a CPU the dense formula of `jax.nn` stands in for a kernel, for tests.
 
-    Source: paper, section 3; FlashBias (arXiv 2505.12044).
+    Source: paper, section 3, and FlashBias (arXiv 2505.12044).
     """
     assert call.bias is not None
     rows = [x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value)]
@@ -61,7 +61,7 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
 
 
 def cannot_augment(call: AttentionCall) -> str:
-    """Returns why `augmented_attention` can't do the call; the empty string if it can."""
+    """Returns why `augmented_attention` can't do the call, or an empty string."""
     platform = call.options.platform
     if call.bias is None or call.bias.slopes is None or call.bias.symmetric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
@@ -93,12 +93,12 @@ def cannot_augment(call: AttentionCall) -> str:
 def bias_columns(
     slopes: Slopes, length: int
 ) -> tuple[Float[Array, "length heads columns"], Float[Array, "length heads columns"]]:
-    """Returns columns for queries and keys, float32; their products are -m (i - j) plus a constant
-    for each row.
+    """Returns columns for queries and keys, float32, with products -m (i - j) plus a constant in each
+    row.
 
     Softmax ignores the constant. All entries are exact in bfloat16, and their products are exact in
     float32: a position, counted from the middle, is 512 a + b, and a float32 slope is the sum of
-    three terms. Six columns add m j. Two more add -m i up to a relative error of 2^-16, which is the
+    three terms. Six columns add m j. Two more add -m i with a relative error up to 2^-16, which is the
     constant. Without them the sums would grow as m j, and float32 would lose m (i - j) in them at
     long lengths.
     """
@@ -115,7 +115,7 @@ def bias_columns(
 
 
 def _terms(x: Float[Array, "..."], count: int) -> list[Array]:
-    """Returns `count` numbers, bfloat16, that sum to x (1 - 2^-(8 count)) or closer; the first has
+    """Returns `count` numbers, bfloat16, that sum to x (1 - 2^-(8 count)) or closer, the first with
     x's gradient.
     """
     rest, terms = lax.stop_gradient(x), []
@@ -132,7 +132,7 @@ def _kernel_width(head_dim: int, value_dim: int) -> int:
 
 
 def compute_capability() -> float:
-    """Returns the compute capability of the first NVIDIA GPU; 0 if there is none."""
+    """Returns the compute capability of the first NVIDIA GPU, or 0 if there is none."""
     try:
         return float(jax.local_devices(backend="cuda")[0].compute_capability)
     except RuntimeError:

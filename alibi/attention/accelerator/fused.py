@@ -1,16 +1,16 @@
 """Flash attention with its bias inside the kernel, for GPUs and TPUs.
 
-The algorithm is that of `alibi.attention.blocked`, tile by tile, in one kernel for the forward pass
-and two for the backward pass (Dao 2023, arXiv 2307.08691); on GPUs a third one makes the gradient of
-diagonals. The kernels know three kinds of bias, for query i at position p_i and key j at p_j:
+The algorithm is `alibi.attention.blocked`, in one kernel for the forward pass
+and two for the backward pass (Dao 2023, arXiv 2307.08691). On GPUs a third one makes the diagonals'
+gradient. The kernels know three biases, for query i at position p_i and key j at p_j:
 
     slopes      -m (p_i - p_j), or -m |p_i - p_j|
     diagonals   a number for each i - j
     terms       a number for the query plus a number for the key
 
-They make its values in each tile, and sum its gradients tile by tile in a fixed order; no array of
-size [q, k] exists. Hidden tiles, and tiles that the bias makes too light
-(`alibi.attention.skipping`), are not in a kernel's list of tiles (a range on GPUs), and cost nothing.
+They make its values in each tile, and sum its gradients in a fixed order. No array
+[q, k] exists. Hidden tiles, and tiles that the bias makes too light
+(`alibi.attention.skipping`), are not in a kernel's list (a range on GPUs), and cost nothing.
 """
 
 import functools
@@ -71,7 +71,7 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
 
 
 def cannot_fuse(call: AttentionCall) -> str:
-    """Returns why `fused_attention` can't do the call; the empty string if it can."""
+    """Returns why `fused_attention` can't do the call, or an empty string."""
     bias, platform = call.bias, call.options.platform
     if call.mask is not None:
         return "it takes segments, and no mask"
@@ -107,7 +107,7 @@ def cannot_fuse(call: AttentionCall) -> str:
 
 
 def _bias_arrays(call: AttentionCall, plan: Plan) -> dict[str, Array]:
-    """Returns the arrays of `Operands.bias`."""
+    """Returns the arrays for `Operands.bias`."""
     if call.bias is None:
         return {}
     if call.bias.slopes is not None:
@@ -143,7 +143,7 @@ def _in_units(operands: Operands, plan: Plan) -> Operands:
 
 
 def _kernels(plan: Plan) -> Any:
-    """Returns the module of the kernels (see `plan`), whose import takes a while."""
+    """Returns the module with the kernels (see `plan`). Its import takes a while."""
     if plan.on_gpu:
         from alibi.attention.accelerator import triton
 

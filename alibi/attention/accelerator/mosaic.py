@@ -1,7 +1,7 @@
 """The fused kernels for TPUs (Pallas, compiled by Mosaic).
 
-A kernel begins a row of tiles with zeros in its scratch memory, adds its tiles one after the other,
-and ends it by writing the result.
+For each row of tiles a kernel sets its scratch memory to zero, adds tile after tile, and writes the
+result.
 """
 
 import functools
@@ -25,7 +25,7 @@ from alibi.attention.online import Online
 
 
 def _to_diagonals(tile: Float[Array, "block block"]) -> Float[Array, "1 two_blocks"]:
-    """Returns the sum over each diagonal of a tile, in the order of `_from_diagonals`."""
+    """Returns the sum over each diagonal in a tile, in the order of `_from_diagonals`."""
     rows = jnp.concatenate([tile, jnp.zeros_like(tile)], axis=1)
     while len(rows) > 1:  # row r has still to move by len(rows) - 1 - r columns
         half = len(rows) // 2

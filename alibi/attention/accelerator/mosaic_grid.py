@@ -1,8 +1,8 @@
-"""The grid of a fused kernel for TPUs: its tiles, and the blocks that each reads and writes.
+"""The grid for a fused kernel on TPUs: its tiles, and the blocks that each reads and writes.
 
-The grid is a list of tiles for each core, in scalar memory, made when the program runs. The tiles in
-a row follow each other. A row is a block of queries in the forward pass and for their gradients, and
-a block of keys for the other gradients.
+The grid is a list for each core, in scalar memory, made when the program runs. The tiles in
+a row follow each other. A row is a query block in the forward pass and for their gradients, and
+a key block for the other gradients.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ VMEM_LIMIT = 48 * 2**20  # bytes that a kernel may use, of 64 MiB or more since 
 
 
 class Place(NamedTuple):
-    """The indices of a tile's sequence, query head, block of queries and block of keys."""
+    """The indices of a tile's sequence, query head, query block and key block."""
 
     batch: Any
     head: Any
@@ -34,9 +34,9 @@ class Step(NamedTuple):
 
     Attributes:
       at: the tile.
-      is_computed: False for steps after the end of the list.
-      begins_head, begins_row, ends_row: whether the tile is the first of a head, and the first or the
-        last of a row.
+      is_computed: False for steps after the list's end.
+      begins_head, begins_row, ends_row: whether the tile is the first in a head, and the first or
+        last in a row.
     """
 
     at: Place
@@ -47,10 +47,10 @@ class Step(NamedTuple):
 
 
 class Pass:
-    """The lists of tiles for a kernel, and the blocks of arrays that a tile reads or writes.
+    """The lists of tiles for a kernel, and the blocks that a tile reads or writes.
 
     Args:
-      by_keys: True if rows are blocks of keys.
+      by_keys: True if rows are key blocks.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Pass:
         self.counts = rows.sum(axis=(1, 2), dtype=jnp.int32)
 
     def place(self, part: Any, number: Any) -> Place:
-        """Returns the place of a tile; its number is its row times the columns plus its column."""
+        """Returns the place for tile number row * columns + column."""
         plan, heads = self.plan, self.plan.heads // self.parts
         if self.by_keys:
             row, q = _divided(number, plan.q_blocks)
@@ -86,7 +86,7 @@ class Pass:
         return Place(batch, head * self.parts + part, q, k)
 
     def step(self, steps: Any) -> "Step":
-        """Returns the running step; `steps` are the lists and their lengths."""
+        """Returns the running step from all lists and their lengths."""
         tiles, counts = steps
         part, step = pl.program_id(0), pl.program_id(1)
         columns, last = self.plan.q_blocks if self.by_keys else self.plan.k_blocks, counts[part] - 1
@@ -119,14 +119,14 @@ class Pass:
         return self.block((1, 1, self.plan.block, width), lambda at: (at.batch, at.head, at.q, 0))
 
     def keys(self, width: int, group: int) -> Any:
-        """Returns the block of keys in a head that `group` query heads share."""
+        """Returns the key block in a head that `group` query heads share."""
         return self.block(
             (1, 1, self.plan.block, width),
             lambda at: (at.batch, lax.div(at.head, jnp.int32(group)), at.k, 0),
         )
 
     def numbers(self, of: str) -> Any:
-        """Returns the block of an array with a number for each query or key, `[batch, heads, 1,
+        """Returns the block in an array with a number for each query or key, `[batch, heads, 1,
         length]`.
         """
         return self.block(
@@ -177,7 +177,7 @@ class Pass:
         out_blocks: Any,
         scratch: list[tuple[int, int]],
     ) -> Any:
-        """Runs a kernel with float32 scratch arrays of these shapes."""
+        """Runs a kernel with float32 scratch arrays in these shapes."""
         blocks = self.operands(operands), None if backward is None else self.backward(backward)
         if "diagonals" in operands.bias:  # a tile reads two blocks
             both: Any = (operands.bias["diagonals"],) * 2
@@ -262,7 +262,7 @@ def _divided(number: Any, by: int) -> tuple[Any, Any]:
 
 
 def _from_diagonals(halves: list[Float[Array, "1 block"]]) -> Float[Array, "block block"]:
-    """Returns a tile that has, at row r and column c, the entry block - 1 - r + c of both halves."""
+    """Returns a tile that has, at row r and column c, the entry block - 1 - r + c from both halves."""
     numbers = jnp.concatenate(halves, axis=1)
     block = numbers.shape[1] // 2
     rows = jnp.broadcast_to(numbers, (block, 2 * block))

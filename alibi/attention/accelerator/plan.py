@@ -1,13 +1,13 @@
-"""A call of attention as the fused kernels get it.
+"""A call as the fused kernels get it.
 
-Both modules of kernels, `mosaic` for TPUs and `triton` for GPUs, have three functions. All get the
+Both kernel modules, `mosaic` for TPUs and `triton` for GPUs, have three functions. All get the
 plan, the operands, and `needed`, whether each tile is computed, `[batch, heads, q_blocks,
 k_blocks]`:
 
     forward(..., dtype)                  the result, in `dtype`, and `Backward.lse`
-    backward_queries(..., backward)      the gradient of the queries
-    backward_keys(..., backward, names)  the gradients of keys and of values, for each query head, and
-                                         those of the arrays of the bias with these names, as a
+    backward_queries(..., backward)      the gradient for queries
+    backward_keys(..., backward, names)  the gradients for keys and values, for each query head, and
+                                         for the arrays in the bias with these names, as a
                                          dictionary, in the shapes of `Operands.bias` before `Plan.unit`
 """
 
@@ -36,13 +36,13 @@ MOST_TILES = 2**17  # that a TPU's kernel lists in scalar memory, of 1 MiB
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Tiling):
-    """The tiles of a call, a sequence and a head at a time, and the kernels' other static values.
+    """The call's tiles, a sequence and a head at a time, and the kernels' other static values.
 
     Attributes:
-      shared_by: query heads for each head of keys and values.
-      scale: the factor of the products of queries and keys.
-      first: positions of the first query and the first key if both stand at consecutive known
-        positions; else None.
+      shared_by: query heads for each key head.
+      scale: the factor for products of queries and keys.
+      first: positions of the first query and the first key, or None unless both stand at
+        consecutive known positions.
       symmetric: slopes count |p_i - p_j|.
       on_gpu: the kernels are those for GPUs.
       interpret: the kernels run as JAX operations, for tests on a CPU.
@@ -59,23 +59,22 @@ class Plan(Tiling):
 
     @property
     def block(self) -> int:
-        """The number of queries, and of keys, in a tile."""
+        """Queries, and keys, in a tile."""
         return self.q_block
 
     @property
     def unit(self) -> float:
-        """The factor of the logits in the kernels: GPUs compute exponentials to base 2."""
+        """The logits' factor in the kernels: GPUs compute exponentials to base 2."""
         return math.log2(math.e) if self.on_gpu else 1.0
 
 
 class Operands(NamedTuple):
-    """The arrays of a call, in whole blocks.
+    """The call's arrays, in whole blocks.
 
     Attributes:
-      bias: "slopes" `[heads]`; or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from the
-        largest i - j to the least, so that a tile reads two neighbouring rows of them; both times
-        `Plan.unit`; or "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`;
-        float32.
+      bias: float32. "slopes" `[heads]`, or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from
+        the largest i - j to the least, so that a tile reads two neighbouring rows, both times
+        `Plan.unit`. Or "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`.
       sink: float32, times `Plan.unit`, or None.
       sides: "query_positions", "key_positions", "query_segments" and "key_segments" if they are
         needed, `[batch or 1, 1, length]`, int32.
@@ -90,12 +89,12 @@ class Operands(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """The further arrays of the backward pass.
+    """More arrays for the backward pass.
 
     Attributes:
       dout: the gradient of the result.
-      lse: the logarithm of the sum of the exponentials of each query's logits, times `Plan.unit`.
-      delta: the product of the result and its gradient.
+      lse: log(sum(exp(logits))) for each query, times `Plan.unit`.
+      delta: the sum of dout * result over features.
     """
 
     dout: Float[Array, "batch heads q value_dim"]
@@ -104,7 +103,7 @@ class Backward(NamedTuple):
 
 
 def make_plan(call: AttentionCall) -> Plan:
-    """Returns the plan of a call, in blocks of the platform's size.
+    """Returns the call's plan, in blocks that suit the platform.
 
     Raises:
       ValueError: a precision that the kernels don't have.
@@ -142,8 +141,8 @@ def _on_gpu(call: AttentionCall) -> bool:
 
 
 def _precision(call: AttentionCall) -> lax.Precision | None:
-    """Returns the precision of the products: the highest, or None for the default. Products of
-    bfloat16 are exact by default.
+    """Returns the precision for products: the highest, or None for the default, in which bfloat16 is
+    exact.
     """
     given = call.precision
     given = cast(Any, jax.config).jax_default_matmul_precision if given is None else given
@@ -159,8 +158,8 @@ def _precision(call: AttentionCall) -> lax.Precision | None:
 
 
 def _most_tiles(call: AttentionCall, tiling: Tiling) -> int:
-    """Returns the number of tiles that a call needs if its bias skips none, or one for each block of
-    queries or of keys if those are more.
+    """Returns how many tiles a call needs if its bias skips none, at least one for each query block
+    and each key block.
     """
     if call.known_positions is None:
         return tiling.groups * tiling.q_blocks * tiling.k_blocks

@@ -1,4 +1,4 @@
-"""The arithmetic of a tile in all fused kernels."""
+"""The arithmetic on a tile in all fused kernels."""
 
 import functools
 from typing import Any, NamedTuple
@@ -17,17 +17,17 @@ ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = (1, 1), (1, 0), (0, 0)
 
 
 class LoadedTile(NamedTuple):
-    """The arrays of a tile in a kernel. Rows are queries and columns keys, or the other way round.
+    """A tile's arrays in a kernel. Rows are queries and columns keys, or the other way round.
 
     Attributes:
-      query_positions, key_positions: a column and a row, or a row and a column; known positions
+      query_positions, key_positions: a column and a row, or a row and a column. Known positions
         count from the tile's first key.
-      key_numbers: the indices of the keys in the call.
+      key_numbers: the keys' indices in the call.
       segments: for queries and keys, or None.
       slope: m for the head, or None.
-      terms: a number for each query and a number for each key, whose sum is the bias (`terms_of`); or
-        None.
-      bias: the values of another bias, or None.
+      terms: a number for each query and a number for each key, which add up to the bias (`terms_of`),
+        or None.
+      bias: another bias's values, or None.
       by_keys: True if the rows are keys.
     """
 
@@ -73,7 +73,7 @@ class LoadedTile(NamedTuple):
     def product(
         self, plan: Plan, of_queries: Array, of_keys: Array
     ) -> Float[Array, "rows columns"]:
-        """Returns the products of the queries' vectors with the keys' vectors."""
+        """Returns the queries' vectors times the keys' vectors."""
         left, right = (of_keys, of_queries) if self.by_keys else (of_queries, of_keys)
         return product(plan, left, right, ROWS_BY_ROWS)
 
@@ -90,7 +90,7 @@ class LoadedTile(NamedTuple):
         return products, jnp.where(self.visible(plan), logits, MASKED) if masked else logits
 
     def add_to(self, softmax: Online, plan: Plan, *, masked: bool) -> Online:
-        """Returns the online softmax of the tile's queries after its keys."""
+        """Returns the online softmax after this tile."""
 
         def attend(exponentials: Array) -> Array:
             return product(plan, exponentials.astype(self.value.dtype), self.value, ROWS_BY_COLUMNS)
@@ -107,7 +107,7 @@ class LoadedTile(NamedTuple):
         *,
         masked: bool,
     ) -> tuple[Float[Array, "rows columns"], ...]:
-        """Returns the weights and the gradients of the logits and of the products before the cap."""
+        """Returns the weights, and the gradients for logits and for products before the cap."""
         products, logits = self.logits(plan, masked=masked, lse=lse)
         weights = exponential(plan, logits)
         dlogits = weights * (self.product(plan, dout, self.value) - delta)
@@ -120,14 +120,16 @@ class LoadedTile(NamedTuple):
 
 
 def terms_of(plan: Plan, of_queries: Array, of_keys: Array, of_first: Any) -> tuple[Array, Array]:
-    """Returns the terms of a tile, times `plan.unit`; the first key's term moves from the keys to the
-    queries, since running sums are large and only their differences count.
+    """Returns a tile's terms, times `plan.unit`.
+
+    The first key's term moves from keys to queries: running sums are large, and only their
+    differences count.
     """
     return plan.unit * (of_queries + of_first), plan.unit * (of_keys - of_first)
 
 
 def exponential(plan: Plan, logits: Array) -> Array:
-    """Returns the exponentials of logits that have been multiplied with `plan.unit`."""
+    """Returns the exponentials for logits times `plan.unit`."""
     if not plan.on_gpu:
         return jnp.exp(logits)
     # The library's exp2 takes three more instructions, for denormal numbers.
@@ -144,7 +146,7 @@ def multiply_add(plan: Plan, x: Array, factor: float, more: Any) -> Array:
 
 
 def _instruction(name: str, *arrays: Array) -> Array:
-    """Returns the result of an NVIDIA instruction for each element."""
+    """Applies an NVIDIA instruction to each element."""
     from jax.experimental.pallas import triton  # its import takes a while
 
     places = ", ".join(f"${index}" for index in range(len(arrays) + 1))

@@ -1,8 +1,8 @@
 """The fused kernels for GPUs (Pallas, compiled by Triton).
 
-Each program computes a few rows, queries or keys, tile by tile against the range that they need;
-the next tiles are loaded meanwhile. The gradient of a bias by distance has its own kernel: a program
-adds up the tiles of one diagonal, and XLA sums the diagonals of the result.
+Each program computes a few rows, queries or keys, tile by tile against the range that they need, while
+the next tiles are loaded. A bias by distance has a kernel for its gradient: a program adds up
+the tiles on one diagonal, and XLA sums the diagonals in the result.
 """
 
 import functools
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from alibi.attention.accelerator.plan import Backward, Operands, Plan
 from alibi.attention.accelerator.tile_math import ROWS_BY_COLUMNS, product
@@ -189,11 +189,11 @@ def _backward_keys(
 def _diagonals(
     plan: Plan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "heads blocks 1 block"]:
-    """Returns the gradient of `Operands.bias["diagonals"]`."""
+    """Returns the gradient for `Operands.bias["diagonals"]`."""
     size = size_of(plan, DIAGONALS, operands)
     rows = size.rows
     q_rows, k_rows = (blocks * plan.block // rows for blocks in (plan.q_blocks, plan.k_blocks))
-    most = k_rows - 1  # block of keys minus block of queries
+    most = k_rows - 1  # key block minus query block
     if plan.sight.causal and plan.first is not None:
         ahead = plan.first[0] - plan.first[1]
         most = min(most, max((rows - 1 + ahead) // rows, 1 - q_rows))
@@ -208,9 +208,7 @@ def _diagonals(
         jax.ShapeDtypeStruct((plan.heads, count, rows, rows), jnp.float32),
         pl.BlockSpec((1, 1, rows, rows), lambda head, number: (head, count - 1 - number, 0, 0)),
     )
-    # Row r has to move by rows - 1 - r columns: rows one shorter than they are move by one each.
-    flat = jnp.pad(sums[:, :, ::-1], [(0, 0)] * 3 + [(0, rows)]).reshape(plan.heads, count, -1)
-    moved = flat[..., : rows * (2 * rows - 1)].reshape(plan.heads, count, rows, -1).sum(axis=2)
+    moved = _skewed(sums).sum(axis=2)
     halves = jnp.pad(moved, [(0, 0)] * 2 + [(0, 1)]).reshape(plan.heads, count, 2, rows)
     hidden = k_rows - 1 - most
     first, second = (
@@ -222,15 +220,19 @@ def _diagonals(
 def _diagonal_ranges(
     needed: Bool[Array, "batch heads q k"], times: int
 ) -> Int[Array, "batch heads diagonals two"]:
-    """Returns the first block of queries that each diagonal needs and the one after the last, with
-    blocks cut into `times` smaller ones; diagonals go from the least k - q to the largest.
+    """Returns the first query block that each diagonal needs and the one after the last, with
+    blocks cut into `times` smaller ones. Diagonals go from the least k - q to the largest.
     """
     needed = needed.repeat(times, axis=2).repeat(times, axis=3)
-    rows, columns = needed.shape[2:]
-    # Row q has to move by rows - 1 - q columns: rows one shorter than they are move by one each.
-    wide = jnp.pad(needed[:, :, ::-1], [(0, 0)] * 3 + [(0, rows)])
-    wide = wide.reshape(*wide.shape[:2], -1)[..., : rows * (rows + columns - 1)]
-    return ranges_of(wide.reshape(*wide.shape[:2], rows, -1)[:, :, ::-1].swapaxes(2, 3))
+    return ranges_of(_skewed(needed)[:, :, ::-1].swapaxes(2, 3))
+
+
+def _skewed(x: Shaped[Array, "batch heads rows columns"]) -> Shaped[Array, "batch heads rows _"]:
+    """Returns the rows from the last to the first, each one column further to the right."""
+    *batch, rows, columns = x.shape
+    # Rows that are one number shorter than they were move by one each.
+    flat = jnp.pad(x[:, :, ::-1], [(0, 0)] * 3 + [(0, rows)]).reshape(*batch, -1)
+    return flat[..., : rows * (rows + columns - 1)].reshape(*batch, rows, -1)
 
 
 def _sum_diagonal(
@@ -238,7 +240,7 @@ def _sum_diagonal(
 ) -> None:
     head, rows = pl.program_id(0), plan.q_blocks * plan.block // size.rows
     number = pl.num_programs(1) - 1 - pl.program_id(1)  # the longest under a causal mask come first
-    ahead = number - (rows - 1)  # blocks of keys minus blocks of queries
+    ahead = number - (rows - 1)  # key blocks minus query blocks
     # All tiles have the same bias, and all hide the same pairs but for keys that fill up the last.
     first = jnp.maximum(-ahead, 0)
     values = Program(plan, size, refs, by_keys=False, place=(0, head, first)).values(first + ahead)

@@ -1,4 +1,4 @@
-"""The programs of the kernels for GPUs: sizes, loads, and the loop over tiles."""
+"""The programs in kernels for GPUs: sizes, loads, and the loop over tiles."""
 
 import functools
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def run(
     out: Any,
     out_blocks: Any,
 ) -> Any:
-    """Runs a kernel whose programs read any part of the arrays."""
+    """Runs a kernel in which each program may read all arrays."""
     return pl.pallas_call(
         functools.partial(kernel, plan, size),
         grid=grid,
@@ -87,8 +87,9 @@ def run(
 
 
 def _rows_of_heads(x: Array, width: int | None = None) -> Array:
-    """Returns queries, keys or values in a model's layout, `[batch, length, heads, features]`;
-    features are filled up to a power of two of at least 16, as products need.
+    """Returns queries, keys or values as `[batch, length, heads, features]`, like a model's.
+
+    Features are filled up to a power of two from 16 on, as products need.
     """
     width = width or max(16, 1 << (x.shape[-1] - 1).bit_length())
     # XLA leaves out this transposition and the one before.
@@ -96,17 +97,17 @@ def _rows_of_heads(x: Array, width: int | None = None) -> Array:
 
 
 def _floor(columns: int, x: Any) -> Any:
-    """Returns the largest integer up to x / columns; columns are a power of two."""
+    """Returns the largest integer up to x / columns, for columns that are a power of two."""
     return lax.shift_right_arithmetic(x, jnp.int32(columns.bit_length() - 1))
 
 
 class Program:
-    """A program of a kernel: its rows in one sequence and head, and the columns that they meet.
+    """A kernel's program: its rows in one sequence and head, and the columns that they meet.
 
     Args:
       refs: the call's arrays.
       by_keys: True if the rows are keys.
-      place: sequence, head and rows; defaults to the running program's.
+      place: sequence, head and rows, by default the running program's.
     """
 
     def __init__(
@@ -121,15 +122,15 @@ class Program:
         self.queries, self.keys = size[:2][:: -1 if by_keys else 1]
 
     def load_queries(self, array: Any, q: Any) -> Float[Array, "queries features"]:
-        """Returns a block of queries, or of their gradients, from an array of all."""
+        """Loads a query block from queries or their gradients."""
         return array[self.batch, pl.ds(q * self.queries, self.queries), self.head, :]
 
     def load_keys(self, array: Any, k: Any) -> Float[Array, "keys features"]:
-        """Returns a block of keys, or of values, from an array of all."""
+        """Loads a key block from keys or values."""
         return array[self.batch, pl.ds(k * self.keys, self.keys), self.kv_head, :]
 
     def of_queries(self, x: Array) -> Array:
-        """Returns numbers of queries as a column, or as a row if the rows are keys."""
+        """Returns numbers for queries as a column, or as a row if the rows are keys."""
         return x[None, :] if self.by_keys else x[:, None]
 
     def of_keys(self, x: Array) -> Array:
@@ -146,7 +147,7 @@ class Program:
         return self.of_queries(of_query), self.of_keys(of_key)
 
     def numbers(self, array: Any, q: Any) -> Array:
-        """Returns one number for each query, from an array of all."""
+        """Loads one number for each query."""
         span = pl.ds(q * self.queries, self.queries)
         return self.of_queries(array[self.batch, self.head, 0, span])
 
@@ -157,7 +158,7 @@ class Program:
         return least - self.row * self.size.rows
 
     def far(self) -> Any:
-        """Returns how many of the farthest tiles have one constant bias (the first such tile if rows
+        """Returns how many farthest tiles have one constant bias (the first such tile if rows
         are keys).
         """
         rows, columns, *_ = self.size
@@ -168,7 +169,7 @@ class Program:
         return _floor(columns, first + columns - 1)
 
     def values(self, tile: Any) -> Any:
-        """Returns the values of a bias by distance in a tile; None for another bias."""
+        """Returns the values that a bias by distance has in a tile, or None for another bias."""
         diagonals: Any = self.refs.bias.get("diagonals")
         if diagonals is None:
             return None
@@ -183,7 +184,7 @@ class Program:
     def tile(
         self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any
     ) -> LoadedTile:
-        """Returns a tile with these queries, keys, values and values of a bias."""
+        """Returns a tile with these arrays and its positions, segments and other biases."""
         plan, bias = self.plan, self.refs.bias
         queries = self.of_queries(lax.broadcasted_iota(jnp.int32, (self.queries,), 0))
         keys = self.of_keys(lax.broadcasted_iota(jnp.int32, (self.keys,), 0))
@@ -216,8 +217,8 @@ class Program:
         return tile.gradients(self.plan, dout, lse, delta, masked=masked)
 
     def whole(self) -> tuple[Any, Any]:
-        """Returns the first tile in which all rows see all columns, and the tile after the last; an
-        empty range if only the running program knows.
+        """Returns the first tile in which all rows see all columns, and the tile after the last,
+        or an empty range if only the running program knows.
         """
         plan, (rows, columns, *_) = self.plan, self.size
         nothing = jnp.int32(0), jnp.int32(0)
@@ -271,7 +272,7 @@ def prepared(plan: Plan, operands: Operands, *, by_keys: bool = False) -> Operan
     """Returns the operands in the kernels' layout.
 
     A bias by distance comes in copies, from the least i - j to the largest if the rows are keys, with
-    its value at the largest distance and the number of distances that share it.
+    its value at the largest distance and how many distances share it.
     """
     bias = dict(operands.bias)
     if "diagonals" in bias:
@@ -293,7 +294,7 @@ def rows_of(size: Size, width: int, last: int | None = None) -> Any:
     """Returns the block that a program writes in an array `[batch, length, heads, width]`.
 
     Args:
-      last: the index of the last rows if programs take the last rows first: under a causal mask the
+      last: the last rows' index if programs take the last rows first: under a causal mask the
         last queries take longest, and the first keys.
     """
 
@@ -304,8 +305,8 @@ def rows_of(size: Size, width: int, last: int | None = None) -> Any:
 
 
 def numbers_of(size: Size, last: int | None = None) -> Any:
-    """Returns the block that a program writes in an array `[batch, heads, 1, length]`; `last` as in
-    `rows_of`.
+    """Returns the block that a program writes in an array `[batch, heads, 1, length]`, with
+    `last` as in `rows_of`.
     """
 
     def index(batch: Any, head: Any, row: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Attention for CPUs at short lengths: it keeps the exponentials of the logits for the backward
+"""Attention for CPUs at short lengths: it keeps the logits' exponentials for the backward
 pass.
 
 With `dout`, the gradient of the result `out`, and `delta`, the sum of dout * out over features,
@@ -32,7 +32,7 @@ from alibi.positions.shapes import PerHead
 # dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
 Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
-# one for each block of queries; empty without a bias
+# one for each query block; empty without a bias
 Biases = tuple[Float[Array, "*batch heads _ _"], ...]
 
 LEAST_ROWS, MOST_ROWS = 64, 192  # queries of a block, but for the last, which may have fewer
@@ -43,7 +43,7 @@ class QueryBlock(NamedTuple):
 
     Attributes:
       start, stop: the first query, and the query after the last.
-      own: the index of the key at the first query's position.
+      own: the key at the first query's position.
       seen: how many keys the last query sees, from the first key on.
     """
 
@@ -54,10 +54,10 @@ class QueryBlock(NamedTuple):
 
 
 class _Settings(NamedTuple):
-    """The static values of a call.
+    """The call's static values.
 
     Attributes:
-      shifts: True without a sink: a constant may be subtracted from the logits of a query.
+      shifts: True without a sink: a constant may be subtracted from a query's logits.
     """
 
     sight: Sight
@@ -66,7 +66,7 @@ class _Settings(NamedTuple):
 
 
 def cannot_save(call: AttentionCall) -> str:
-    """Returns why `saved_attention` can't do the call; the empty string if it can."""
+    """Returns why `saved_attention` can't do the call, or an empty string."""
     if call.query.ndim != 4:
         return "query is not [batch, length, heads, head_dim]"
     if call.known_positions is None:
@@ -83,11 +83,11 @@ def cannot_save(call: AttentionCall) -> str:
 def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_dim"]:
     """Computes softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode.
 
-    Each block of queries is multiplied with the keys up to the block's end, so that half or more of
-    the logits above the diagonal are never computed, nor is their bias. The exponentials of the
-    logits are kept for the backward pass; their memory grows with the square of the length. Their
-    product with the values is divided by their sums, since it is smaller than they are. Operands of
-    products and kept exponentials have the dtype of the inputs; all else is float32.
+    Each query block is multiplied with the keys up to the block's end, so that at least half the
+    logits above the diagonal are never computed, nor is their bias. The logits' exponentials are kept
+    for the backward pass. Their memory grows with the length squared. Their
+    product with the values is divided by their sums, since it is smaller than they are. Products'
+    operands and kept exponentials have the inputs' dtype, all else is float32.
 
     Query i stands at key i + k - q.
     """
@@ -101,9 +101,9 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
 
 
 def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlock]:
-    """Returns the blocks of all queries.
+    """Returns all query blocks.
 
-    Each has a quarter of the queries, but at least `LEAST_ROWS` and at most `MOST_ROWS`; the last has
+    Each has a quarter of all queries, but at least `LEAST_ROWS` and at most `MOST_ROWS`. The last has
     the rest. More and smaller blocks save as much as they cost (measured).
     """
     rows = min(MOST_ROWS, max(LEAST_ROWS, -(-q_length // 4)))
@@ -116,7 +116,7 @@ def query_blocks(q_length: int, k_length: int, *, causal: bool) -> list[QueryBlo
 
 
 def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
-    """Returns the bias of each block of queries, `[*batch, heads, q, k]`, or one row for all its
+    """Returns the bias for each query block, `[*batch, heads, q, k]`, or one row for all its
     queries.
     """
     # The barrier is for the backward pass: else XLA adds up the gradients of all blocks again in
@@ -156,8 +156,8 @@ def _forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     """Returns `out`, float32, and the values saved for the backward pass.
 
-    These include the exponentials for each block of queries, their sums (`totals`), and the
-    exponentials of the sink (`drained`; empty without a sink).
+    These include the exponentials for each query block, their sums (`totals`), and the
+    the sink's exponentials (`drained`, empty without a sink).
     """
     batch = query.shape[0]
     # Here and below barriers keep XLA from folding transposes into products, which are many times
@@ -188,7 +188,7 @@ def _forward(
 def _forward_saving(
     query: Any, key: Any, value: Any, biases: Any, sink: Any, settings: _Settings
 ) -> tuple[Array, tuple]:
-    """Returns `_forward`'s results; the inputs say whether their gradients are wanted (`perturbed`)."""
+    """Returns `_forward`'s results. Inputs say if their gradients are wanted (`perturbed`)."""
     # None if the gradient of the bias is not wanted; else empty arrays that hold its shape.
     wanted = any(bias.perturbed for bias in biases)
     query, key, value, added, sink = jax.tree.map(
@@ -259,7 +259,7 @@ def _biased(
     block: QueryBlock,
     settings: _Settings,
 ) -> Float[Array, "batch_heads rows seen"]:
-    """Returns the logits of a block of queries with their bias and masks."""
+    """Returns a query block's logits with bias and masks."""
     _, rows, seen = logits.shape
     pairs = np.arange(block.own, block.own + rows)[:, None], np.arange(seen)[None, :]
     # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
@@ -287,7 +287,7 @@ def _biased(
 def _bias_gradient(
     dlogits: Folded, like: Float[Array, "*batch heads _ _"], batch: int, settings: _Settings
 ) -> Array:
-    """Returns the gradient of a block's bias; `like` has its shape, with other keys."""
+    """Returns the gradient for a block's bias, shaped as `like` but for the keys."""
     seen = dlogits.shape[-1]
     if like.shape[-2] == 1:  # a product is the fastest sum over rows
         dlogits = _product(jnp.ones((*dlogits.shape[:2], 1), jnp.float32), dlogits, 1, 1, settings)

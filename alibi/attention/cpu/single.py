@@ -1,4 +1,4 @@
-"""Dense attention for one query in each sequence, without a copy of the cache."""
+"""Dense attention for one query in each sequence, without copying the cache."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from alibi.attention.reference import dense
 
 
 def cannot_single(call: AttentionCall) -> str:
-    """Returns why `single_attention` can't do the call; the empty string if it can."""
+    """Returns why `single_attention` can't do the call, or an empty string."""
     queries = call.query.shape[-3]
     return "" if queries == 1 else f"it is for one query of each sequence, and got {queries}"
 
@@ -25,7 +25,7 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
     With slots last, as in `KeyValues`, each head's product reads the cache in its own layout. With
     slots first, as in Flax's cache, XLA's CPU backend would copy all keys and values into another
     order at each token. So there products read matrices `[k, heads * features]`. They do `heads`
-    times the arithmetic, which costs less than the copies; a key or value that is not finite reaches
+    times the arithmetic, which costs less than the copies. A key or value that is not finite reaches
     the results of all heads.
     """
     if not call.slots_last:
@@ -54,7 +54,7 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
 
 
 def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
-    """Returns the two products of `reference_attention` for query heads that may share keys."""
+    """Returns `reference_attention`'s two products for query heads that may share keys."""
 
     # XLA's CPU backend is slow at such products of a single row in half precision.
     def logits(
@@ -77,7 +77,7 @@ def _by_head(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callab
 
 
 def _by_features(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Callable[..., Array]]:
-    """Returns the two products of `reference_attention` over all heads' features."""
+    """Returns `reference_attention`'s two products over all heads' features."""
 
     def logits(
         _: str, query: Float[Array, "*batch one heads head_dim"], key: Array
