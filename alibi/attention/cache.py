@@ -22,7 +22,7 @@ class Slots(flax.struct.PyTreeNode):
     Attributes:
       positions: int32 `[batch, slots]`, or `EMPTY` for free slots and padding.
       following: the next token's position in each sequence, int32 `[batch]`.
-      read: tokens appended to each sequence so far, padding included.
+      appended: tokens added to each sequence so far, padding included.
       total: the most tokens that will be appended. If it exceeds the slots, the cache is a ring: when
         all slots are full, new tokens overwrite the oldest, as a sliding window allows.
     """
@@ -30,7 +30,7 @@ class Slots(flax.struct.PyTreeNode):
     # not annotated as arrays, since JAX also puts descriptions of arrays into pytrees
     positions: Any
     following: Any
-    read: Any
+    appended: Any
     total: int = flax.struct.field(pytree_node=False)
 
     @classmethod
@@ -67,7 +67,7 @@ class Slots(flax.struct.PyTreeNode):
 
     def holds(self, tokens: int) -> Bool[Array, ""]:
         """Returns whether there is room for this many more tokens."""
-        return self.ring | (self.read + tokens <= self.positions.shape[1])
+        return self.ring | (self.appended + tokens <= self.positions.shape[1])
 
     def next_positions(self, tokens: int) -> Int[Array, "batch tokens"]:
         """Returns the next tokens' default positions."""
@@ -87,7 +87,7 @@ class Slots(flax.struct.PyTreeNode):
         return self.replace(
             positions=self.put(self.positions, held),
             following=jnp.maximum(self.following, last),
-            read=self.read + positions.shape[1],
+            appended=self.appended + positions.shape[1],
         )
 
     def put(self, slots: Array, new: Array, axis: int = 1) -> Array:
@@ -96,7 +96,7 @@ class Slots(flax.struct.PyTreeNode):
         With one slot it takes one token, the newest.
         """
         new, size, tokens = new.astype(slots.dtype), slots.shape[axis], new.shape[axis]
-        first = self.read % size if self.ring else self.read
+        first = self.appended % size if self.ring else self.appended
         if not self.ring or tokens == 1:  # the last slot if there are fewer: XLA clamps
             return lax.dynamic_update_slice_in_dim(slots, new, first, axis)
         indices = (first + jnp.arange(tokens)) % size
@@ -106,7 +106,7 @@ class Slots(flax.struct.PyTreeNode):
         """Returns the newest token's row of an array `[batch, slots, ...]`, or zeros before the first
         token.
         """
-        index = (self.read - 1) % slots.shape[1]
+        index = (self.appended - 1) % slots.shape[1]
         return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
 
 

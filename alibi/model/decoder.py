@@ -304,7 +304,7 @@ class DecoderLM(nn.Module):
             holds = functools.reduce(
                 jnp.logical_and,
                 [
-                    slots.holds(length) & ((slots.read == 0) | (not fresh))
+                    slots.holds(length) & ((slots.appended == 0) | (not fresh))
                     for slots in caches.values()
                 ],
             )

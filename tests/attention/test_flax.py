@@ -245,14 +245,6 @@ def test_attention_dropout_acts() -> None:
     np.testing.assert_array_equal(first, again)
 
 
-def test_nnx_dropout_acts() -> None:
-    x, layer = random_activations(), nnx_layer(dropout_rate=0.5)
-    dropped, still = (
-        call_nnx(layer, x, deterministic=deterministic) for deterministic in (False, True)
-    )
-    assert np.abs(np.subtract(dropped, still)).max() > 1e-2
-
-
 def test_mask_acts_and_fully_masked_rows_are_zero_with_finite_gradients() -> None:
     query, key, value = random_qkv(6, 6)
     mask = np.ones((2, 1, 6, 6), bool)
@@ -279,14 +271,6 @@ def test_bf16_stays_bf16_and_close_to_float32_at_16k() -> None:
     half = attention(*(x.astype(jnp.bfloat16) for x in (query, key, value)))
     assert half.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(half, np.float32), exact, atol=0.03)
-
-
-def test_dtype_of_the_layer_is_kept() -> None:
-    x = random_activations()
-    layer = linen_layer(dtype=jnp.bfloat16)
-    variables = jax.jit(layer.init)(jax.random.key(1), x)
-    assert jax.jit(layer.apply)(variables, x).dtype == jnp.bfloat16
-    assert variables["params"]["query"]["kernel"].dtype == jnp.float32
 
 
 def test_sown_weights_are_a_causal_distribution() -> None:
