@@ -1,16 +1,16 @@
 """Flash attention with its bias inside the kernel, for GPUs and TPUs.
 
-The algorithm is `alibi.attention.blocked`, in one kernel for the forward pass
-and two for the backward pass (Dao 2023, arXiv 2307.08691). On GPUs a third one makes the diagonals'
-gradient. The kernels know three biases, for query i at position p_i and key j at p_j:
+The algorithm is `alibi.attention.blocked`, in one kernel for the forward pass and two for the backward
+pass (Dao 2023, arXiv 2307.08691). On GPUs a third one makes the diagonals' gradient. The kernels know
+three kinds of bias, for query i at position p_i and key j at p_j:
 
     slopes      -m (p_i - p_j), or -m |p_i - p_j|
     diagonals   a number for each i - j
     terms       a number for the query plus a number for the key
 
-They make its values in each tile, and sum its gradients in a fixed order. No array
-[q, k] exists. Hidden tiles, and tiles that the bias makes too light
-(`alibi.attention.skipping`), are not in a kernel's list (a range on GPUs), and cost nothing.
+They make its values in each tile, and sum its gradients in a fixed order. No array [q, k] exists.
+Hidden tiles, and tiles that the bias makes too light (`alibi.attention.skipping`), are not in a
+kernel's list (a range on GPUs), and cost nothing.
 """
 
 import functools
