@@ -39,6 +39,12 @@ def value_and_gradients(arrays, bias, **arguments):
     return jax.tree.leaves((attended, gradients))
 
 
+def assert_near(found, expected, share=1e-5):
+    """Compares trees of arrays, each array by a share of one more than its largest value."""
+    for got, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, right, rtol=0, atol=share * (1 + np.abs(right).max()))
+
+
 def on(call: AttentionCall, platform: str) -> AttentionCall:
     """Returns the call for another platform."""
     return dataclasses.replace(call, options=dataclasses.replace(call.options, platform=platform))

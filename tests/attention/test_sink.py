@@ -17,7 +17,7 @@ from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.dispatch import compute_call
 from alibi.positions import make_position
 from alibi.positions.alibi import AlibiBias
-from tests.attention.calls import inputs
+from tests.attention.calls import assert_near, inputs
 
 BATCH, Q, K, HEADS, DIM = 2, 70, 90, 3, 8
 SINKS = np.array([-1.5, 0.0, 4.0], np.float32)  # the last takes nearly all of the weight
@@ -100,13 +100,7 @@ def test_on_several_devices_each_has_the_sinks_of_its_heads(backend: str) -> Non
     given = arrays_and_incoming()
     split = value_and_gradients(*given, backend=backend, sharding=sharding)
     whole = value_and_gradients(*given, backend="reference")
-    jax.tree.map(
-        lambda got, right: np.testing.assert_allclose(
-            got, right, rtol=0, atol=1e-5 * (1 + np.abs(right).max())
-        ),
-        split,
-        whole,
-    )
+    assert_near(split, whole)
 
 
 @pytest.mark.parametrize("backend", ["saved", "blocked"])
