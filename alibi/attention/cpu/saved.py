@@ -123,9 +123,9 @@ def _biases(call: AttentionCall, blocks: list[QueryBlock]) -> Biases:
     # each kernel that uses the sum.
     bias = lax.optimization_barrier(call.bias)
     queries, keys = jnp.asarray(call.query_positions), jnp.asarray(call.key_positions)
-    if bias.key_term is not None and call.sink is None:
-        rows = [jnp.swapaxes(bias.key_term, 1, 2)[:, :, None, : block.seen] for block in blocks]
-        return tuple(rows)
+    term = bias.key_term
+    if term is not None and call.sink is None:
+        return tuple(jnp.swapaxes(term, 1, 2)[:, :, None, : block.seen] for block in blocks)
 
     def of_block(block: QueryBlock) -> Array:
         part = Part(queries=(block.start, block.stop - block.start), keys=(0, block.seen))
