@@ -22,8 +22,12 @@ def turned(**arguments):
     return lambda *x: attend(*(y.swapaxes(1, 2) for y in x), **arguments)
 
 
-def by(function=attend, **arguments):
-    return functools.partial(function, **arguments)
+def closure(heads, **arguments):
+    return lambda *x: alibi_attention_fn(heads, **arguments)(*x)
+
+
+def by(**arguments):
+    return functools.partial(attend, **arguments)
 
 
 def split(*axes):
@@ -34,12 +38,12 @@ def split(*axes):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (alibi_attention_fn(8), "for 8 heads and the layer has 4"),
-        (lambda *x: alibi_attention_fn(4, slopes=[1.0]), r"shape \(1,\); 4 heads need \(4,\)"),
-        (alibi_attention_fn(4, skip_epsilon="1e-6"), "skip_epsilon='1e-6' must be a number"),
-        (alibi_attention_fn(4, skip_epsilon=False), "skip_epsilon=False must be a number"),
+        (closure(8), "for 8 heads and the layer has 4"),
+        (closure(4, slopes=[1.0]), r"shape \(1,\); 4 heads need \(4,\)"),
+        (closure(4, skip_epsilon="1e-6"), "skip_epsilon='1e-6' must be a number"),
+        (closure(4, skip_epsilon=False), "skip_epsilon=False must be a number"),
         (
-            alibi_attention_fn(4, slopes=np.ones((3, 4), np.float32)),
+            closure(4, slopes=np.ones((3, 4), np.float32)),
             r"shape \(3, 4\); .* need \(4,\), or \(2, 4\) for each",
         ),
         (
