@@ -233,7 +233,9 @@ def test_models_of_the_hub_predict_the_next_token(
     hub: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     masked = make_config("objective=masked")
-    with pytest.raises(ValueError, match=r"objective=masked doesn't go with models of the hub"):
+    with pytest.raises(
+        ValueError, match=r"objective=masked doesn't go with models that predict the next"
+    ):
         import_model(str(hub), tmp_path / "run", masked)
     other = replaced(masked, {"objective.name": "next_token"})
     assert import_model(str(hub), tmp_path / "run", other).config().objective.causal
