@@ -13,24 +13,19 @@ from jaxtyping import Int
 
 from alibi.config import Config
 from alibi.data.batches import ECHO, LEAST_GAP
-from alibi.evaluation.base import Cell, option, refuse_other_objectives
+from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText
-from alibi.evaluation.windows import Windows
-from alibi.reporting.intervals import part_sums, six_digits
+from alibi.evaluation.windows import Tokens, Windows
+from alibi.reporting.intervals import mean_results
 from alibi.reporting.rows import Row
-from alibi.reporting.tables import Kind, result
+from alibi.reporting.tables import mean_kind
 
 if TYPE_CHECKING:
     from alibi.evaluation.subject import Subject, Text
     from alibi.reporting.panels import Panel
 
-SAVED = Kind(
-    "Nats saved by an echo",
-    "{:+.3f}".format,
-    is_gain=True,
-    value=result("saved_nats"),
-    mean=result("saved_nats"),
-    axis=" per token",
+SAVED = mean_kind(
+    "Nats saved by an echo", "{:+.3f}".format, "saved_nats", is_gain=True, axis=" per token"
 )
 
 
@@ -69,31 +64,29 @@ class Echo(OfText):
 
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
         length, gap = row.cell["length"], row.cell["gap"]
-        size, nats = length + 1, []
+        size, title = length + 1, f"{subject.run.title} {self.title(row.cell)}"
         windows = Windows(size - ECHO, self.echoes * size, length, ECHO, spacing=size)
-        for copied in (False, True):
-            tokens = self._windows(text.tokens, length, gap, copied=copied)
-            title = f"{subject.run.title} {self.title(row.cell)}"
-            nats.append(subject.score(tokens.ravel(), windows, title).nll_nats.astype(np.float64))
-        saved = (nats[0] - nats[1]).reshape(self.echoes, ECHO).mean(axis=1)
-        parts = six_digits(part_sums(saved))
-        return {"saved_nats": float(saved.mean()), "tokens": self.echoes, "parts": parts}
+        plain = self._windows(text.tokens, length, gap)
+        echoed = plain.copy()
+        echoed[:, -gap - ECHO : -gap] = plain[:, -ECHO:]
+        without, with_copy = (
+            subject.score(tokens.ravel(), windows, title).nll_nats for tokens in (plain, echoed)
+        )
+        saved = (without - with_copy).reshape(self.echoes, ECHO).mean(axis=1)
+        if not np.isfinite(saved).all():
+            raise NoResultError(f"the NLL is not finite at {length}")
+        return mean_results("saved_nats", saved)
 
-    def _windows(
-        self, text: Any, length: int, gap: int, *, copied: bool
-    ) -> Int[np.ndarray, "echoes length+1"]:
-        """Returns windows that end with a passage from elsewhere, with or without its copy."""
-        random, made = np.random.default_rng([length, gap]), []
+    def _windows(self, text: Tokens, length: int, gap: int) -> Int[np.ndarray, "echoes length+1"]:
+        """Returns windows of the text that end with a passage from elsewhere in it."""
+        random, windows = np.random.default_rng([length, gap]), []
         for start in np.linspace(0, len(text) - length - 1, self.echoes).astype(int):
             window = np.array(text[start : start + length + 1], np.int32)
-            source = (start + int(random.integers(length + 1, len(text) - 2 * ECHO))) % (
-                len(text) - ECHO
-            )
+            source = start + int(random.integers(length + 1, len(text) - 2 * ECHO))
+            source %= len(text) - ECHO
             window[-ECHO:] = text[source : source + ECHO]
-            if copied:
-                window[-gap - ECHO : -gap] = window[-ECHO:]
-            made.append(window)
-        return np.stack(made)
+            windows.append(window)
+        return np.stack(windows)
 
     def facts(self, panel: "Panel") -> list[str]:
         return [

@@ -3,7 +3,6 @@ less that of an early one.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,21 +12,15 @@ from alibi.config import Config
 from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows
-from alibi.reporting.intervals import part_sums, six_digits
+from alibi.reporting.intervals import mean_results
 from alibi.reporting.rows import Row
-from alibi.reporting.tables import Kind, result
+from alibi.reporting.tables import mean_kind
 
 if TYPE_CHECKING:
     from alibi.evaluation.subject import Subject, Text
     from alibi.reporting.panels import Panel
 
-SCORE = Kind(
-    "In-context score",
-    "{:+.4f}".format,
-    value=result("score_nats"),
-    mean=result("score_nats"),
-    axis=", nats",
-)
+SCORE = mean_kind("In-context score", "{:+.4f}".format, "score_nats", axis=", nats")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +55,9 @@ class InContext(OfText):
         title = f"{subject.run.title} {self.title(row.cell)}"
         nll = subject.score(text.tokens, windows, title).nll_nats.reshape(count, length)
         by_window = nll[:, self.late - 1].astype(np.float64) - nll[:, self.early - 1]
-        if not math.isfinite(total := by_window.sum()):
+        if not np.isfinite(by_window).all():
             raise NoResultError(f"the NLL is not finite at {length}")
-        parts = six_digits(part_sums(by_window))
-        return {"score_nats": float(total / count), "tokens": count, "parts": parts}
+        return mean_results("score_nats", by_window)
 
     def facts(self, panel: "Panel") -> list[str]:
         title, tokens, *others = super().facts(panel)

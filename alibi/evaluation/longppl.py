@@ -11,11 +11,11 @@ from jaxtyping import Bool
 
 from alibi.config import Config
 from alibi.evaluation.base import NoResultError, option, refuse_other_objectives
-from alibi.evaluation.perplexity import OfText
+from alibi.evaluation.perplexity import OfText, text_results
 from alibi.evaluation.windows import windows_of
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Row
-from alibi.reporting.tables import PERPLEXITY, perplexity
+from alibi.reporting.tables import PERPLEXITY
 
 if TYPE_CHECKING:
     from alibi.evaluation.output import Output
@@ -32,8 +32,12 @@ class LongPPL(OfText):
     """
 
     key_run: str = option("", "work directory of the run that chooses the key tokens")
-    key_length: int = option(0, "its long windows; 0: its train_length", at_least=0)
-    key_short: int = option(0, "its short windows; 0: an eighth of the long ones", at_least=0)
+    key_length: int | None = option(
+        None, "tokens of its long windows; defaults to its train_length", at_least=1
+    )
+    key_short: int | None = option(
+        None, "tokens of its short windows; defaults to an eighth of the long ones", at_least=1
+    )
     key_gain: float = option(2.0, "nats that a key token gains by the long context, at least")
     key_loss: float = option(2.0, "nats that it costs with the long context, at most")
 
@@ -52,17 +56,16 @@ class LongPPL(OfText):
         key = _key_tokens(self, subject.output, text.tokens_sha256)
         title = f"{subject.run.title} {self.title(row.cell)}"
         windows = windows_of(len(text.tokens), row.cell["length"])
-        nll = subject.score(text.tokens, windows, title).nll_nats[key]
+        score = subject.score(text.tokens, windows, title)
+        nll = score.nll_nats[key]
         total = float(nll.sum(dtype=np.float64))
         if not nll.size or not math.isfinite(total):
             raise NoResultError(f"the NLL of {nll.size:,} key tokens is {total}")
-        return {
-            "nll_nats": total,
-            "perplexity": perplexity(total / nll.size),
-            "tokens": nll.size,
-            "text_tokens": key.size,
-            "parts": six_digits(part_sums(nll)),
-        }
+        parts = six_digits(part_sums(nll))
+        results = text_results(
+            total, tokens=nll.size, words=None, bytes=None, seconds=score.seconds, parts=parts
+        )
+        return results | {"text_tokens": key.size}
 
     def windows(self, panel: "Panel") -> str:
         run = self.key_run.rstrip("/").rpartition("/")[-1]

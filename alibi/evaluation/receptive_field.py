@@ -6,27 +6,19 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from alibi.evaluation.base import option
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows
-from alibi.reporting.intervals import part_sums, six_digits
+from alibi.reporting.intervals import mean_results
 from alibi.reporting.rows import Row
-from alibi.reporting.tables import Kind, result
+from alibi.reporting.tables import mean_kind
 
 if TYPE_CHECKING:
     from alibi.evaluation.subject import Subject, Text
     from alibi.model.decoder import DecoderLM
     from alibi.reporting.panels import Panel
 
-FIELD = Kind(
-    "Receptive field",
-    "{:,.0f}".format,
-    value=result("field"),
-    mean=result("field"),
-    axis=", tokens",
-)
+FIELD = mean_kind("Receptive field", "{:,.0f}".format, "field", axis=", tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +37,7 @@ class ReceptiveField(OfText):
         spacing = len(text.tokens) // count
         last = Windows(length - 1, (count - 1) * spacing + length, length, 1, spacing)
         title = f"{subject.run.title} {self.title(row.cell)}"
-        tokens = subject.score(text.tokens, last, title, fields).nll_nats.astype(np.float64)
-        parts = six_digits(part_sums(tokens))
-        return {"field": float(tokens.mean()), "tokens": tokens.size, "parts": parts}
+        return mean_results("field", subject.score(text.tokens, last, title, fields).nll_nats)
 
     def windows(self, panel: "Panel") -> str:
         return "tokens with 99% of the influence on the last one"

@@ -9,6 +9,7 @@ import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from alibi.reporting.intervals import Interval, Sample, difference
 from alibi.reporting.rows import Entry, Heading
@@ -78,6 +79,11 @@ def perplexity(nats: float) -> float:
 def result(name: str) -> Callable[[Entry], float | None]:
     """Returns a function that takes the result `name` of an entry."""
     return lambda entry: entry.results.get(name)
+
+
+def mean_kind(title: str, write: Callable[[float], str], name: str, **others: Any) -> Kind:
+    """Returns the kind of a mean over a text, which is the result `name` of `mean_results`."""
+    return Kind(title, write, value=result(name), mean=result(name), **others)
 
 
 def nats_per_token(entry: Entry) -> float | None:
