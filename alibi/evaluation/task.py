@@ -1,7 +1,9 @@
 """Tasks: the share of examples and of answers that are right, by length, or by the answers' gaps."""
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,16 +21,26 @@ if TYPE_CHECKING:
     from alibi.reporting.panels import Panel
 
 EXACT = Kind("Examples all right", "{:.1%}".format, value=result("exact"), trials="examples")
-ANSWERS = Kind("Answers right", "{:.1%}".format, value=result("answers"), trials="tokens")
+# answers in one example depend on each other, so examples are the trials
+ANSWERS = Kind("Answers right", "{:.1%}".format, value=result("answers"), trials="examples")
 THRESHOLD = 0.9  # of the effective length
+
+
+@functools.lru_cache(maxsize=2)
+def _examples(name: str, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns examples of a task, one after the other, and their gaps."""
+    random, task = np.random.default_rng([length, *name.encode()]), find_task(name)
+    made = [task.example(random, length) for _ in range(count)]
+    tokens, gaps = (np.concatenate(side) for side in zip(*made, strict=True))
+    return tokens, gaps
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskAccuracy(Evaluator):
     """Accuracy on new examples of the task of a run, as long as the evaluation length.
 
-    An answer is right if it is the likeliest token after the true ones before it; an example is, if
-    all of its answers are, as greedy decoding would write them.
+    An answer is right if it is the likeliest token after the true ones before it. An example is right
+    if all its answers are: greedy decoding would write them.
     """
 
     examples: int = option(200, "examples at each length", at_least=1)
@@ -45,48 +57,37 @@ class TaskAccuracy(Evaluator):
     def text(self, subject: "Subject", cell: Cell) -> "Text":
         from alibi.evaluation.subject import Text
 
-        name, length = subject.run.config.data.task, cell["length"]
-        tokens = (
-            np.zeros(0, np.uint8) if self.limit_of(name, length) else self._made(name, length)[0]
-        )
+        name, tokens = subject.run.config.data.task, np.zeros(0, np.uint8)
+        if cell["length"] >= find_task(name).least:
+            tokens, _ = _examples(name, cell["length"], self.examples)
         return Text(tokens, name, "valid", hashlib.sha256(tokens.tobytes()).hexdigest())
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
-        return self.limit_of(subject.run.config.data.task, cell["length"])
-
-    def limit_of(self, name: str, length: int) -> str:
-        """Returns why a task has no example of a length, or ""."""
-        least = find_task(name).least
-        return f"the shortest example of {name} has {least} tokens" if length < least else ""
-
-    def _made(self, name: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the examples, one after the other, and their gaps."""
-        random = np.random.default_rng([length, *name.encode()])
-        made = [find_task(name).example(random, length) for _ in range(self.examples)]
-        tokens, gaps = (np.concatenate(side) for side in zip(*made, strict=True))
-        return tokens, gaps
+        if len(text.tokens):
+            return ""
+        return f"the shortest example of {text.corpus} has {find_task(text.corpus).least} tokens"
 
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
         from alibi.evaluation.scorer import wrong_tokens
 
         length = row.cell["length"]
-        gaps = self._made(text.corpus, length)[1]
+        _, gaps = _examples(text.corpus, length, self.examples)
         windows = Windows(0, gaps.size, length, length)
         title = f"{subject.run.title} {self.title(row.cell)}"
-        wrong = subject.score(text.tokens, windows, title, wrong_tokens).nll_nats
-        if wrong.size == gaps.size:  # the objective predicts other tokens, too
-            wrong = wrong[gaps > 0]
-        failed = {*(np.flatnonzero(gaps)[wrong > 0] // length)}
-        ranges = np.ceil(np.log2(gaps[gaps > 0])).astype(int)
-        count, errors = np.bincount(ranges), np.bincount(ranges, wrong)
+        right = subject.score(text.tokens, windows, title, wrong_tokens).nll_nats == 0
+        if right.size == gaps.size:  # the objective predicts other tokens, too
+            right = right[gaps > 0]
+        example, ranges = np.flatnonzero(gaps) // length, np.ceil(np.log2(gaps[gaps > 0]))
+        by_gap = []
+        for power in np.unique(ranges).astype(int).tolist():
+            here = ranges == power
+            examples = np.unique(example[here]).size
+            by_gap.append((2**power, float(right[here].mean()), examples))
         return {
-            "exact": 1 - len(failed) / self.examples,
+            "exact": 1 - np.unique(example[~right]).size / self.examples,
             "examples": self.examples,
-            "answers": float(1 - wrong.mean()),
-            "tokens": wrong.size,
-            "gaps": tuple(2**number for number in np.flatnonzero(count).tolist()),
-            "by_gap": tuple((1 - errors / np.maximum(count, 1))[count > 0].tolist()),
-            "tokens_by_gap": tuple(count[count > 0].tolist()),
+            "answers": float(right.mean()),
+            "by_gap": tuple(by_gap),
         }
 
     # ---- how reports show it
@@ -101,17 +102,15 @@ class TaskAccuracy(Evaluator):
 
     def explanation(self, panel: "Panel") -> str:
         """Returns the effective length of each line: the longest up to which all are good enough."""
-        found = []
+        effective = []
         for one in panel.series:
-            good = [""]
-            for length, cell in sorted(one.cells.items()):
-                if not isinstance(cell, Number) or cell.mean < THRESHOLD:
-                    break
-                good.append(f"{length:,}")
-            found.append(f"{one.label} {good[-1] or 'none'}")
-        return (
-            f"Effective length, up to which at least {THRESHOLD:.0%} are right: {', '.join(found)}."
-        )
+            good = itertools.takewhile(
+                lambda cell: isinstance(cell[1], Number) and cell[1].mean >= THRESHOLD,
+                sorted(one.cells.items()),
+            )
+            longest = max((length for length, _ in good), default=0)
+            effective.append(f"{one.label} {longest:,}" if longest else f"{one.label} none")
+        return f"Effective length, up to which at least {THRESHOLD:.0%} are right: {', '.join(effective)}."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +121,15 @@ class TaskGaps(TaskAccuracy):
     labels: ClassVar = ("window",)
     across: ClassVar = "tokens from the deciding symbol to its answer, up to"
 
+    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+        twin = dataclasses.replace(row, evaluator=TaskAccuracy.name())
+        measured = [other.results for other in subject.output.find(twin) if other.is_measured]
+        return measured[0] if measured else super().measure(subject, text, row)
+
     def entries(self, row: Row) -> list[Entry]:
-        found = row.results
-        by_gap = [found.get(key, ()) for key in ("gaps", "by_gap", "tokens_by_gap")]
         return [
-            Entry(row, (row.cell["length"],), gap, {"answers": share, "tokens": tokens})
-            for gap, share, tokens in zip(*by_gap, strict=True)
+            Entry(row, (row.cell["length"],), gap, {"answers": share, "examples": examples})
+            for gap, share, examples in row.results.get("by_gap", ())
         ]
 
     def explanation(self, panel: "Panel") -> str:

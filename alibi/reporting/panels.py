@@ -49,12 +49,12 @@ class Panel:
             "{}",
             (
                 ", ".join(f"{key} {row.objective[key]:g}" for key in row.objective if key != "name")
+                or f"{row.objective['name']} alone"
                 for row in self.rows
                 if row.objective
             ),
         )
-        answers = any(row.objective == {"name": "answers"} for row in self.rows)
-        return "; ".join(filter(None, [facts, masks, "the answers alone" * answers]))
+        return "; ".join(filter(None, [facts, masks]))
 
     @property
     def columns(self) -> list[Any]:
