@@ -109,6 +109,13 @@ def write_report(
         markdown += [*map(to_markdown, tables), *([f"{explanation}\n"] if explanation else [])]
         markdown.append(f"![{panel.measure.alt(panel)}]({figure})\n")
         text += [*map(to_text, tables), f"figure: {folder}/{figure}\n"]
+    runs_shown = {one.label: None for group in groups for one in group[0].series}
+    if reference and reference.name not in runs_shown:
+        missing = (
+            f"No table has the reference {reference.name}; its runs are {', '.join(runs_shown)}.\n"
+        )
+        markdown.append(missing)
+        text.append(missing)
     if failures:
         markdown.append(failed_runs(failures))
     # names of runs and texts are no HTML
