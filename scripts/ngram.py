@@ -24,10 +24,10 @@ _UNIT = flags.DEFINE_enum(
 _TRAIN_BYTES = flags.DEFINE_integer(
     "train_bytes", None, "count only the beginning of the train text", lower_bound=1
 )
-_CACHE = flags.DEFINE_list(
+flags.DEFINE_list(
     "cache",
     [],
-    "widths of caches, such as 128,512: adds the best order, mixed with counts of so many last units",
+    "adds the best Kneser-Ney order mixed with counts of the last N bytes or tokens, for each N, such as 128,512",
 )
 _TUNE = flags.DEFINE_string(
     "tune", "", "texts, other than the scored one, on which the weights of --cache are fitted"
@@ -45,7 +45,7 @@ def main() -> int:
         stride=_STRIDE.value,
         unit=_UNIT.value,
         train_bytes=_TRAIN_BYTES.value,
-        cache=tuple(map(int, _CACHE.value)),
+        cache=evaluation_flags.whole_numbers("cache"),
         tune=_TUNE.value,
     )
     return 1 if evaluate_ngrams(flags.FLAGS.workdirs, options) else 0

@@ -122,6 +122,16 @@ def evaluators() -> tuple[Evaluator, ...]:
     return tuple(make_evaluators(names, options | _pairs("evaluator_options")))
 
 
+def whole_numbers(flag: str) -> tuple[int, ...]:
+    """Returns the numbers of a flag. Raises ValueError for others than positive whole ones."""
+    words = flags.FLAGS[flag].value or []
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise ValueError(
+            f"--{flag}={','.join(words)} must be positive whole numbers, such as 1,2,4"
+        )
+    return tuple(map(int, words))
+
+
 def length_options() -> dict[str, Any]:
     """Returns the flags of `define_lengths` as fields of `alibi.evaluation.evaluate.LengthOptions`.
 
@@ -140,12 +150,7 @@ def length_options() -> dict[str, Any]:
         RunDirectory(values.workdirs[0]).config()
     given: dict[str, Any] = {}
     for flag in ("lengths", "multiples"):
-        words = values[flag].value or []
-        if not all(word.strip().isdecimal() and int(word) for word in words):
-            raise ValueError(
-                f"--{flag}={','.join(words)} must be positive whole numbers, such as 1,2,4"
-            )
-        given |= {flag: tuple(map(int, words))} if words else {}
+        given |= {flag: numbers} if (numbers := whole_numbers(flag)) else {}
     reference, margin = values.reference, values.margin
     if (reference is None) != (margin is None) or (margin is not None and margin <= 0):
         raise ValueError(

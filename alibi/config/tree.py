@@ -246,6 +246,14 @@ class Config(Section):
     )
     log: LogConfig = dataclasses.field(default=LogConfig(), metadata={"role": COMPUTED})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.objective.name == "answers" and self.data.tokenizer != "bytes":
+            raise ValueError(
+                f"objective.name=answers reads the marks of answers as bytes, and data.tokenizer={self.data.tokenizer} "
+                "has other tokens; use bytes"
+            )
+
 
 def flatten(config: Any) -> dict[str, Any]:
     """Returns the values of a config or mapping by dotted key, tuples as lists, as in JSON."""

@@ -8,6 +8,7 @@ defaults here and in `alibi.reporting.measure.Measure`. It is a file and a line 
 JAX takes seconds to import, and reports and sweeps don't need it: import it inside `measure`.
 """
 
+import abc
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ def option(default: Any, meaning: str, *, of_row: bool = True, **limits: Any) ->
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluator(Measure):
+class Evaluator(Measure, abc.ABC):
     """A measurement with its options.
 
     Raises:
@@ -138,13 +139,13 @@ class Evaluator(Measure):
         """Returns whether the files that `measure` writes beside the row exist."""
         return True
 
+    @abc.abstractmethod
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
         """Returns the results for a row's cell by name: numbers, or tuples of numbers.
 
         Raises:
           NoResultError: there is no number. The row will have the reason.
         """
-        raise NotImplementedError
 
     def summary(self, row: Row) -> str:
         """Returns the results in words, for a line on the terminal."""

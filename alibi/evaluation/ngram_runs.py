@@ -45,10 +45,10 @@ class NGramOptions(LengthOptions):
     tune: str = ""  # files from which the caches' weights are fitted
 
     def __post_init__(self) -> None:
-        if bool(self.cache) != bool(self.tune) or any(width < 1 for width in self.cache):
+        if bool(self.cache) != bool(self.tune):
             raise ValueError(
-                f"cache={self.cache} and tune={self.tune!r}: a cache has a width of 1 or more, and its weights are "
-                "fitted on another text than the scored one; give both, such as --cache=128,512 --tune=valid.txt"
+                f"cache={self.cache} and tune={self.tune!r}: a cache has weights, fitted on another text than "
+                "the scored one; give both, such as --cache=128,512 --tune=other.txt"
             )
 
 
@@ -62,8 +62,10 @@ class NGram:
     nll_nats: float
     parts: tuple[float, ...]  # the NLL of consecutive parts of the text, as in a row
     seconds: float  # to count and score all orders and smoothings together
-    # shares of the n-gram, the cache's unigrams and its bigrams
-    weights: tuple[float, ...] | None = None
+    # with a cache: the weights of the n-gram, the cache's unigrams and its bigrams, and the SHA-256 of
+    # the text that they are fitted on
+    weights: tuple[float, ...] = ()
+    tuned_on: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,16 +117,17 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
         ngrams = counted[key] = counted.get(key) or _score(texts)
         by_smoothing = grouped(ngrams, lambda one: one.smoothing)
         best = [min(alike, key=lambda one: one.nll_nats) for alike in by_smoothing.values()]
+        if options.cache and (*key, "caches") not in counted:
+            counted[(*key, "caches")] = _with_caches(run, texts, best[-1], options)
+        cached = counted.get((*key, "caches"), [])
         if (*key, texts.own.sha256) not in shown:
             shown.add((*key, texts.own.sha256))
             print(_table(run, texts, ngrams, best))
-        if options.cache:
-            best += counted.setdefault((*key, "cache"), _with_caches(run, texts, best[-1], options))
-            for one in best[-len(options.cache) :]:
-                shares = ", ".join(f"{weight:.3f}" for weight in one.weights or ())
+            for one in cached:
+                weights = ", ".join(f"{weight:.3f}" for weight in one.weights)
                 nats = one.nll_nats / texts.tokens
-                print(f"{one.smoothing}: {nats:.4f} nats a token; weights {shares}")
-        for one in best:
+                print(f"{one.smoothing}: {nats:.4f} nats a token; weights {weights}")
+        for one in [*best, *cached]:
             for cell in perplexity.cells(config, lengths):
                 output.add(_row(texts, one, perplexity, cell, options, output))
 
@@ -229,6 +232,7 @@ def _with_caches(
                 parts=six_digits(part_sums(nats)),
                 seconds=time.perf_counter() - started,
                 weights=tuple(weights.tolist()),
+                tuned_on=tune.manifest.sha256,
             )
         )
     return found
@@ -268,7 +272,8 @@ def _row(
     follows.
     """
     scored, objective = texts.own, texts.config.objective
-    key = content_key({"train": texts.train_key, "tokenizer": scored.tokenizer_fingerprint})[:12]
+    content = {"train": texts.train_key, "tokenizer": scored.tokenizer_fingerprint}
+    key = content_key(content | ({"tune": ngram.tuned_on} if ngram.tuned_on else {}))[:12]
     kind = "ngram" if options.unit == "bytes" else "token-ngram"
     end = ngram.smoothing
     if kind == "ngram" and scored.tokenizer != "bytes":

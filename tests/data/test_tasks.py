@@ -145,6 +145,13 @@ def test_only_answers_are_targets():
     assert [chr(target) for target in batch.targets[0] if target >= 0] == ["a", "b", "c", "e"]
 
 
+def test_answers_are_marked_in_bytes():
+    config = config_file.get_config("length=64")
+    config.data.tokenizer = "words"
+    with pytest.raises(ValueError, match=r"objective\.name=answers .*data\.tokenizer=words"):
+        read_config(config)
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
