@@ -1,8 +1,8 @@
-"""Tasks whose answers need a known part of the context: copying, recall, needles and their like.
+"""Tasks whose answers need a known part of the context, such as copying, recall and needles.
 
-An example of a task is a sequence of symbols. Its answers are the symbols that a model must predict,
-and each answer has a gap: the distance in tokens to the symbol that decides it. Three symbols mark
-answers, so that training and evaluation find them in the tokens alone (`answers_of`).
+An example is a sequence of symbols, some of which are answers. The gap of an answer is its distance in
+tokens from the symbol that decides it. Three symbols mark answers, so that training and evaluation find
+them in the tokens alone (`alibi.objectives.answers`).
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ class Task:
     """A rule that makes examples of any length.
 
     Attributes:
-      make: function of a generator and a length to the symbols of an example, at most
-        `length - 1`, and the gap of each, 0 for one that is no answer.
+      make: takes a generator and a length, and returns at most `length - 1` symbols and their gaps,
+        0 for symbols that are no answers.
       least: tokens of the shortest example.
       chance: probability that an answer drawn from all possible answers is right.
       about: the task in words, and its paper.
@@ -51,8 +51,7 @@ class Task:
     def example(
         self, random: np.random.Generator, length: int
     ) -> tuple[UInt8[np.ndarray, " length"], Int[np.ndarray, " length"]]:
-        """Returns an example of exactly `length` bytes, filled up with line ends, and the gap of
-        each.
+        """Returns `length` bytes, filled up with line ends, and their gaps.
 
         Raises:
           ValueError: no example is as short as this.
@@ -77,14 +76,14 @@ def find_task(name: str) -> Task:
 
 
 class Tasks(Corpus):
-    """Examples of a task, without an end: `data.max_train_bytes` and `data.max_valid_bytes` are their
-    sizes.
+    """Endless examples of a task, cut by `data.max_train_bytes` and `data.max_valid_bytes`.
 
-    Each block of `data.task_length` tokens holds whole examples, of lengths drawn up to the block's.
-    Splits of different names have different examples.
+    Each block of `data.task_length` tokens holds whole examples. Their lengths are drawn up to the
+    block's. Splits with different names have different examples.
     """
 
     name = "tasks"
+    version = 1  # grows with each change to the examples
 
     def __init__(self, data: DataConfig):
         super().__init__(data)
@@ -111,15 +110,11 @@ class Tasks(Corpus):
     def description(self, split: str) -> dict[str, Any]:
         """Returns the task, the length, the split and the version of the examples."""
         keys = {"task": self._data.task, "length": self.length, "split": self._data[split]}
-        return {"corpus": self.name, "version": VERSION} | keys
+        return {"corpus": self.name, "version": self.version} | keys
 
     def title(self, split: str) -> str:
         """Returns the task's name."""
         return self._data.task
-
-
-VERSION = 1  # of the examples: another one for each change of them
-# ---- the tasks
 
 
 def _sequence(order: Callable[[np.ndarray], np.ndarray], symbols: int = 10) -> Make:
