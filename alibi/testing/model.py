@@ -22,7 +22,7 @@ PADDING = (0, 4, 5)  # empty slots in the second sequence of `check_cache`
 
 
 class SmallModel:
-    """A model with one layer, its parameters, two sequences and their features.
+    """A model with two layers, its parameters, two sequences and their features.
 
     Args:
       keys: other values in `config.model`.
@@ -30,7 +30,7 @@ class SmallModel:
 
     def __init__(self, method: PositionMethod, **keys: Any):
         self.method = method
-        config = ModelConfig(num_layers=1, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH, **keys)
+        config = ModelConfig(num_layers=2, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH, **keys)
         self.model = DecoderLM(config, (LayerKind(method),), vocab_size=TOKENS)
         self.length = min(TOKENS, method.max_length or TOKENS)
         self.tokens = jnp.stack([jnp.arange(self.length), jnp.arange(self.length)[::-1]])
@@ -40,7 +40,9 @@ class SmallModel:
 
 
 def check_causality(model: SmallModel) -> None:
-    """Checks that a token's features depend on the token and not on a later one, by gradients."""
+    """Checks by gradients that a token's features depend on the token and not on a later one, and the
+    last token's on the first.
+    """
     if not model.method.causal:
         return
 
@@ -61,6 +63,11 @@ def check_causality(model: SmallModel) -> None:
         fail(
             model.method,
             f"the features of token {depends.diagonal().argmin()} don't depend on the token itself",
+        )
+    if not depends[-1, 0]:
+        fail(
+            model.method,
+            f"in a sequence of {model.length} tokens the last one doesn't depend on the first",
         )
     ahead = np.argwhere(np.triu(depends, 1))
     if ahead.size:
@@ -157,7 +164,7 @@ def check_segments(model: SmallModel) -> None:
 
 
 def check_layers(model: SmallModel) -> None:
-    """Checks that two layers, run in a loop and recomputed there, give the same loss and gradients."""
+    """Checks that layers in a loop, recomputed there, give the same loss and gradients."""
 
     def loss(params: Any, lm: DecoderLM) -> Array:
         params = stacked(params) if lm.config.scan_layers else params
@@ -165,8 +172,8 @@ def check_layers(model: SmallModel) -> None:
         return nll.sum()
 
     compute = jit(jax.value_and_grad(loss), static_argnums=1)
-    config = dataclasses.replace(model.model.config, num_layers=2)
-    looped = dataclasses.replace(config, remat=True, scan_layers=True)
-    params = model.params | {"layers_1": model.params["layers_0"]}
-    got, expected = (compute(params, model.model.clone(config=one)) for one in (looped, config))
+    looped = model.model.clone(
+        config=dataclasses.replace(model.model.config, remat=True, scan_layers=True)
+    )
+    got, expected = (compute(model.params, lm) for lm in (looped, model.model))
     compare(model.method, "a model with remat and scan_layers", got, expected, 1e-4)
