@@ -1,5 +1,5 @@
-"""Joins the books in configs/long_books.json to one text for each split: train.txt, valid.txt and
-test.txt.
+"""Joins the books in configs/long_books.json to one text for each split: train.txt, valid.txt,
+test.txt and unseen.txt, two books of valid by authors who have none in train.
 
     python scripts/join_books.py --books=FOLDER --output_dir=data/long-books
 

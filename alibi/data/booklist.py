@@ -22,6 +22,7 @@ class Book:
     bytes: int
     words: int  # between white space
     sha256: str
+    also: str = ""  # another split that has the book too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class BookList:
 
     def of(self, split: str) -> list[Book]:
         """Returns the split's books in their order."""
-        return [book for book in self.books if book.split == split]
+        return [book for book in self.books if split in (book.split, book.also)]
 
     def unmade(self, directory: pathlib.Path) -> list[str]:
         """Returns the splits without a whole SPLIT.txt in `directory`."""
@@ -58,7 +59,7 @@ class BookList:
         A book is any .txt file in `folder`, or below it, with the list's SHA-256.
         """
         splits = self.unmade(directory)
-        needed = [book for book in self.books if book.split in splits]
+        needed = [book for book in self.books if {book.split, book.also} & {*splits}]
         files = sorted(folder.rglob("*.txt"))
         by_hash = {file_sha256(file): file for file in files}
         named = {file.stem: file for file in files}

@@ -1,5 +1,6 @@
 """Books of a list: the list itself, and a user's files checked against it and joined."""
 
+import dataclasses
 import hashlib
 import json
 import lzma
@@ -69,6 +70,24 @@ def test_a_line_names_each_book_that_is_missing_or_differs_and_nothing_is_writte
     assert not (tmp_path / "out").exists()
 
 
+def test_a_book_can_be_in_a_second_text(listed, tmp_path):
+    books, folder = listed
+    twice = dataclasses.replace(books.books[0], also="unseen")
+    sha256 = books.sha256 | {"unseen": twice.sha256}
+    more = BookList((twice, *books.books[1:]), sha256)
+    assert more.join(folder, tmp_path / "out") == []
+    assert (tmp_path / "out" / "unseen.txt").read_text() == TEXTS["One"]
+    assert (tmp_path / "out" / "train.txt").read_text().startswith(TEXTS["One"])
+    assert more.unmade(tmp_path / "out") == []
+
+
+def test_unseen_books_have_authors_without_a_book_in_train():
+    books = BookList.read(LONG_BOOKS)
+    authors = [{book.author for book in books.of(split)} for split in ("train", "unseen")]
+    assert len(authors[1]) == 2
+    assert not authors[0] & authors[1]
+
+
 def test_the_long_books_are_those_of_the_folder_with_corpora(shared_dir):
     """The list alone must tell every byte of the texts: it is all that a user has."""
     books, texts = BookList.read(LONG_BOOKS), {}
@@ -90,18 +109,22 @@ def test_the_long_books_of_each_split_are_told_with_their_sizes():
     books, content = BookList.read(LONG_BOOKS), json.loads(LONG_BOOKS.read_text())
     for split, count, size in (
         ("train", 100, 68_617_746), ("valid", 18, 11_700_474), ("test", 2, 870_571),
+        ("unseen", 2, 1_032_135),
     ):  # fmt: skip
         of_split = books.of(split)
         assert (len(of_split), sum(book.bytes for book in of_split)) == (count, size)
         assert content["texts"][split]["bytes"] == size
-    assert len({book.sha256 for book in books.books}) == 120, "no book is in two splits"
+    assert len({book.sha256 for book in books.books}) == 120, "no book is listed twice"
 
 
 def test_the_script_checks_joins_and_says_in_a_line_what_is_missing(run_script, tmp_path):
     script = ROOT / "scripts" / "join_books.py"
     done = run_script(script, f"--output_dir={tmp_path}")
     assert done.returncode == 1
-    assert "has no whole train.txt, valid.txt, test.txt; give the books by --books" in done.stderr
+    assert (
+        "has no whole train.txt, valid.txt, test.txt, unseen.txt; give the books by --books"
+        in done.stderr
+    )
     done = run_script(script, f"--output_dir={tmp_path}", f"--books={tmp_path}")
     assert done.returncode == 1
     assert done.stdout.count("missing: ") == len(done.stdout.splitlines()) == 120
