@@ -1,10 +1,11 @@
-"""N-grams of the train text, order 1 to 8 with two smoothings, as a baseline for trained runs.
+"""N-grams of the train text, of any order with two smoothings, as a baseline for trained runs.
 
     python scripts/ngram.py --workdirs=A,B --output_dir=OUT
 
 Prints perplexity and bits per byte for each order. Adds the best order with Witten-Bell and with
 modified Kneser-Ney smoothing to the rows, tables and figures in OUT, at the runs' evaluation lengths.
 The runs need no checkpoint. --unit=tokens counts tokens of the run's tokenizer in place of bytes.
+--order=10 goes up to order 10.
 --cache=128,512 --tune=FILES mixes in the unigrams and bigrams of the last tokens.
 """
 
@@ -23,6 +24,9 @@ _UNIT = flags.DEFINE_enum(
 )
 _TRAIN_BYTES = flags.DEFINE_integer(
     "train_bytes", None, "count only the beginning of the train text", lower_bound=1
+)
+_ORDER = flags.DEFINE_integer(
+    "order", 8, "the highest order; order n sees n - 1 bytes or tokens", lower_bound=1
 )
 flags.DEFINE_list(
     "cache",
@@ -45,6 +49,7 @@ def main() -> int:
         stride=_STRIDE.value,
         unit=_UNIT.value,
         train_bytes=_TRAIN_BYTES.value,
+        order=_ORDER.value,
         cache=evaluation_flags.whole_numbers("cache"),
         tune=_TUNE.value,
     )

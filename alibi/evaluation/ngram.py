@@ -1,25 +1,20 @@
-"""Interpolated n-grams by sorting: all orders and both smoothings from one sort.
+"""Interpolated n-grams of any order by sorting: all orders and both smoothings from one sort.
 
-The symbols that begin at each place are a 64-bit number, the first symbol in the highest bits.
-After the sort the n-grams of every order are prefixes, and run lengths are their counts.
+The places of both texts are sorted by the symbols that begin there. Places with the same n-gram are
+then neighbours, for every order. The number of such a run is the n-gram's id, which ascends with
+the id of its context, and its length is the count.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Integer, UInt64
+from jaxtyping import Bool, Float, Int, Integer
 
-MOST_ORDERS = 8
 # KenLM's discounts of n-grams that occur once, twice and more often, where the formula has no value
 FALLBACK = (0.5, 1.0, 1.5)
-_CHUNK = 1 << 20  # places whose numbers are made at a time
 
 Documents = Sequence[Integer[np.ndarray, " symbols"]]
-Smoothing = Callable[
-    [Int[np.ndarray, " grams"]],
-    tuple[Float[np.ndarray, " grams"], Float[np.ndarray, " grams"]],
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +27,7 @@ class Scores:
 
 
 def witten_bell(
-    counts: Int[np.ndarray, " grams"],
+    counts: Integer[np.ndarray, " grams"],
 ) -> tuple[Float[np.ndarray, " grams"], Float[np.ndarray, " grams"]]:
     """Returns what each n-gram keeps of its context's mass, its count, and what it gives to the lower
     order: 1 (Witten & Bell 1991).
@@ -41,7 +36,7 @@ def witten_bell(
 
 
 def kneser_ney(
-    counts: Int[np.ndarray, " grams"],
+    counts: Integer[np.ndarray, " grams"],
 ) -> tuple[Float[np.ndarray, " grams"], Float[np.ndarray, " grams"]]:
     """Returns what each n-gram keeps of its count, and the discount that it gives to the lower order
     (modified Kneser-Ney, Chen & Goodman 1999, equation 17).
@@ -60,9 +55,10 @@ def kneser_ney(
     return counts - discounted, discounted
 
 
-def ngram_scores(train: Documents, scored: Documents, vocab_size: int) -> Iterator[Scores]:
-    """Yields the NLL of the symbols in `scored` by n-grams of `train`, from order 1 to 8, or to as many
-    symbols as fit into 64 bits.
+def ngram_scores(
+    train: Documents, scored: Documents, vocab_size: int, order: int = 8
+) -> Iterator[Scores]:
+    """Yields the NLL of the symbols in `scored` by n-grams of `train`, from order 1 to `order`.
 
     No n-gram joins two documents. A document's start is a symbol, which is seen but never predicted.
     Order 1 is interpolated with the uniform 1 / `vocab_size`. Lower orders of Kneser-Ney count the
@@ -75,136 +71,146 @@ def ngram_scores(train: Documents, scored: Documents, vocab_size: int) -> Iterat
     for name, documents in (("to count", train), ("to score", scored)):
         if not any(document.size for document in documents):
             raise ValueError(f"the text {name} is empty; n-grams need one symbol or more")
-    largest = max(int(document.max(initial=0)) for document in (*train, *scored))
-    bits = (largest + 1).bit_length()
-    orders = min(MOST_ORDERS, 64 // bits)
-    symbols, keys = _windows(scored, bits, orders)
-    places = np.argsort(keys)
-    queries = _Queries(keys[places], places, bits, orders)
-    del keys
-    counted = _windows(train, bits, orders)[1]
-    counted.sort()
+    # larger than all symbols, and also what follows both texts
+    start = 1 + max(int(document.max(initial=0)) for document in (*train, *scored))
+    mark = np.array([start], np.min_scalar_type(start))
+    stream = np.concatenate(
+        [
+            piece.astype(mark.dtype, copy=False)
+            for document in (*train, *scored)
+            for piece in (mark, document)
+        ]
+        + [np.repeat(mark, order)]
+    )
+    first = sum(1 + document.size for document in train)
+    symbols = stream[first:-order] != start
 
-    table = _grams(counted, bits, orders, 1)
     witten = lower = np.full(symbols.size, 1 / vocab_size)
-    total = 0
-    for order in range(1, orders + 1):
-        total += table.grams.size
-        witten = queries.interpolated(table, order, witten_bell, witten)
-        kneser = queries.interpolated(table, order, kneser_ney, lower)
+    total, shorter = 0, None
+    for number, counted in enumerate(_orders(stream, first, order), start=1):
+        if shorter is not None:
+            continued = np.where(shorter.at_start, shorter.counts, counted.before)
+            lower = shorter.interpolated(kneser_ney(continued), lower)
+        shorter = counted
+        total += counted.grams.size
+        witten = counted.interpolated(witten_bell(counted.counts), witten)
+        kneser = counted.interpolated(kneser_ney(counted.counts), lower)
         probabilities = {"witten-bell": witten, "kneser-ney": kneser}
         nats = {name: -np.log(values[symbols]) for name, values in probabilities.items()}
-        yield Scores(order, total, nats)
-        if order < orders:
-            longer = _grams(counted, bits, orders, order + 1)
-            continued = _continued(table, longer, bits, order)
-            lower = queries.interpolated(continued, order, kneser_ney, lower)
-            table = longer
+        yield Scores(number, total, nats)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Table:
-    """The distinct n-grams of an order, ascending, and their counts."""
-
-    grams: UInt64[np.ndarray, " grams"]
-    counts: Int[np.ndarray, " grams"]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Queries:
-    """The windows to score, ascending, so that a search finds neighbours in the cache.
+class _Counted:
+    """The distinct n-grams of an order in the train text, and those that end in a scored symbol.
 
     Attributes:
-      places: where each window begins, among the symbols and the documents' starts.
+      grams: ids, ascending.
+      contexts: the id of each one's context, an n-gram of the lower order.
+      counts: how often each occurs.
+      at_start: whether each begins a document.
+      before: for each n-gram of the lower order, how many distinct symbols stand before it.
+      places: the symbols in which the scored n-grams end, among the symbols and documents' starts.
+      scored_grams, scored_contexts: their ids, neighbours near each other.
     """
 
-    keys: UInt64[np.ndarray, " windows"]
-    places: Int[np.ndarray, " windows"]
-    bits: int
-    orders: int
+    grams: Integer[np.ndarray, " grams"]
+    contexts: Integer[np.ndarray, " grams"]
+    counts: Integer[np.ndarray, " grams"]
+    at_start: Bool[np.ndarray, " grams"]
+    before: Integer[np.ndarray, " shorter"]
+    places: Integer[np.ndarray, " scored"]
+    scored_grams: Integer[np.ndarray, " scored"]
+    scored_contexts: Integer[np.ndarray, " scored"]
 
     def interpolated(
-        self, table: _Table, order: int, smoothing: Smoothing, lower: Float[np.ndarray, " windows"]
-    ) -> Float[np.ndarray, " windows"]:
+        self,
+        smoothed: tuple[Float[np.ndarray, " grams"], Float[np.ndarray, " grams"]],
+        lower: Float[np.ndarray, " places"],
+    ) -> Float[np.ndarray, " places"]:
         """Returns the probability of each symbol by this order and the `lower` probabilities, which
         stay where the context is shorter or was never seen.
+
+        Args:
+          smoothed: what each n-gram keeps, and what it gives to the lower order.
         """
-        if not table.grams.size:  # all documents are shorter
+        if not self.grams.size:  # all documents are shorter
             return lower
-        kept, discounted = smoothing(table.counts)
-        context_starts = _run_starts(table.grams >> self.bits)
-        contexts = table.grams[context_starts] >> self.bits
+        kept, discounted = smoothed
+        context_starts = _run_starts(self.contexts)
         mass = np.add.reduceat(discounted, context_starts)
         whole = np.add.reduceat(kept, context_starts) + mass
-
-        grams = self.keys >> self.bits * (self.orders - order)
-        inside = grams & _start(self.bits) != _start(self.bits)
-        grams, predicted = grams[inside], self.places[inside] + order - 1
-        context, has_context = _find(contexts, grams >> self.bits)
-        gram, seen = _find(table.grams, grams)
-        below = lower[predicted]
+        context, has_context = _find(self.contexts[context_starts], self.scored_contexts)
+        gram, seen = _find(self.grams, self.scored_grams)
+        below = lower[self.places]
         interpolated = (np.where(seen, kept[gram], 0) + mass[context] * below) / whole[context]
         probabilities = lower.copy()
-        probabilities[predicted] = np.where(has_context, interpolated, below)
+        probabilities[self.places] = np.where(has_context, interpolated, below)
         return probabilities
 
 
-def _start(bits: int) -> np.uint64:
-    """Returns the symbol at the start of each document, larger than all others."""
-    return np.uint64((1 << bits) - 1)
+def _orders(stream: Integer[np.ndarray, " symbols"], first: int, order: int) -> Iterator[_Counted]:
+    """Yields the n-grams of each order, from 1 to `order`.
 
-
-def _windows(
-    documents: Documents, bits: int, orders: int
-) -> tuple[Bool[np.ndarray, " places"], UInt64[np.ndarray, " places"]]:
-    """Returns which places hold a symbol, not a document's start, and the `orders` symbols from each
-    place on. After a document's end they are starts.
+    Args:
+      stream: documents after a start each, and `order` starts at the end.
+      first: where the scored text begins. The train text is before it.
     """
-    start = _start(bits)
-    kind = np.min_scalar_type(start)
-    mark = np.array([start], kind)
-    stream = np.concatenate(
-        [piece for document in documents for piece in (mark, document.astype(kind, copy=False))]
-    )
-    size = stream.size
-    stream = np.concatenate([stream, np.repeat(mark, orders)])
-    keys = np.empty(size, np.uint64)
-    for first in range(0, size, _CHUNK):
-        key = keys[first : first + _CHUNK]
-        key[:] = stream[first : first + key.size]
-        ended = np.zeros(key.size, bool)
-        for ahead in range(1, orders):
-            following = stream[first + ahead : first + ahead + key.size]
-            ended |= following == start
-            key <<= bits
-            key |= np.where(ended, start, following)
-    return stream[:size] != start, keys
+    places = _ascending(stream, order)
+    places = places[places < stream.size - order].astype(np.min_scalar_type(stream.size))
+    ids, grams = np.zeros_like(places), np.zeros_like(places, shape=1)
+    new, inside = np.arange(places.size) == 0, np.array(True)
+    for number in range(1, order + 1):
+        symbols = stream[number - 1 :][places]
+        new[1:] |= symbols[1:] != symbols[:-1]
+        # a start can be the first symbol before others, and nothing else
+        inside = (symbols != stream[-1]) & (inside if number > 2 else True)
+        del symbols
+        longer = np.empty_like(ids)
+        longer[places] = np.cumsum(new, dtype=ids.dtype) - 1
+        starts = np.flatnonzero(new)
+        counts = np.add.reduceat(inside & (places < first), starts, dtype=ids.dtype)
+        shorter, grams = grams, np.flatnonzero(counts).astype(ids.dtype)
+        one_place, counts = places[starts[grams]], counts[grams]
+        del starts
+        scored = places[inside & (places >= first)]
+        distinct = np.bincount(ids[one_place + 1], minlength=int(shorter.max(initial=0)) + 1)
+        yield _Counted(
+            grams=grams,
+            contexts=ids[one_place],
+            counts=counts,
+            at_start=stream[one_place] == stream[-1],
+            before=distinct[shorter].astype(ids.dtype),
+            places=scored + number - (first + 1),
+            scored_grams=longer[scored],
+            scored_contexts=ids[scored],
+        )
+        ids = longer
 
 
-def _grams(counted: UInt64[np.ndarray, " places"], bits: int, orders: int, order: int) -> _Table:
-    """Returns the n-grams of `order` that end in a symbol of their document."""
-    prefixes = counted >> bits * (orders - order)
-    starts = _run_starts(prefixes)
-    grams, counts = prefixes[starts], np.diff(starts, append=prefixes.size)
-    inside = grams & _start(bits) != _start(bits)
-    return _Table(grams[inside], counts[inside])
+def _ascending(stream: Integer[np.ndarray, " symbols"], order: int) -> Int[np.ndarray, " symbols"]:
+    """Returns all places, ascending by at least the `order` symbols from each on.
 
-
-def _continued(table: _Table, longer: _Table, bits: int, order: int) -> _Table:
-    """Returns the n-grams of `order` with the number of distinct symbols before each, counted in the
-    n-grams that are one symbol `longer`. `ngram_scores` explains documents' starts.
+    Each round sorts by as many ranks of the round before as fit into 64 bits. In the first round these
+    are symbols. Nothing follows the last symbol.
     """
-    tails = longer.grams & np.uint64((1 << bits * order) - 1)
-    tails.sort()
-    starts = _run_starts(tails)
-    first = np.searchsorted(table.grams, _start(bits) << bits * (order - 1))
-    return _Table(
-        np.concatenate([tails[starts], table.grams[first:]]),
-        np.concatenate([np.diff(starts, append=tails.size), table.counts[first:]]),
-    )
+    ranks, known = stream, 1
+    while True:
+        bits = int(ranks.max()).bit_length()
+        keys = ranks.astype(np.uint64)
+        together = min(64 // bits, -(-order // known))
+        for ahead in range(known, together * known, known):
+            keys <<= bits
+            keys[:-ahead] |= ranks[ahead:]
+        places, known = np.argsort(keys), together * known
+        if known >= order:
+            return places
+        keys = keys[places]
+        ranks = np.empty(keys.size, np.min_scalar_type(keys.size))
+        ranks[places] = np.cumsum(np.append(False, keys[1:] != keys[:-1]), dtype=ranks.dtype)
 
 
-def _run_starts(ascending: UInt64[np.ndarray, " values"]) -> Int[np.ndarray, " runs"]:
+def _run_starts(ascending: Integer[np.ndarray, " values"]) -> Int[np.ndarray, " runs"]:
     """Returns where each run of equal values begins."""
     return np.flatnonzero(
         np.concatenate([[True], ascending[1:] != ascending[:-1]])[: ascending.size]
@@ -212,7 +218,7 @@ def _run_starts(ascending: UInt64[np.ndarray, " values"]) -> Int[np.ndarray, " r
 
 
 def _find(
-    ascending: UInt64[np.ndarray, " values"], wanted: UInt64[np.ndarray, " queries"]
+    ascending: Integer[np.ndarray, " values"], wanted: Integer[np.ndarray, " queries"]
 ) -> tuple[Int[np.ndarray, " queries"], Bool[np.ndarray, " queries"]]:
     """Returns a place in `ascending` for each wanted value, and whether the value is there."""
     places = np.minimum(np.searchsorted(ascending, wanted), ascending.size - 1)

@@ -41,10 +41,13 @@ class NGramOptions(LengthOptions):
     stride: int | None = None  # the rows stand beside windows with this stride; changes no number
     unit: str = "bytes"  # or tokens, those of the run's tokenizer
     train_bytes: int | None = None  # the beginning of the train text to count, defaults to all
+    order: int = 8  # the highest; order n sees n - 1 units before each
     cache: tuple[int, ...] = ()  # widths of caches of counts, in units
     tune: str = ""  # files from which the caches' weights are fitted
 
     def __post_init__(self) -> None:
+        if self.order < 1:
+            raise ValueError(f"order={self.order} must be at least 1, which counts single units")
         if bool(self.cache) != bool(self.tune):
             raise ValueError(
                 f"cache={self.cache} and tune={self.tune!r}: a cache has weights, fitted on another text than "
@@ -114,7 +117,7 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
         perplexity.check(config, lengths)
         texts = read_texts(run, options)
         key = texts.train_key, texts.scored.manifest.sha256, texts.config.objective
-        ngrams = counted[key] = counted.get(key) or _score(texts)
+        ngrams = counted[key] = counted.get(key) or _score(texts, options.order)
         by_smoothing = grouped(ngrams, lambda one: one.smoothing)
         best = [min(alike, key=lambda one: one.nll_nats) for alike in by_smoothing.values()]
         if options.cache and (*key, "caches") not in counted:
@@ -175,17 +178,16 @@ def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
     return Texts(train, scored, manifest, title, config, selected, *documents)
 
 
-def _score(texts: Texts) -> list[NGram]:
+def _score(texts: Texts, order: int) -> list[NGram]:
     """Returns all orders with each smoothing, ascending. Masked tokens have order 1 alone."""
     started, ngrams = time.perf_counter(), []
     vocab_size = texts.train.manifest.vocab_size
-    for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size):
+    order = order if texts.config.objective.causal else 1
+    for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size, order):
         for smoothing, nats in scores.nats.items():
             nats = nats if texts.predicted is None else nats[texts.predicted]
             sums = float(nats.sum()), six_digits(part_sums(nats))
             ngrams.append(NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
-        if not texts.config.objective.causal:
-            break
     seconds = time.perf_counter() - started
     return [dataclasses.replace(each, seconds=seconds) for each in ngrams]
 
@@ -213,9 +215,9 @@ def _with_caches(
     tuned = documents_of(tune, corpus) if data.isolate_documents else [np.asarray(tune.tokens)]
     both = []
     for documents in (tuned, texts.scored_documents):
-        every = ngram_scores(texts.train_documents, documents, texts.train.manifest.vocab_size)
-        nats = next(one.nats for one in every if one.order == ngram.order)
-        both.append((documents, np.exp(-nats[ngram.smoothing])))
+        vocab_size = texts.train.manifest.vocab_size
+        *_, scores = ngram_scores(texts.train_documents, documents, vocab_size, ngram.order)
+        both.append((documents, np.exp(-scores.nats[ngram.smoothing])))
     found = []
     for width in options.cache:
         tuned_models, models = (

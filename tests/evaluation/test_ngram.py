@@ -41,10 +41,10 @@ class Written:
                 for text in texts
                 for at in range(order == 1, len(text) - order + 1)
             )
-            for order in range(10)
+            for order in range(13)
         ]
-        self.before = [collections.defaultdict(set) for _ in range(9)]
-        for order in range(1, 9):
+        self.before = [collections.defaultdict(set) for _ in range(12)]
+        for order in range(1, 12):
             for gram in self.counts[order + 1]:
                 self.before[order][gram[1:]].add(gram[0])
 
@@ -132,7 +132,7 @@ def test_all_orders_and_smoothings_are_the_written_formulas(train, scored, symbo
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
 def test_the_probabilities_of_all_bytes_sum_to_one(seen):
-    """After contexts of the train text, and after others; a byte of 255 leaves room for 7 orders."""
+    """After contexts of the train text, and after others."""
     train = drawn(2, (200, 30), 20)
     random = np.random.default_rng(3)
     context = train[0][40:48] if seen else random.integers(0, 250, 8)
@@ -141,14 +141,26 @@ def test_the_probabilities_of_all_bytes_sum_to_one(seen):
         for name, nats in scores.nats.items():
             last = nats.reshape(256, 9)[:, -1]
             assert np.exp(-last).sum() == pytest.approx(1, abs=1e-12), (name, scores.order)
-    assert scores.order == 7
+    assert scores.order == 8
 
 
-def test_large_vocabularies_have_as_many_orders_as_fit_into_64_bits():
-    """65,535 ids and the start of a document take 16 bits, one more 17."""
-    for largest, orders in ((65_534, 4), (65_535, 3)):
-        text = np.array([1, largest, 1, largest])
-        assert [s.order for s in ngram_scores([text], [text], 1 << 17)][-1] == orders
+def test_any_vocabulary_has_any_order():
+    """Three of these ids fit into 64 bits, so places are sorted in three rounds."""
+    train, scored = (
+        [document.astype(np.uint32) * 70_000 for document in drawn(seed, (90, 40), 6)]
+        for seed in (4, 5)
+    )
+    written = Written([document.tolist() for document in train], 1 << 20)
+    found = list(ngram_scores(train, scored, 1 << 20, order=11))
+    assert [scores.order for scores in found] == list(range(1, 12))
+    for scores in found:
+        expected = written.nats([document.tolist() for document in scored], scores.order)
+        for name, nats in expected.items():
+            np.testing.assert_allclose(scores.nats[name], nats, rtol=1e-12, err_msg=name)
+    for alone in (3, 7):
+        *_, highest = ngram_scores(train, scored, 1 << 20, order=alone)
+        for name, nats in found[alone - 1].nats.items():
+            np.testing.assert_array_equal(highest.nats[name], nats, "an order needs no higher one")
 
 
 def test_an_empty_text_is_refused():
@@ -347,6 +359,8 @@ def test_a_cache_mixes_in_the_tokens_before_by_weights_of_another_text(texts):
         [run], NGramOptions(**known, cache=(4,), tune=str(texts / "valid.txt"))
     )
     assert "is the scored text" in failure
+    with pytest.raises(ValueError, match="order=0 must be at least 1"):
+        NGramOptions(**known, order=0)
     with pytest.raises(ValueError, match="give both"):
         NGramOptions(**known, cache=(4,))
 
@@ -399,10 +413,13 @@ def test_bad_input_is_a_line_before_the_work(texts, capsys):
 def test_the_command_prints_all_orders_and_writes_the_report(texts):
     run = claimed(texts, "run")
     words = ["--workdirs", run, "--lengths=8,16", "--train_bytes=60", "--output_dir", texts / "out"]
+    words.append("--order=10")
     command = [sys.executable, ROOT / "scripts" / "ngram.py", *words]
     shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
     assert shown[0].startswith(
         "run: n-grams of 60 bytes of the train text; valid.txt, valid: 19 tokens"
     )
-    assert [line.split()[:2] for line in shown[2:10]] == [[str(n), str(n - 1)] for n in range(1, 9)]
+    assert [line.split()[:2] for line in shown[2:12]] == [
+        [str(n), str(n - 1)] for n in range(1, 11)
+    ]
     assert "-kneser-ney-train_bytes=60 |" in (texts / "out" / "report.md").read_text()
