@@ -1,6 +1,7 @@
 """`attend`, the entry to attention with a position bias, on one or more devices."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -179,12 +180,49 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
             )
         return compute(own, backend)
 
-    if options.sharding is None:
-        return by_backend(call)
-    if options.sharding.mesh.size == 1:
-        return by_backend(dataclasses.replace(call, devices=1))
-    fitting = fitting_sharding(call, options.sharding)
-    return by_backend(call) if fitting is None else on_each_device(call, fitting, by_backend)
+    def placed(own: AttentionCall) -> Array:
+        sharding = own.options.sharding
+        if sharding is None:
+            return by_backend(own)
+        if sharding.mesh.size == 1:
+            return by_backend(dataclasses.replace(own, devices=1))
+        fitting = fitting_sharding(own, sharding)
+        return by_backend(own) if fitting is None else on_each_device(own, fitting, by_backend)
+
+    explicit = jax.typeof(call.query).sharding.mesh.explicit_axes
+    return on_explicit_mesh(call, placed) if explicit and not call.sow else placed(call)
+
+
+def on_explicit_mesh(
+    call: AttentionCall, compute: Callable[[AttentionCall], Array]
+) -> Float[Array, "*batch q heads value_dim"]:
+    """Computes a call of arrays on a mesh with explicit axes (`jax.set_mesh`), where types have shardings.
+
+    Inside, the axes are automatic. The type of the queries says how sequences and heads lie on the devices,
+    as `sharding` in `attend` does elsewhere, and the result lies as the queries.
+    """
+    spec = (*jax.typeof(call.query).sharding.spec, *(None,) * call.query.ndim)[: call.query.ndim]
+    named = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+    del named["key_segments"]
+    if call.known_slopes is not None:  # as an argument they would be unknown to the kernels
+        del named["bias"]
+    leaves, tree = jax.tree.flatten(
+        {name: x for name, x in named.items() if isinstance(x, jax.Array | Bias)}
+    )
+
+    @functools.partial(jax.sharding.auto_axes, out_sharding=P(*spec[:-1], None))
+    def automatic(leaves: list[Array], key_segments: Any) -> Array:
+        own = dataclasses.replace(call, **jax.tree.unflatten(tree, leaves))
+        same = call.key_segments is call.query_segments
+        own = dataclasses.replace(own, key_segments=own.query_segments if same else key_segments)
+        sharding = own.options.sharding
+        layout = P(spec[0], None, spec[-2], None) if sharding is None else sharding.spec
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), layout)
+        return compute(
+            dataclasses.replace(own, options=dataclasses.replace(own.options, sharding=sharding))
+        )
+
+    return automatic(leaves, call.key_segments)
 
 
 def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:

@@ -3,6 +3,7 @@
 import functools
 import re
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import alibi.linen
 from alibi import alibi_slopes, attend
 from alibi.attention import dispatch
 from alibi.attention.accelerator.fused import fused_attention
@@ -56,6 +58,35 @@ def test_learned_slopes_and_a_table_go_with_their_heads(backend):
     if backend == "blocked":
         scaled = ScaledBias(t5_bias(4), jnp.asarray([0.3, -0.2, 0.5, 1.0]))
         assert_as_on_one(arrays, scaled, sharding, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["auto", "saved", "blocked", "augmented", "fused"])
+def test_explicit_axes_give_the_same_and_each_device_its_own_heads(backend):
+    """JAX's own default for a mesh: the type of an array says how it lies."""
+    explicit = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    arrays, spec = inputs(2, 40, 40, 4, 8), P("data", None, "tensor", None)
+    expected = value_and_gradients(arrays, AlibiBias(alibi_slopes(4)), backend="reference")
+    with jax.set_mesh(explicit):
+        placed = [jax.reshard(x, spec) for x in arrays]
+        bias = AlibiBias(alibi_slopes(4))
+        got = value_and_gradients(placed, bias, backend=backend)
+        result = jax.jit(lambda *qkv: attend(*qkv, bias=bias, backend=backend))(*placed[:3])
+    assert result.sharding.spec == spec
+    assert_near(got, expected, 2e-5)
+
+
+def test_layers_and_closures_run_on_a_mesh_with_explicit_axes():
+    x = jax.random.normal(jax.random.key(1), (2, 16, 32))
+    layers = [
+        alibi.linen.SelfAttention(num_heads=4, position="t5"),
+        nn.MultiHeadDotProductAttention(4, attention_fn=alibi.alibi_attention_fn(num_heads=4)),
+    ]
+    for layer in layers:
+        params = layer.init(jax.random.key(0), x)
+        expected = jax.jit(layer.apply)(params, x)
+        with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))):
+            got = jax.jit(layer.apply)(params, jax.reshard(x, P("data", None, None)))
+        np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_a_shard_map_of_the_user_with_and_without_its_check():

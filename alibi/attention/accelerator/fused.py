@@ -14,6 +14,7 @@ kernel's list (a range on GPUs), and cost nothing.
 """
 
 import functools
+import logging
 from typing import Any
 
 import jax
@@ -103,6 +104,21 @@ def cannot_fuse(call: AttentionCall) -> str:
         return str(error)
     if plan.most_tiles > MOST_TILES and platform == "tpu":
         return f"its lists hold {MOST_TILES:,} tiles, and this call can need {plan.most_tiles:,}"
+    return _missing(plan.on_gpu)
+
+
+@functools.cache
+def _missing(on_gpu: bool) -> str:
+    """Returns why the kernels can't be imported, or an empty string. Logs the reason, once per process."""
+    try:
+        _kernels(on_gpu)
+    except ImportError as error:
+        name = "Triton" if on_gpu else "Mosaic"
+        reason = (
+            f"JAX {jax.__version__} has no Pallas for {name} ({error}); jax 0.10 to 0.12 have it"
+        )
+        logging.getLogger(__name__).warning("no fused attention: %s", reason)
+        return reason
     return ""
 
 
@@ -130,7 +146,9 @@ def _bias_arrays(call: AttentionCall, plan: Plan) -> dict[str, Array]:
 def _attention(
     operands: Operands, needed: Bool[Array, "batch heads q_blocks k_blocks"], plan: Plan
 ) -> Float[Array, "batch heads q value_dim"]:
-    return _kernels(plan).forward(plan, _in_units(operands, plan), needed, operands.value.dtype)[0]
+    return _kernels(plan.on_gpu).forward(
+        plan, _in_units(operands, plan), needed, operands.value.dtype
+    )[0]
 
 
 def _in_units(operands: Operands, plan: Plan) -> Operands:
@@ -142,9 +160,9 @@ def _in_units(operands: Operands, plan: Plan) -> Operands:
     return operands._replace(bias=bias, sink=sink)
 
 
-def _kernels(plan: Plan) -> Any:
-    """Returns the module with the kernels (see `plan`). Its import takes a while."""
-    if plan.on_gpu:
+def _kernels(on_gpu: bool) -> Any:
+    """Returns the module with the kernels. Its import takes a while."""
+    if on_gpu:
         from alibi.attention.accelerator import triton
 
         return triton
@@ -160,7 +178,7 @@ def _forward(operands: Any, needed: Any, plan: Plan) -> tuple[Array, Any]:
     operands = _in_units(operands, plan)
     # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq
     # and dk up to 1.4 times as large.
-    out, lse = _kernels(plan).forward(plan, operands, needed, jnp.float32)
+    out, lse = _kernels(plan.on_gpu).forward(plan, operands, needed, jnp.float32)
     # Rows that fill the last block have no weights: what a bias adds to them is arbitrary.
     rows = jnp.arange(lse.shape[-1])[None, None, None]
     lse = jnp.where(rows < plan.q_length, lse, -MASKED)
@@ -172,9 +190,11 @@ def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)
     backward = Backward(dout, lse, dot_rows(dout, out)[:, :, None])
-    dquery = _kernels(plan).backward_queries(plan, operands, needed, backward)
+    dquery = _kernels(plan.on_gpu).backward_queries(plan, operands, needed, backward)
     names = tuple(name for name in learned if name != "query_term")
-    dkey, dvalue, learnt = _kernels(plan).backward_keys(plan, operands, needed, backward, names)
+    dkey, dvalue, learnt = _kernels(plan.on_gpu).backward_keys(
+        plan, operands, needed, backward, names
+    )
     if plan.shared_by > 1:
         dkey, dvalue = (
             x.reshape(plan.batch, -1, plan.shared_by, *x.shape[2:]).sum(axis=2)
