@@ -382,6 +382,19 @@ class Silent(Bias):
     m: jax.Array = per_head()
 
 
+class Unbounded(Bias):
+    m: jax.Array = per_head()
+    bounded = True
+
+    def __call__(self, query_positions, key_positions):
+        return jnp.zeros((self.m.size, query_positions.size, key_positions.size))
+
+
+class AddsNothing(Unbounded):
+    bounded = False
+    adds_values = True
+
+
 class NoFunction(DistanceBias):
     m: jax.Array = per_head()
 
@@ -391,7 +404,8 @@ class Lacking(PositionMethod):
     kind: str = "Silent"
 
     def bias(self, params):
-        return {of.__name__: of for of in (Silent, NoFunction)}[self.kind](jnp.ones(4))
+        classes = (Silent, NoFunction, Unbounded, AddsNothing)
+        return {bias.__name__: bias for bias in classes}[self.kind](jnp.ones(4))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,6 +439,8 @@ def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) 
     [
         ("Silent", r"Silent needs __call__\(query_positions, key_positions\)"),
         ("NoFunction", r"NoFunction needs at\(distance\)"),
+        ("Unbounded", r"Unbounded is bounded and needs upper_bound\(blocks\)"),
+        ("AddsNothing", r"AddsNothing adds values and needs of_values\(weights, ...\)"),
     ],
 )
 def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: str) -> None:

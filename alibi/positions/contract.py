@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from alibi.positions.base import PositionMethod
-from alibi.positions.bias import Bias
+from alibi.positions.bias import Bias, Blocks
 from alibi.positions.distance import DistanceBias
 
 FLOATS = ("float32", "float64")
@@ -25,6 +25,9 @@ RESULTS = {
     "keep": "arrays [batch, length, heads, ...]",
     "bias": "an alibi.positions.Bias or None",
     "content_bias": "an alibi.positions.Bias or None",
+    "upper_bound": "[heads, query blocks, key blocks]",
+    "log_sum_bound": "[heads, query blocks, key blocks]",
+    "of_values": "[batch, heads, queries, features]",
 }
 
 
@@ -88,6 +91,14 @@ def check_contract(name: str, method: PositionMethod) -> None:
         if isinstance(bias, DistanceBias):
             call(bias, "at", (heads, q, k), jnp.zeros((q, k), jnp.int32))
         call(bias, "__call__", (heads, q, k), positions[:q], positions)
+        if bias.bounded:
+            first = jnp.zeros((1, 1, 1), jnp.int32)
+            blocks = Blocks(first, first, 1, 1, key_count=first[None], first_query=first[0])
+            for bound in ("upper_bound", "log_sum_bound"):
+                call(bias, bound, None, blocks)
+        if bias.adds_values:
+            weights = jnp.zeros((1, heads, q, k), jnp.float32)
+            call(bias, "of_values", None, weights, positions[:q], positions)
 
     jax.eval_shape(trace)
 
