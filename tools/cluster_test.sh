@@ -153,7 +153,7 @@ for run in runs:
     assert json.loads((workdir / "runs" / run / "status.json").read_text())["state"] == "finished"
 def nll(folder):
     rows = [json.loads(line) for line in (folder / "results.jsonl").open()]
-    found = {(row["run"], row["eval_length"]): row["nll_nats"] for row in rows}
+    found = {(row["run"], row["cell"]["length"]): row["results"]["nll_nats"] for row in rows}
     assert len(found) == len(rows) == 2 * len(runs)
     return found
 rows, local = nll(workdir), pathlib.Path(sys.argv[2])

@@ -15,6 +15,7 @@ from alibi.positions.distance import rows_and_columns
 from alibi.positions.shapes import KeyPositions, QueryPositions, Tile
 
 HIDDEN = 32  # units of the network
+ROWS = 64  # queries whose hidden units exist at a time
 EPSILON = 1e-6  # added to the denominator, as in the paper's code
 
 
@@ -39,17 +40,17 @@ class FireBias(Bias):
         rows, columns = rows_and_columns(query_positions, key_positions)
         scale = self._psi(jnp.maximum(rows.astype(jnp.float32), self.threshold)) + EPSILON
         relative = self._psi(jnp.abs(rows - columns).astype(jnp.float32)) / scale
-        return jnp.moveaxis(self._network(relative[..., None]), -1, -3)
+        by_row = jax.lax.map(self._network, jnp.moveaxis(relative, -2, 0), batch_size=ROWS)
+        return jnp.moveaxis(by_row, (0, -1), (-2, -3))
 
     def _psi(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         return jnp.log1p(self.c * x)
 
     @jax.checkpoint  # the hidden units of all pairs would fill the memory until the backward pass
-    def _network(self, x: Float[Array, "*shape 1"]) -> Float[Array, "*shape heads"]:
-        kernel, bias = (
-            p.reshape((1,) * (x.ndim - 1) + p.shape) for p in (self.hidden_kernel, self.hidden_bias)
-        )
-        return jnp.matmul(jax.nn.relu(x * kernel + bias), self.kernel, precision="highest")
+    def _network(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape heads"]:
+        hidden = jnp.multiply.outer(x, self.hidden_kernel)
+        bias = self.hidden_bias.reshape((1,) * x.ndim + (-1,))
+        return jnp.matmul(jax.nn.relu(hidden + bias), self.kernel, precision="highest")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -243,6 +243,9 @@ def test_attention_dropout_acts() -> None:
     assert np.abs(np.subtract(first, still)).max() > 1e-2
     assert np.abs(np.subtract(first, second)).max() > 1e-2
     np.testing.assert_array_equal(first, again)
+    layer = nnx_layer(dropout_rate=0.5)
+    dropped, still = (call_nnx(layer, x, deterministic=still) for still in (False, True))
+    assert np.abs(np.subtract(dropped, still)).max() > 1e-2
 
 
 def test_mask_acts_and_fully_masked_rows_are_zero_with_finite_gradients() -> None:
