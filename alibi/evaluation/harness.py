@@ -256,7 +256,9 @@ def harness_model() -> type:
                     f"{run} was trained for objective={run.config.objective.name}; tasks need objective=next_token"
                 )
             if reason := run.undefined(self.max_length):
-                raise ValueError(f"{run.title} has no result at length={self.max_length:,}: {reason}")
+                raise ValueError(
+                    f"{run.title} has no result at length={self.max_length:,}: {reason}"
+                )
             self.scorer = PairScorer(run, self.max_length)
 
         @property

@@ -209,7 +209,7 @@ class Family:
         """
         read = {key: value for key, value in content.items() if key not in ignored}
         hub = HubConfig(read, self.file)
-        settings = PAPER_UNLIKE | self.to_ours(hub)
+        settings = DEFAULTS | self.to_ours(hub)
         if left := {key: value for key, value in hub.left().items() if key not in ignored}:
             shown = ", ".join(f"{name}={value!r}" for name, value in sorted(left.items()))
             raise ValueError(
@@ -233,7 +233,7 @@ class Family:
         hub, options = HubConfig(content), known_options(config.position)
         try:
             read = replaced(
-                dataclasses.replace(config, position_options={}), PAPER_UNLIKE | self.to_ours(hub)
+                dataclasses.replace(config, position_options={}), DEFAULTS | self.to_ours(hub)
             )
         except ValueError as error:
             raise ValueError(f"{self.architectures[0]} can't say this model: {error}") from error
@@ -251,17 +251,12 @@ class Family:
         return content
 
 
-# Keys of the model that every family takes from config.json.
-_ALWAYS_SAID = (
-    *("num_layers", "width", "num_heads", "feed_forward", "activation", "norm_epsilon"),
-    "vocab_rows",
-)
-# Most families have the defaults of the other keys; a family names what it has otherwise.
-PAPER_UNLIKE: dict[str, Any] = {
+# A family names what it has otherwise.
+DEFAULTS: dict[str, Any] = {
     **{
         f"model.{name}": value
         for name, value in vars(ModelConfig()).items()
-        if role_of(f"model.{name}") in ("", CHANGED) and name not in _ALWAYS_SAID
+        if role_of(f"model.{name}") in ("", CHANGED)
     },
     "model.embedding_scale": 1.0,
     "position": "alibi",
