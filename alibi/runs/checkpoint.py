@@ -171,14 +171,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         return state
 
     def first_whole(
-        self, restore: Callable[[int], Restored], steps: Callable[[], list[int]] | None = None
+        self,
+        restore: Callable[[int], Restored],
+        steps: Callable[[Collection[int]], list[int]] | None = None,
     ) -> tuple[int, Restored, Collection[int]]:
         """Returns the first step that `restore` finds whole, its result, and the damaged steps before
         it, with a line for each.
 
         Args:
-          steps: the steps in order, asked for again after each damaged one, since training may
-            replace checkpoints. Defaults to the newest first.
+          steps: returns the steps in order from those lost so far, and is called again after each
+            loss, since training may replace checkpoints. Defaults to the newest first.
 
         Raises:
           DamagedError: no checkpoint is whole.
@@ -186,7 +188,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         damaged: dict[int, DamagedError] = {}
 
         def left() -> list[int]:
-            all_steps = steps() if steps else sorted(self._manager.all_steps(), reverse=True)
+            all_steps = steps(damaged) if steps else sorted(self._manager.all_steps(), reverse=True)
             return [step for step in all_steps if step not in damaged]
 
         while candidates := hosts.broadcast(left):

@@ -124,14 +124,11 @@ class TrainedRun:
             abstract,
             "use devices with more, or import the model by --dtype=bfloat16",
         )
-
-        def steps() -> list[int]:
-            there = _find_steps(self.directory, self._checkpoint)
-            return sorted(there, key=lambda step: step != self.step)  # what was named so far, first
-
+        # Others are looked for only if this one is lost: that reads files of all checkpoints.
         with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
             self.step, params, _ = checkpoints.first_whole(
-                lambda step: checkpoints.restore_params(step, abstract), steps
+                lambda step: checkpoints.restore_params(step, abstract),
+                lambda lost: _find_steps(self.directory, self._checkpoint) if lost else [self.step],
             )
         return params
 

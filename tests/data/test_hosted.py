@@ -5,6 +5,7 @@ import http.server
 import importlib
 import os
 import shutil
+import socket
 import threading
 import time
 
@@ -204,6 +205,14 @@ def test_a_host_is_reachable_by_an_address_with_a_password() -> None:
         assert hosted.reachable([f"http://user:word@127.0.0.1:{server.server_port}"])
         server.shutdown()
     assert not hosted.reachable(["http://user:wo/rd@127.0.0.1"]), "no port is 'wo'"
+
+
+def test_a_server_that_never_answers_is_given_up():
+    """Many firewalls drop a request in silence."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        start = time.monotonic()
+        assert not hosted.reachable([f"http://127.0.0.1:{silent.getsockname()[1]}"], seconds=0.3)
+    assert time.monotonic() - start < 3
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,9 @@ from alibi.runs.trained import TrainedRun, fitting_mesh
 from tests.evaluation.runs import make_run, options_of, subject_of
 
 
-def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_run, tmp_path):
+def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(
+    alibi_run, tmp_path, capsys
+):
     newer = make_run(alibi_run.parent, "alibi", "newer", steps=(7,))
     run = RunDirectory(shutil.copytree(alibi_run, tmp_path / "run"))
     options = options_of(output_dir=tmp_path, lengths=(16,))
@@ -25,6 +27,8 @@ def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(alibi_
     shutil.copytree(newer / "checkpoints" / "7", run.path / "checkpoints" / "7")
     evaluate_run(subject, options)
     assert [row.step for row in find_rows(tmp_path)] == [7]
+    line = "checkpoints has no checkpoint of step 5; that of step 7 is taken in its place"
+    assert line in capsys.readouterr().err
     # the older one, of step 3, is not what was asked for
     shutil.rmtree(run.path / "checkpoints" / "7")
     with pytest.raises(ValueError, match="has no checkpoint of step 7"):

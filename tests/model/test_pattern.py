@@ -11,6 +11,7 @@ import pytest
 
 from alibi.config import make_config
 from alibi.generation import generate, new_cache, read
+from alibi.generation.decoding import prefill
 from alibi.model import positions
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.flops import forward_flops, keys_seen
@@ -187,7 +188,11 @@ def test_each_window_has_slots_of_its_own(tiny_config) -> None:
         read_in_pieces(model, variables["params"], inputs, [4, 12], **sizes)
     with pytest.raises(ValueError, match="16 slots can't serve 30 tokens: only a sliding window"):
         read_in_pieces(model, variables["params"], inputs, [3, 13], total=30, chunk=3)
-    answer = generate(model, variables["params"], np.asarray(inputs), 3, chunk=5)
+    prompt = np.asarray(inputs)
+    made = jax.eval_shape(lambda: prefill(model, variables["params"], prompt, None, 3, 5, None)[2])
+    held = [made[f"layers_{layer}"]["held"].key.shape[-1] for layer in range(3)]
+    assert held == [4 + 5 - 1, 6 + 5 - 1, 16 + 3], "generate holds no more under a window"
+    answer = generate(model, variables["params"], prompt, 3, chunk=5)
     logits = jax.jit(model.apply)(variables, np.concatenate([inputs, answer], axis=1))
     np.testing.assert_array_equal(np.asarray(logits)[:, 15:-1].argmax(axis=-1), answer)
 

@@ -13,6 +13,17 @@ from tests.model.made import changed, make, tokens
 from tests.programs import AS_USERS
 
 
+def test_remat_of_unrolled_layers_changes_no_gradient(tiny_config) -> None:
+    model, variables = make(tiny_config, "fox", model__num_layers=1)
+
+    def loss(params: dict, model: DecoderLM) -> jax.Array:
+        return model.apply({"params": params}, tokens(12), tokens(12), method="token_nll").sum()
+
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    plain, remat = (gradient(variables["params"], m) for m in (model, changed(model, remat=True)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
+
+
 def test_a_single_scanned_layer_scores_the_last_tokens_as_an_unrolled_one(tiny_config) -> None:
     """With the same parameters. `check_position_method` compares scores of all tokens, for each
     method.

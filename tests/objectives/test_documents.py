@@ -67,6 +67,9 @@ def test_packed_documents_have_the_scores_of_single_ones(objective, position):
         nll = np.asarray(nll_of(params, *(x[:, start:stop] for x in batch[:2])))[0]
         expected += nll[batch.targets[0, start:stop] >= 0].tolist()
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+    tokens, last = batch.inputs[:, 5:10], np.arange(5) == 4
+    one, other = (nll_of(params, np.where(last, token, tokens), tokens)[0, 0] for token in (1, 2))
+    assert (one != other) == (objective is MASKED), "the first token sees the last if masked"
 
 
 def test_training_sees_the_segments():
