@@ -8,8 +8,8 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
+import scipy  # its functions are imported when first used, and a training uses none
 from jaxtyping import Float
-from scipy.special import stdtrit
 
 from alibi.reporting.intervals import SEEDS, Interval, Sample, difference
 from alibi.reporting.panels import Panel
@@ -75,7 +75,7 @@ def share_of_use(
     if count < 2:
         return share, None
     covariance = np.cov(gains, reference) / count
-    t = float(-stdtrit(count - 1, 0.025))
+    t = float(-scipy.special.stdtrit(count - 1, 0.025))
     (own, both), (_, other) = covariance
     g = t**2 * other / reference.mean() ** 2
     if g >= 1:

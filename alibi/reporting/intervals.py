@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # its functions are imported when first used, and a training uses none
 from jaxtyping import Float, Integer
-from scipy.special import ndtri, stdtrit
 
 PARTS = 64  # in a text at most
 OUTSIDE = 0.025  # on each side of an interval
@@ -116,7 +116,7 @@ def share_interval(shares: Sequence[float], trials: int, covers: str = "the tria
     For a single seed it is Wilson's (1927, doi 10.1080/01621459.1927.10502953). For several seeds its
     distances from the mean share and the half-width over the seeds add as squares, within 0 and 1.
     """
-    mean, z = float(np.mean(shares)), float(-ndtri(OUTSIDE))
+    mean, z = float(np.mean(shares)), float(-scipy.special.ndtri(OUTSIDE))
     centre = (mean + z**2 / (2 * trials)) / (1 + z**2 / trials)
     spread = z * (mean * (1 - mean) / trials + (z / (2 * trials)) ** 2) ** 0.5
     half = spread / (1 + z**2 / trials)
@@ -154,7 +154,9 @@ def six_digits(sums: Float[np.ndarray, " parts"]) -> tuple[float, ...]:
 
 
 def _half_width_over_seeds(means: Float[np.ndarray, " seeds"], outside: float = OUTSIDE) -> float:
-    return float(-stdtrit(means.size - 1, outside) * means.std(ddof=1) / means.size**0.5)
+    return float(
+        -scipy.special.stdtrit(means.size - 1, outside) * means.std(ddof=1) / means.size**0.5
+    )
 
 
 def _half_width_over_text(
@@ -164,7 +166,7 @@ def _half_width_over_text(
     length, parts = block_length(rest), rest.size
     blocks = np.lib.stride_tricks.sliding_window_view(rest, length).sum(axis=1)
     variance = parts / length * np.mean(blocks**2) * parts / (parts - length)
-    return float(-stdtrit(parts / length - 1, outside) * variance**0.5 / tokens.sum())
+    return float(-scipy.special.stdtrit(parts / length - 1, outside) * variance**0.5 / tokens.sum())
 
 
 def block_length(rest: Float[np.ndarray, " parts"]) -> int:

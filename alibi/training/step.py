@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, UInt32
 
 from alibi.data.batches import TrainBatches
 from alibi.model.decoder import DecoderLM
@@ -87,7 +87,8 @@ def abstract_state(
     model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh | AbstractMesh
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of the state, without allocating it."""
-    return laid_out(jax.eval_shape(functools.partial(_initial, model, optimizer), 0), mesh)
+    initial = functools.partial(_initial, model, optimizer)
+    return laid_out(jax.eval_shape(initial, np.uint32(0)), mesh)
 
 
 def initial_state(
@@ -100,10 +101,15 @@ def initial_state(
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)  # traced once for shapes and for values
+def _initial_params(model: DecoderLM, seed: UInt32[Array, ""]) -> PyTree:
+    return model.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
 def _initial(
-    model: DecoderLM, optimizer: optax.GradientTransformation, seed: int | Array
+    model: DecoderLM, optimizer: optax.GradientTransformation, seed: UInt32[Array, ""]
 ) -> TrainState:
-    params = model.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
+    params = _initial_params(model, seed)
     return TrainState(
         step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
     )
