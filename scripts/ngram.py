@@ -36,6 +36,15 @@ flags.DEFINE_list(
 _TUNE = flags.DEFINE_string(
     "tune", "", "texts, other than the scored one, on which the weights of --cache are fitted"
 )
+_CONTEXT_WINDOWS = flags.DEFINE_integer(
+    "context_windows",
+    512,
+    "windows whose last tokens show what a wider cache gains, as in eval_extrapolation.py",
+    lower_bound=2,
+)
+_DUMP_NLL = flags.DEFINE_bool(
+    "dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz, as of runs"
+)
 command_line.own_flags(__name__)
 
 
@@ -52,6 +61,8 @@ def main() -> int:
         order=_ORDER.value,
         cache=evaluation_flags.whole_numbers("cache"),
         tune=_TUNE.value,
+        context_windows=_CONTEXT_WINDOWS.value,
+        dump_nll=_DUMP_NLL.value,
     )
     return 1 if evaluate_ngrams(flags.FLAGS.workdirs, options) else 0
 

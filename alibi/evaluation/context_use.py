@@ -17,7 +17,7 @@ from jaxtyping import Float
 from alibi.config import Config
 from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText
-from alibi.evaluation.windows import same_token_windows
+from alibi.evaluation.windows import Windows, same_token_windows
 from alibi.reporting.intervals import interval, part_sums, six_digits
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, result
@@ -89,18 +89,7 @@ class ContextUse(OfText):
                     raise
                 print_once(f"{title}: {error}; measured without that length")
                 del lengths[-1]
-        nll = [score.nll_nats for score in longest_first[::-1]]
-        totals = [float(each.sum(dtype=np.float64)) for each in nll]
-        gains = [gain_of(nll[0], longer, windows[0].stride) for longer in nll[1:]]
-        return {
-            "lengths": tuple(lengths),
-            "windows": len(windows[0]),
-            "tokens": nll[0].size,
-            "nll_nats": tuple(total if math.isfinite(total) else None for total in totals),
-            "gain_nats": (0.0, *(gain["gain_nats"] for gain in gains)),
-            "interval": (None, *(gain["interval"] for gain in gains)),
-            "parts": (None, *(gain["parts"] for gain in gains)),
-        }
+        return same_token_results(windows, [score.nll_nats for score in longest_first[::-1]])
 
     # ---- how reports show it
 
@@ -143,6 +132,28 @@ class ContextUse(OfText):
 
     def alt(self, panel: "Panel") -> str:
         return panel.kind.title.lower()
+
+
+def same_token_results(
+    windows: Sequence[Windows], nll: Sequence[Float[np.ndarray, " tokens"]]
+) -> dict[str, Any]:
+    """Returns a row's results from the NLL of the same tokens at each length, ascending.
+
+    Args:
+      windows: those of `same_token_windows`.
+      nll: for each of them, of the tokens at `Windows.places`.
+    """
+    totals = [float(each.sum(dtype=np.float64)) for each in nll]
+    gains = [gain_of(nll[0], longer, windows[0].stride) for longer in nll[1:]]
+    return {
+        "lengths": tuple(one.length for one in windows),
+        "windows": len(windows[0]),
+        "tokens": nll[0].size,
+        "nll_nats": tuple(total if math.isfinite(total) else None for total in totals),
+        "gain_nats": (0.0, *(gain["gain_nats"] for gain in gains)),
+        "interval": (None, *(gain["interval"] for gain in gains)),
+        "parts": (None, *(gain["parts"] for gain in gains)),
+    }
 
 
 def gain_of(

@@ -6,10 +6,11 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Bool, Float, Integer
 
 from alibi.config import Config
 from alibi.data.textfiles import TextFiles
@@ -18,12 +19,14 @@ from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare, prepare_text
 from alibi.evaluation.base import Cell
 from alibi.evaluation.cache_model import cache_probabilities, fitted_weights
+from alibi.evaluation.context_use import ContextUse, same_token_results
+from alibi.evaluation.dumps import Dump, dump_file, write_dump
 from alibi.evaluation.evaluate import LengthOptions, evaluate_each
 from alibi.evaluation.ngram import ngram_scores
 from alibi.evaluation.output import Output, made_here
-from alibi.evaluation.perplexity import Perplexity, text_results
+from alibi.evaluation.perplexity import OfText, Perplexity, scoring, text_results
 from alibi.evaluation.separately import documents_of
-from alibi.evaluation.windows import predicted, windows_of
+from alibi.evaluation.windows import predicted, same_token_windows, windows_of
 from alibi.objectives import make_objective
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.names import grouped
@@ -44,6 +47,8 @@ class NGramOptions(LengthOptions):
     order: int = 8  # the highest; order n sees n - 1 units before each
     cache: tuple[int, ...] = ()  # widths of caches of counts, in units
     tune: str = ""  # files from which the caches' weights are fitted
+    context_windows: int = 512  # windows whose last tokens show the gain of a wider cache
+    dump_nll: bool = False  # write each token's NLL, as a run's
 
     def __post_init__(self) -> None:
         if self.order < 1:
@@ -69,6 +74,10 @@ class NGram:
     # the text that they are fitted on
     weights: tuple[float, ...] = ()
     tuned_on: str = ""
+    # of each unit that counts, for the best order of a smoothing
+    nats: Float[np.ndarray, " units"] = dataclasses.field(
+        default_factory=lambda: np.zeros(0), compare=False, repr=False
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +103,11 @@ class Texts:
         return content_key({"sha256": text.sha256, "of": text.tokenizer_fingerprint, "ends": ends})
 
     @property
+    def in_own_tokens(self) -> bool:
+        """Whether the n-grams are of the run's tokens."""
+        return self.scored.manifest.sha256 == self.own.sha256
+
+    @property
     def tokens(self) -> int:
         """The number of the run's tokens that count: all, or the predicted ones."""
         return self.own.tokens if self.predicted is None else int(self.predicted.sum())
@@ -107,22 +121,22 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
     by order 1, their frequency, since n-grams predict from the left. Runs need no checkpoint. Runs with
     the same texts are counted once. See also `alibi.evaluation.evaluate.evaluate_each`.
     """
-    counted: dict[tuple, list[NGram]] = {}
+    counted: dict[tuple, tuple[list[NGram], list[NGram], list[NGram]]] = {}
     shown: set[tuple] = set()
+    perplexity = Perplexity(options.split, stride=options.stride, dump_nll=options.dump_nll)
+    use = ContextUse(options.split, context_windows=options.context_windows)
 
     def evaluate(workdir: str, output: Output) -> None:
         run = RunDirectory(workdir)
-        config, perplexity = run.config(), Perplexity(options.split, stride=options.stride)
+        config = run.config()
         lengths = options.lengths_of(config.train_length)
         perplexity.check(config, lengths)
         texts = read_texts(run, options)
         key = texts.train_key, texts.scored.manifest.sha256, texts.config.objective
-        ngrams = counted[key] = counted.get(key) or _score(texts, options.order)
-        by_smoothing = grouped(ngrams, lambda one: one.smoothing)
-        best = [min(alike, key=lambda one: one.nll_nats) for alike in by_smoothing.values()]
-        if options.cache and (*key, "caches") not in counted:
-            counted[(*key, "caches")] = _with_caches(run, texts, best[-1], options)
-        cached = counted.get((*key, "caches"), [])
+        if key not in counted:
+            ngrams, best = _score(texts, options.order)
+            counted[key] = ngrams, best, _with_caches(run, texts, best[-1], options)
+        ngrams, best, cached = counted[key]
         if (*key, texts.own.sha256) not in shown:
             shown.add((*key, texts.own.sha256))
             print(_table(run, texts, ngrams, best))
@@ -132,7 +146,19 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
                 print(f"{one.smoothing}: {nats:.4f} nats a token; weights {weights}")
         for one in [*best, *cached]:
             for cell in perplexity.cells(config, lengths):
-                output.add(_row(texts, one, perplexity, cell, options, output))
+                results = _perplexity(texts, one)
+                row = _row(texts, one, perplexity, cell, results, options, output)
+                if options.dump_nll:
+                    _dump(texts, one, row, output)
+                output.add(row)
+        widths = sorted(width for width in options.cache if width <= texts.own.tokens)
+        if texts.in_own_tokens and len(widths) > 1:
+            windows = same_token_windows(texts.own.tokens, widths, use.context_windows)
+            by_width = dict(zip(options.cache, cached, strict=True))
+            nll = [by_width[one.length].nats[one.places] for one in windows]
+            every = dataclasses.replace(cached[0], smoothing=f"{best[-1].smoothing}-cache")
+            cell, results = {"lengths": tuple(widths)}, same_token_results(windows, nll)
+            output.add(_row(texts, every, use, cell, results, options, output))
 
     return evaluate_each(workdirs, options, evaluate)
 
@@ -155,6 +181,11 @@ def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
                 f"the {name} text of {run} has changed since the run began: the SHA-256 of its tokens was "
                 f"{before['sha256']} ({before['source']}) and is {now.sha256} ({now.source}); restore the text"
             )
+    if options.dump_nll and options.unit == "bytes" and tokenizer.name != "bytes":
+        raise ValueError(
+            f"--dump_nll with --unit=bytes: a dump has the NLL of each token of {run}, made by {tokenizer.name}; "
+            "use --unit=tokens"
+        )
     objective = make_objective(
         config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
     )
@@ -178,29 +209,40 @@ def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
     return Texts(train, scored, manifest, title, config, selected, *documents)
 
 
-def _score(texts: Texts, order: int) -> list[NGram]:
-    """Returns all orders with each smoothing, ascending. Masked tokens have order 1 alone."""
+def _score(texts: Texts, order: int) -> tuple[list[NGram], list[NGram]]:
+    """Returns all orders with each smoothing, ascending, and the best order of each smoothing. Masked
+    tokens have order 1 alone.
+    """
     started, ngrams = time.perf_counter(), []
-    vocab_size = texts.train.manifest.vocab_size
+    best: dict[str, NGram] = {}
+    texts_scored = texts.train_documents, texts.scored_documents
     order = order if texts.config.objective.causal else 1
-    for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size, order):
+    for scores in ngram_scores(*texts_scored, texts.train.manifest.vocab_size, order):
         for smoothing, nats in scores.nats.items():
             nats = nats if texts.predicted is None else nats[texts.predicted]
             sums = float(nats.sum()), six_digits(part_sums(nats))
-            ngrams.append(NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
+            ngrams.append(one := NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
+            if smoothing not in best or one.nll_nats < best[smoothing].nll_nats:
+                best[smoothing] = dataclasses.replace(one, nats=nats)
     seconds = time.perf_counter() - started
-    return [dataclasses.replace(each, seconds=seconds) for each in ngrams]
+    every, chosen = (
+        [dataclasses.replace(each, seconds=seconds) for each in several]
+        for several in (ngrams, best.values())
+    )
+    return every, chosen
 
 
 def _with_caches(
     run: RunDirectory, texts: Texts, ngram: NGram, options: NGramOptions
 ) -> list[NGram]:
-    """Returns the n-gram mixed with the unigrams and bigrams of the last tokens, for each width; the
+    """Returns the n-gram mixed with the unigrams and bigrams of the last tokens, for each width. The
     weights are fitted on `options.tune`.
 
     Raises:
       ValueError: the text to tune is the scored one, or only some tokens are predicted.
     """
+    if not options.cache:
+        return []
     data, started = texts.config.data, time.perf_counter()
     keys = {"file": options.tune, "document_end": data.document_end, "column": data.column}
     in_bytes = texts.train.manifest.tokenizer == "bytes"
@@ -213,16 +255,14 @@ def _with_caches(
             f"objective={texts.config.objective.name} with a cache, which predicts each token; leave --cache out"
         )
     tuned = documents_of(tune, corpus) if data.isolate_documents else [np.asarray(tune.tokens)]
-    both = []
-    for documents in (tuned, texts.scored_documents):
-        vocab_size = texts.train.manifest.vocab_size
-        *_, scores = ngram_scores(texts.train_documents, documents, vocab_size, ngram.order)
-        both.append((documents, np.exp(-scores.nats[ngram.smoothing])))
+    vocab_size = texts.train.manifest.vocab_size
+    *_, scores = ngram_scores(texts.train_documents, tuned, vocab_size, ngram.order)
+    both = (tuned, scores.nats[ngram.smoothing]), (texts.scored_documents, ngram.nats)
     found = []
     for width in options.cache:
         tuned_models, models = (
-            np.stack([plain, *cache_probabilities(documents, width, plain)])
-            for documents, plain in both
+            np.stack([plain := np.exp(-nats), *cache_probabilities(documents, width, plain)])
+            for documents, nats in both
         )
         weights = fitted_weights(tuned_models)
         nats = -np.log(weights @ models)
@@ -235,6 +275,7 @@ def _with_caches(
                 seconds=time.perf_counter() - started,
                 weights=tuple(weights.tolist()),
                 tuned_on=tune.manifest.sha256,
+                nats=nats,
             )
         )
     return found
@@ -260,11 +301,34 @@ def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Seque
     )
 
 
+def _perplexity(texts: Texts, ngram: NGram) -> dict[str, Any]:
+    """Returns the results of an n-gram's row, as a run's."""
+    scored, every = texts.own, texts.predicted is None
+    results = text_results(
+        ngram.nll_nats,
+        tokens=texts.tokens,
+        words=scored.words if every else None,
+        bytes=scored.bytes if every else None,
+        seconds=ngram.seconds,
+        # in the run's tokens, so that they pair with the parts in its rows
+        parts=ngram.parts if texts.in_own_tokens else None,
+    )
+    return results | ({"weights": ngram.weights} if ngram.weights else {})
+
+
+def _dump(texts: Texts, ngram: NGram, row: Row, output: Output) -> None:
+    """Writes the NLL of each token, as a run's at the row's length."""
+    tokens = np.asarray(texts.scored.tokens, np.int32)
+    dump = Dump(scoring(row), ngram.nats.astype(np.float32), tokens)
+    output.guard(lambda: write_dump(dump_file(output.folder, dump.of), dump))
+
+
 def _row(
     texts: Texts,
     ngram: NGram,
-    perplexity: Perplexity,
+    evaluator: OfText,
     cell: Cell,
+    results: Mapping[str, Any],
     options: NGramOptions,
     output: Output,
 ) -> Row:
@@ -284,15 +348,6 @@ def _row(
         end += f"-train_bytes={options.train_bytes}"
     if any(row.position == f"{kind}-{end}" and row.config_hash != key for row in output.rows):
         end += f"#{key[:6]}"
-    results = text_results(
-        ngram.nll_nats,
-        tokens=texts.tokens,
-        words=scored.words if texts.predicted is None else None,
-        bytes=scored.bytes if texts.predicted is None else None,
-        seconds=ngram.seconds,
-        # in the run's tokens, so that they pair with the parts in its rows
-        parts=ngram.parts if texts.scored.manifest.sha256 == scored.sha256 else None,
-    )
     return Row(
         run=f"{kind}-{ngram.order}-{end}",
         position=f"{kind}-{end}",
@@ -302,10 +357,10 @@ def _row(
         parameters=ngram.grams,
         corpus=output.name_text(texts.title, scored.split, scored.text_hash),
         split=scored.split,
-        evaluator=perplexity.name(),
+        evaluator=evaluator.name(),
         cell=cell,
-        options=perplexity.options,
-        results=results | ({"weights": ngram.weights} if ngram.weights else {}),
+        options=evaluator.options,
+        results=results,
         seconds=ngram.seconds,
         **made_here(),
         dtype="float64",

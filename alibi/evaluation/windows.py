@@ -53,6 +53,13 @@ class Windows:
         return len(self) * self.stride if self.spacing else self.stop - self.start
 
     @property
+    def places(self) -> Int[np.ndarray, " tokens"]:
+        """Where the scored tokens stand in the stream, in their order."""
+        first = self.start + np.arange(len(self)) * (self.spacing or self.stride)
+        places = (first[:, None] + np.arange(self.stride)).ravel()
+        return places[: self.num_tokens]
+
+    @property
     def groups(self) -> list["Windows"]:
         """The same windows as rows to compute, in groups of equal shape: the windows at the start
         share a row, and a shorter last window is a group if the model sees both sides.

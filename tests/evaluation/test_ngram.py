@@ -13,16 +13,22 @@ import pytest
 
 from alibi.config import make_config
 from alibi.data.tokens import find_tokenizer, make_corpus, prepare
+from alibi.evaluation.by_position import analyse
 from alibi.evaluation.cache_model import cache_probabilities, fitted_weights
+from alibi.evaluation.context_use import CONTEXT_GAIN
+from alibi.evaluation.dumps import find_dumps
+from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.ngram import FALLBACK, ngram_scores
 from alibi.evaluation.ngram_runs import NGramOptions, evaluate_ngrams
 from alibi.objectives import Masked, Sequences
+from alibi.reporting.equivalence import Reference, comparison
+from alibi.reporting.intervals import TEXT as TEXT_COVERED
 from alibi.reporting.panels import build_table, caption, panels
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import read_rows
 from alibi.reporting.writers import to_html
 from alibi.runs import RunDirectory
-from tests.evaluation.runs import TEXT
+from tests.evaluation.runs import TEXT, make_run, options_of
 from tests.hosts import ROOT
 from tests.reporting.rowmaker import make_row
 
@@ -363,6 +369,73 @@ def test_a_cache_mixes_in_the_tokens_before_by_weights_of_another_text(texts):
         NGramOptions(**known, order=0)
     with pytest.raises(ValueError, match="give both"):
         NGramOptions(**known, cache=(4,))
+
+
+def test_a_count_pairs_with_a_run_on_the_same_tokens(texts):
+    """Dumps, context use and margins, each beside a sum over the tokens by hand."""
+    (texts / "text.txt").write_text(TEXT)
+    (texts / "tune.txt").write_text("the dog, the dog, the dog and the fox\n" * 3)
+    run, out = make_run(texts, "alibi", "a-run"), texts / "out"
+    RunDirectory(run).write("provenance.json", {"corpus": {}})
+    common = {"lengths": (16, 64), "report": False, "dump_nll": True}
+    assert evaluate_runs([run], options_of(out, context_windows=5, **common)) == []
+    counts = NGramOptions(
+        out, order=3, cache=(64, 16), tune=str(texts / "tune.txt"), context_windows=5, **common
+    )
+    assert evaluate_ngrams([run], counts) == []
+
+    rows = {(row.run, row.evaluator, row.length): row for row in read_rows(out / "results.jsonl")}
+    dumps = {(dump.of.run, dump.of.length): dump for dump in find_dumps([f"{out}/nll/*"])}
+    (count,) = {name for name, _ in dumps if name.endswith("-kneser-ney")}
+    models = {length: dumps[f"{count}-cache={length}", 64] for length in (16, 64)}
+    own, plain = dumps["a-run", 64], dumps[count, 64]
+    np.testing.assert_array_equal(own.targets, plain.targets)
+    assert bytes(plain.targets.tolist()) == TEXT.encode()
+
+    lines = analyse([*dumps.values()])
+    of_count = [line for line in lines if line["run"] == count and line["eval_length"] == 64]
+    by_position = {
+        line["position"]: line["nll_nats"] for line in of_count if line["analysis"] == "by_position"
+    }
+    assert by_position == pytest.approx(
+        {place: plain.nll[place - 1 :: 64].sum() for place in range(1, 65)}
+    )
+    (curse,) = [line for line in lines if line["run"] == count and "gain_nats" in line]
+    assert curse["gain_nats"] == 0, "an n-gram has its full context in windows of each length"
+
+    use = {row.run: row for row in rows.values() if row.evaluator == "context_use"}
+    assert use[f"{count}-cache"].cell == use["a-run"].cell == {"lengths": (16, 64)}
+    (panel,) = panels([*use.values()], CONTEXT_GAIN)
+    assert [one.label for one in panel.series] == ["a-run", f"{count}-cache"]
+    # the last token of windows of 16 and 64 at the same ends
+    ends = [63 + number * ((155 - 64) // 4) for number in range(5)]
+    saved = [models[16].nll[end] - models[64].nll[end] for end in ends]
+    assert use[f"{count}-cache"].results["gain_nats"] == pytest.approx(
+        (0, np.mean(saved)), rel=1e-5
+    )
+
+    beside = [row for row in rows.values() if row.run in ("a-run", count) and row.length == 64]
+    table = comparison(panels(beside)[0], Reference(count, 0.1))
+    assert table is not None
+    ((number, verdict),) = table.cells[0]
+    assert number.values[0] == pytest.approx((own.nll - plain.nll).mean(), rel=1e-5)
+    assert number.interval.covers == (TEXT_COVERED,), "paired by the parts of the text"
+    assert verdict.text == "higher", "an untrained model"
+
+
+def test_dumps_are_of_the_runs_tokens(texts, capsys):
+    run = claimed(texts, "of-bpe", "data.tokenizer=bpe,data.bpe_vocab_size=270")
+    known = {"output_dir": texts / "out", "lengths": (2,), "report": False, "dump_nll": True}
+    (failure,) = evaluate_ngrams([run], NGramOptions(**known))
+    assert "--dump_nll with --unit=bytes: a dump has the NLL of each token" in failure
+    assert evaluate_ngrams([run], NGramOptions(**known, unit="tokens")) == []
+    tokens = np.asarray(prepare(RunDirectory(run).config().data, "valid").tokens)
+    for dump in find_dumps([f"{texts}/out/nll/token-ngram-*"]):
+        np.testing.assert_array_equal(dump.targets, tokens)
+    keys = "data.tokenizer=bpe,data.bpe_vocab_size=270,data.document_end=line"
+    isolated = claimed(texts, "alone", f"{keys},data.isolate_documents=restart")
+    (failure,) = evaluate_ngrams([isolated], NGramOptions(**known))
+    assert "documents are isolated, and --dump_nll is for models" in failure
 
 
 def test_masked_tokens_are_scored_by_their_frequency(texts):
