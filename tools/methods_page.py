@@ -30,6 +30,8 @@ PAGE = ROOT / "docs" / "methods.md"
 ROWS = ROOT / "results" / "methods" / "results.jsonl"
 SPEED = ROOT / "results" / "methods" / "speed.json"
 KEYS = ROOT / "results" / "passkey" / "results.jsonl"
+VARIANTS = ROOT / "results" / "variants" / "results.jsonl"
+COMPARED = ("pope", "selective-rope", "alibi", "rotary")
 # the quickstart's model, of 4 layers
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}
 LAYERS = 4
@@ -58,13 +60,13 @@ OPTIONS = (
     ),
     (
         "model.logit_scale=ssmax",
-        "logits with their bias times s_h ln n, s_h learned by each head of each layer",
+        "logits with their bias times s_h ln n, s_h learned by each head of each layer, from 1 / mean of ln n on",
         "Nakanishi 2025, [arXiv 2501.19399](https://arxiv.org/abs/2501.19399)",
         (("alibi", "alibi-ssmax-logits"),),
     ),
     (
         "model.logit_scale=ssmax_queries",
-        "queries times s_h ln n; the bias stays as it is",
+        "queries times s_h ln n, s_h from 1 / mean of ln n on; the bias stays as it is",
         "Nakanishi 2025, [arXiv 2501.19399](https://arxiv.org/abs/2501.19399), for the products alone",
         (("alibi", "alibi-ssmax"),),
     ),
@@ -77,7 +79,8 @@ OPTIONS = (
     ),
     (
         "model.normalizer=sink",
-        "exp(b_h) more in the denominator of the softmax, b_h learned by each head of each layer; softmax1: b_h = 0",
+        "exp(b_h) more in the denominator of the softmax, b_h learned by each head of each layer, from 0 on (gpt-oss draws "
+        "it); softmax1: b_h = 0",
         "OpenAI 2025, [arXiv 2508.10925](https://arxiv.org/abs/2508.10925)",
         (),
     ),
@@ -101,7 +104,8 @@ OPTIONS = (
     ),
     (
         "model.max_position=2048",
-        "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them",
+        "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them. Each sequence "
+        "has one sample, which all layers share. Its authors draw one for each batch and layer, in tests, too",
         "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
         (("rotary", "randomised-rotary"),),
     ),
@@ -146,12 +150,15 @@ The quickstart's model, trained at L = {length}:
   ([intervals and figures](../results/methods/README.md)).
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts.
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L. The models were
-  trained on books with passkeys for {of_keys:,} updates; the shares are means over {key_seeds}. "Late": next to none
-  in windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer)).
+  trained on books with passkeys for {of_keys:,} updates. Each share is of one seed, in the order of the seeds: a single
+  one says little, and [the first seed is of another commit](../results/passkey/README.md). "Late": next to none in windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer)).
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, as a multiple of that of `none`. Differences below 0.05
   can be noise ([more](speed.md#position-methods)). Options are the defaults, but `max_distance` is 128 of `t5` and 16
   of `shaw`, `threshold=512` of `fire`, `scale_base=512` of `xpos`. The interpolated and NTK forms cost what `alibi` and
   `rotary` do.
+
+`pope` and `selective_rope` have one run each, of {of_variants:,} updates ([variants](../results/variants/README.md)):
+perplexity at 16 L is {ratios} of that at L.
 
 | method | bits/byte, L | 16 L | gain | passkeys, 64 in L | 64 in 8 L | 512 in 8 L | speed, 128 | 512 | 2,048 | 8,192 |
 |:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
@@ -235,14 +242,22 @@ def _measured(rows: list[Row], keys: list[Row], speeds: list[dict[str, Any]]) ->
             lines.append(
                 f"| [`{plain}`](#{plain}), `{option.partition('.')[2]}` | {' | '.join(cells)} |"
             )
+    variants = read_rows(VARIANTS)
     head = MEASURED.format(
         length=SIZES["train_length"],
         steps=max((row.step for row in rows), default=0),
         seeds=len({row.seed for row in rows}),
-        key_seeds="one to three seeds" if len({row.seed for row in keys}) == 3 else "one seed",
         of_keys=passkey.STEPS,
+        of_variants=variants[0].step,
+        ratios=", ".join(f"x{_ratio(variants, series):.2f} ({series})" for series in COMPARED),
     )
     return head + "\n".join(lines) + "\n"
+
+
+def _ratio(rows: list[Row], series: str) -> float:
+    """Returns a run's perplexity at 16 L over that at L."""
+    at = {row.length: row.results["perplexity"] for row in rows if row.series == series}
+    return at[16 * SIZES["train_length"]] / at[SIZES["train_length"]]
 
 
 def _variants(name: str) -> list[tuple[dict[str, Any], Callable[[Row], bool]]]:
@@ -288,19 +303,19 @@ def _extrapolation(rows: list[Row]) -> list[str]:
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Returns the shares of found passkeys, as means over seeds; "late" if there may be more later."""
+    """Returns the shares of found passkeys, one for each seed; "late" if there may be more later."""
     cells = []
     for times, distance in ASKED:
         shares = [
             row.results["accuracy"]
-            for row in rows
+            for row in sorted(rows, key=lambda row: row.seed)
             if row.evaluator == "passkey"
             and row.cell == {"length": times * row.train_length, "distance": distance}
             and row.is_measured
         ]
-        cells.append(f"{statistics.fmean(shares):.0%}" if shares else "-")
+        cells.append(", ".join(f"{share:.0%}" for share in shares) or "-")
     if rows and rows[0].series in passkey_late.STEPS:
-        return ["late" if cell == "0%" else cell for cell in cells]
+        return ["late" if cell in ("0%", "0%, 0%, 0%") else cell for cell in cells]
     return cells
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from alibi.paper.definitions import TABLES, load_table, parse_printed
-from alibi.reporting.intervals import interval, share_interval
+from alibi.reporting.intervals import PARTS, interval, part_sizes, share_interval
 from alibi.reporting.rows import Row, latest, read_rows
 
 BUILTINS = (abs, all, any, len, max, min, round, set, sorted, str, sum)
@@ -88,6 +88,7 @@ class Figures:
             self.gain,
             self.gain_interval,
             self.gain_intervals,
+            self.margin,
             self.found,
             self.wilson,
             self.curse,
@@ -162,6 +163,19 @@ class Figures:
         """Returns the 95% interval of each run's gain at a length."""
         rows, of = self._gains("interval", None, length, where)
         return [of(row) for row in rows]
+
+    def margin(
+        self, series: str, other: str, length: int, start: int = 0, stop: int = PARTS
+    ) -> tuple[float, float, float]:
+        """Returns the NLL of `series` less that of `other`, one run each, and its 95% interval over the
+        text, in nats a token, between these parts of the text.
+        """
+        where = {"evaluator": "perplexity", "stride": length, "split": "valid"}
+        (one,), (two,) = (self.rows(each, length, **where) for each in (series, other))
+        sums = np.subtract(one.results["parts"], two.results["parts"])[start:stop]
+        tokens = part_sizes(one.results["tokens"])[start:stop]
+        found = interval(sums[None], tokens)
+        return sums.sum() / tokens.sum(), *found.bounds
 
     def _gains(
         self, name: str, series: str | None, length: int, where: Mapping

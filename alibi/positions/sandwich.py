@@ -93,7 +93,7 @@ class Sandwich(PositionMethod):
     about = About(
         formula="(1 / c_h) sum over k of (cos((i - j) / 10000^(2k/128)) - 1), c_h = 8h/H",
         source="Chi et al. 2023, [arXiv 2212.10356](https://arxiv.org/abs/2212.10356)",
-        caveats="designed for ALiBi's receptive field without its slopes",
+        caveats="designed for ALiBi's receptive field; c_h is a slope of each head",
     )
 
     shift_invariant = True

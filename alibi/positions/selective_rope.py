@@ -23,8 +23,9 @@ class SelectiveRope(PositionMethod):
     Each token adds temperature_p times a causal convolution, over `taps` tokens, of U V x, a projection
     of the layer's input with `rank` rows in V. x is first divided by its norm in each head, which has
     its share of the features. temperature_p is base^(-2p/head_dim), and pairs lie as in rotary. This
-    is the default in the authors' code. Its options, a sigmoid gate on the angles and a bias, are left
-    out.
+    is the default in the authors' code. Its options are left out: a sigmoid gate on the angles, a bias, a
+    full rank, weight norm in each head and SiLU after the convolution. Their language models have the
+    gate and the last three.
 
     In float32 a sum of n radians is off by about n * 6e-8.
 
@@ -43,7 +44,10 @@ class SelectiveRope(PositionMethod):
     about = About(
         formula="rotary; pair p turned by the sum over l <= i of 500000^(-2p/head_dim) u_l, u a convolution of U V x",
         source="Movahedi et al. 2025, [arXiv 2511.17388](https://arxiv.org/abs/2511.17388), and its authors' code",
-        caveats="causal only; x is the layer's input at unit norm; its authors evaluate linear attention mostly",
+        caveats="causal only; x is the layer's input at unit norm; its authors evaluate linear attention mostly. This is their "
+        "code's default, a projection of rank 16. Their language models have a full rank with weight norm in each head, "
+        "SiLU after the convolution and a gate; none of these is here. With model.qk_norm they norm after the turn, "
+        "here before",
     )
 
     shift_invariant = True

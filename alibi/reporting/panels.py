@@ -197,11 +197,15 @@ def caption(panel: Panel) -> str:
     """Returns the facts about the numbers: the evaluator's, seeds, steps, `origin`, and what ± is."""
     rows = [row for row in panel.rows if row.is_measured]
     trained = [row for row in rows if row.is_trained]
+    dirty = sum("-dirty" in (row.commit or "") for row in rows)
     facts = [
         *panel.measure.facts(panel),
         fact("seed {}", (row.seed for row in trained)),
         fact("step {}", (f"{row.step:,}" for row in trained)),
         *origin(rows),
+        fact(
+            "{} of its rows from code with changes that no commit has", [str(dirty)] * bool(dirty)
+        ),
     ]
     return f"{'; '.join(filter(None, facts))}. {tables.spread_note(panel.numbers)}".rstrip()
 

@@ -165,6 +165,13 @@ def test_a_caption_says_where_and_when_the_rows_were_made():
     assert "on cpu x1 (AMD EPYC 7B13), cpu x1; jax 0.10.2; 2026-11-27." in caption(panel)
 
 
+def test_a_caption_says_how_many_rows_are_of_uncommitted_code():
+    (panel,) = panels([make_row(), make_row(seed=1, commit="0123456789abcdef-dirty")])
+    assert "; 1 of its rows from code with changes that no commit has." in caption(panel)
+    (panel,) = panels([make_row()])
+    assert "no commit has" not in caption(panel)
+
+
 def best(*rows):
     """The series that is marked at 128."""
     (panel,) = panels(rows)
