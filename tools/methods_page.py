@@ -79,8 +79,8 @@ OPTIONS = (
     ),
     (
         "model.normalizer=sink",
-        "exp(b_h) more in the denominator of the softmax, b_h learned by each head of each layer, from 0 on (gpt-oss draws "
-        "it); softmax1: b_h = 0",
+        "exp(b_h) more in the denominator of the softmax, b_h learned by each head of each layer, from 0 on (gpt-oss "
+        "draws it); softmax1: b_h = 0",
         "OpenAI 2025, [arXiv 2508.10925](https://arxiv.org/abs/2508.10925)",
         (),
     ),
@@ -104,8 +104,8 @@ OPTIONS = (
     ),
     (
         "model.max_position=2048",
-        "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them. Each sequence "
-        "has one sample, which all layers share. Its authors draw one for each batch and layer, in tests, too",
+        "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them. Each "
+        "sequence has one sample, which all layers share. Its authors draw one for each batch and layer, in tests, too",
         "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
         (("rotary", "randomised-rotary"),),
     ),
@@ -151,7 +151,8 @@ The quickstart's model, trained at L = {length}:
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts.
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L. The models were
   trained on books with passkeys for {of_keys:,} updates. Each share is of one seed, in the order of the seeds: a single
-  one says little, and [the first seed is of another commit](../results/passkey/README.md). "Late": next to none in windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer)).
+  one says little, and [the first seed is of another commit](../results/passkey/README.md). "Late": next to none in
+  windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer)).
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, as a multiple of that of `none`. Differences below 0.05
   can be noise ([more](speed.md#position-methods)). Options are the defaults, but `max_distance` is 128 of `t5` and 16
   of `shaw`, `threshold=512` of `fire`, `scale_base=512` of `xpos`. The interpolated and NTK forms cost what `alibi` and

@@ -44,8 +44,8 @@ class Pope(PositionMethod):
     about = About(
         formula="q . k becomes the sum over c of sp(q_c) sp(k_c) cos((j - i) 10000^(-c/head_dim) + delta_hc)",
         source="Gopalakrishnan et al. 2025, [arXiv 2509.10534](https://arxiv.org/abs/2509.10534)",
-        caveats="sp is softplus, delta learned; products of queries and keys, and the cached keys, are twice as large; its "
-        "authors report length extrapolation",
+        caveats="sp is softplus, delta learned; products of queries and keys, and the cached keys, are twice as large; "
+        "its authors report length extrapolation",
     )
 
     shift_invariant = True

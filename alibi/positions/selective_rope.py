@@ -44,10 +44,10 @@ class SelectiveRope(PositionMethod):
     about = About(
         formula="rotary; pair p turned by the sum over l <= i of 500000^(-2p/head_dim) u_l, u a convolution of U V x",
         source="Movahedi et al. 2025, [arXiv 2511.17388](https://arxiv.org/abs/2511.17388), and its authors' code",
-        caveats="causal only; x is the layer's input at unit norm; its authors evaluate linear attention mostly. This is their "
-        "code's default, a projection of rank 16. Their language models have a full rank with weight norm in each head, "
-        "SiLU after the convolution and a gate; none of these is here. With model.qk_norm they norm after the turn, "
-        "here before",
+        caveats="causal only; x is the layer's input at unit norm; its authors evaluate linear attention mostly. This "
+        "is their code's default, a projection of rank 16. Their language models have a full rank with weight norm in "
+        "each head, SiLU after the convolution and a gate; none of these is here. With model.qk_norm they norm after "
+        "the turn, here before",
     )
 
     shift_invariant = True
