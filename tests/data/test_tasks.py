@@ -43,8 +43,10 @@ def flipped(text):
 
 
 def recalled(text):
-    known = dict(zip(text[:16:2], text[1:16:2], strict=True))
-    return "".join(known[key] for key, _ in pairs_of(text, "!"))
+    asked = pairs_of(text, "!")  # each key once
+    stored = text[: 2 * len(asked)]
+    known = dict(zip(stored[::2], stored[1::2], strict=True))
+    return "".join(known[key] for key, _ in asked)
 
 
 def looked_up(text):
@@ -75,6 +77,7 @@ RULES = {
     "parity": lambda text: LETTERS[text.count(LETTERS[1]) % 2],
     "flip_flop": flipped,
     "recall": recalled,
+    "recall_few": recalled,
     "needle": looked_up,
     "needle_keys": looked_up,
     "needle_values": looked_up,
