@@ -320,7 +320,10 @@ TASKS: Mapping[str, Task] = {
         "8 keys with values, and a query of each; queries follow at gaps by a power law (MQAR, arXiv 2312.04927)",
     ),
     "recall_few": Task(
-        _recall(pairs=4), 21, 1 / 30, "the same with 4 keys, which small models learn sooner"
+        _recall(pairs=4, symbols=20),
+        21,
+        1 / 10,
+        "the same with 4 keys, and 10 symbols each for keys and values",
     ),
     "needle": Task(
         _needles(), 16, 1 / NAMES, "a key with a value in noise (RULER, arXiv 2404.06654)"
