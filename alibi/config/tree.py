@@ -1,6 +1,7 @@
 """Every config key once: its default, range, unit and meaning."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -214,6 +215,21 @@ class LogConfig(Section):
     trackio: bool = False  # Trackio (pip install trackio)
     # the project at W&B and Trackio; defaults to the sweep's directory, or the one above the run's
     project: str = ""
+    # FIRST:LAST, such as 10:15: the updates in a trace under WORKDIR/trace, for xprof or Perfetto
+    profile_steps: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.profile_steps and not 1 <= self.traced[0] <= self.traced[1]:
+            raise ValueError(
+                f"log.profile_steps must be FIRST:LAST, such as 10:15, and is {self.profile_steps!r}"
+            )
+
+    @property
+    def traced(self) -> tuple[int, int]:
+        """The first and the last update in the trace, 0 and 0 without one or with a wrong text."""
+        match = re.fullmatch(r"(\d+):(\d+)", self.profile_steps)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +268,11 @@ class Config(Section):
             raise ValueError(
                 f"objective.name=answers reads the marks of answers as bytes, and data.tokenizer={self.data.tokenizer} "
                 "has other tokens; use bytes"
+            )
+        if self.log.traced[1] > self.train.steps:
+            raise ValueError(
+                f"log.profile_steps={self.log.profile_steps} asks for updates beyond train.steps={self.train.steps}; "
+                "give earlier ones"
             )
 
 

@@ -155,11 +155,20 @@ class Updates:
         config, saved_at = self.job.config, time.monotonic()
         step = done = int(self.state.step)
         steps, several = config.train.steps, jax.process_count() > 1
+        first, last = config.log.traced
+        if 0 < first <= done and hosts.is_primary():
+            print(f"no trace: update {first} of log.profile_steps is done", file=sys.stderr)
         while step < steps:
-            self.state, metrics = self.train_step(
-                self.state, *self.feed.get(step, last=step + 1 == steps)
-            )
+            if step + 1 == first:
+                jax.block_until_ready(self.state)
+                jax.profiler.start_trace(self.job.run.path / "trace")
+            batch = self.feed.get(step, last=step + 1 == steps)
             step += 1
+            with jax.profiler.StepTraceAnnotation("update", step_num=step):
+                self.state, metrics = self.train_step(self.state, *batch)
+            if done < first and step == last:
+                jax.block_until_ready(self.state)
+                jax.profiler.stop_trace()
             if several and step == done + 1:
                 check_replicas(self.state, f"after update {step}")
             self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)

@@ -1,5 +1,7 @@
 """The loop on a tiny corpus: it learns, records each update, and saves finite parameters only."""
 
+import gzip
+import json
 import os
 import pathlib
 import re
@@ -45,12 +47,22 @@ def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> Non
     assert provenance["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def test_the_largest_seed_trains(tiny_config, tmp_path: pathlib.Path) -> None:
-    """An imported checkpoint may have it, and an int32 would not hold it."""
-    assert (
-        loop.train(tiny_config(seed=2**32 - 1, train__steps=3), str(tmp_path / "run"))["state"]
-        == "finished"
-    )
+def test_the_largest_seed_trains_and_a_trace_has_the_updates_asked_for(
+    tiny_config, tmp_path: pathlib.Path
+) -> None:
+    """An imported checkpoint may have this seed, and an int32 would not hold it."""
+    config = tiny_config(seed=2**32 - 1, train__steps=4, log__profile_steps="2:3")
+    assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
+    (trace,) = (tmp_path / "run" / "trace").rglob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    traced = [event["args"]["step_num"] for event in events if event.get("name") == "update"]
+    assert traced == ["2", "3"]
+
+
+@pytest.mark.parametrize("steps", ["10", "3:2", "0:1", "2:5"])
+def test_a_trace_of_updates_that_never_come_is_refused(steps, tiny_config) -> None:
+    with pytest.raises(ValueError, match=r"log\.profile_steps"):
+        tiny_config(train__steps=4, log__profile_steps=steps)
 
 
 def test_a_finished_run_is_not_trained_again(
