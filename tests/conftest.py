@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests import compilations, slow
+from tests import annotations, compilations, slow
 from tests.programs import HAS_OLDER
 
 # Before JAX is imported, and for the commands that tests start: the CPU, unless tools/device_check.sh
@@ -64,7 +64,7 @@ import pytest
 # import on. Not those of `alibi.training`, whose states are also trees of shapes and
 # shardings, nor of `alibi.evaluation` and `alibi.data`, which take whatever slices like tokens.
 CHECKED = ["alibi.slopes", "alibi.positions", "alibi.attention", "alibi.model"]
-jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+jaxtyping.install_import_hook(CHECKED, "tests.annotations.check")
 
 from alibi.config import Config, MeshConfig, make_config
 from alibi.parallel import sharding

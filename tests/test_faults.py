@@ -11,13 +11,14 @@ from tests.hosts import ROOT
 
 pytestmark = pytest.mark.slow
 
-# A sweep prepares and evaluates too. The long form has all of each.
+# A sweep prepares, trains and evaluates too; training/test_resume.py kills a training, and
+# training/test_claims.py starts two with locks. The long form has all of each.
 SHORT = {
-    "commands": ("train", "sweep"),
+    "commands": ("sweep",),
     "kinds": ("tokens", "rows"),
     "small": ("one bit",),
     "misplaced": ("checkpoints swapped", "config"),
-    "starts": ("train", "train without locks"),
+    "starts": ("train without locks",),
 }
 COUNTED = {
     "commands": "kills of {}: 1\n",
