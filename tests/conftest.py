@@ -64,7 +64,7 @@ import pytest
 # import on. Not those of `alibi.training`, whose states are also trees of shapes and
 # shardings, nor of `alibi.evaluation` and `alibi.data`, which take whatever slices like tokens.
 CHECKED = ["alibi.slopes", "alibi.positions", "alibi.attention", "alibi.model"]
-jaxtyping.install_import_hook(CHECKED, "tests.annotations.check")
+jaxtyping.install_import_hook(CHECKED, f"{annotations.__name__}.check")
 
 from alibi.config import Config, MeshConfig, make_config
 from alibi.parallel import sharding
