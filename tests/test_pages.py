@@ -94,6 +94,19 @@ def test_a_wrong_figure_is_named_with_its_line(page):
     assert (text, count) == (line.replace("4.37", "4.27"), 1)  # the mean of 4.0, 4.5 and 4.3
 
 
+def test_shares_of_a_task_and_its_effective_length(page, tmp_path):
+    """The mean of the seeds counts, and a longer length after a bad one does not."""
+    shares = {64: (1.0, 0.9, 0.98), 128: (0.99, 0.8, 0.94), 256: (0.89, 0.9, 0.9), 512: (1.0,) * 3}
+    for length, of_seeds in shares.items():
+        for seed, exact in enumerate(of_seeds):
+            at = {"seed": seed, "cell": {"length": length}, "results": {"exact": exact}}
+            row = make_row("alibi", run=f"copy-alibi-seed{seed}", evaluator="task", **at)
+            append_rows(tmp_path / "results.jsonl", [row])
+    claims = 'right("copy-alibi", 64), effective("copy-alibi") == 128'
+    assert page(f"96%<!-- {claims} -->")[1:] == (1, [])
+    assert page('96%<!-- right("copy-alibi", 64), effective("copy-alibi", 0.99) == 0 -->')[2] == []
+
+
 def test_a_figure_without_expression_is_named(page):
     assert page("ALiBi is at 4.27.")[2] == [
         "/README.md:1: 4.27: no expression says where it comes from"

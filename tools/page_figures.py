@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import functools
+import itertools
 import json
 import operator
 import pathlib
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from alibi.evaluation.task import THRESHOLD
 from alibi.paper.definitions import TABLES, load_table, parse_printed
 from alibi.reporting.intervals import PARTS, interval, part_sizes, share_interval
 from alibi.reporting.rows import Row, latest, read_rows
@@ -91,6 +93,8 @@ class Figures:
             self.margin,
             self.found,
             self.wilson,
+            self.right,
+            self.effective,
             self.curse,
         )
         named = (*BUILTINS, *of_rows, *of_use, self.paper, self.paper_ratio, self.ours)
@@ -203,6 +207,21 @@ class Figures:
         if not matching:
             raise LookupError(f"no row of {series} at {length} with passkeys {distance} back")
         return matching
+
+    def right(self, series: str, length: int, result: str = "exact", **where: Any) -> PerSeed:
+        """Returns the share of a task's examples that are all right, or of `answers` that are right."""
+        rows = self.rows(series, length, evaluator="task", **where)
+        return _per_seed(rows, lambda row: row.results[result])
+
+    def effective(self, series: str, threshold: float = THRESHOLD, **where: Any) -> int:
+        """Returns the length up to which the seeds' mean share of right examples is `threshold` or
+        more, 0 if it is less at the shortest.
+        """
+        lengths = sorted({row.length for row in self.rows(series, evaluator="task", **where)})
+        good = itertools.takewhile(
+            lambda length: self.right(series, length, **where).mean >= threshold, lengths
+        )
+        return max(good, default=0)
 
     def curse(self, length: int, longer: int) -> dict[str, Any]:
         """Returns the analysis of the gain from `length`-token to `longer`-token blocks."""
