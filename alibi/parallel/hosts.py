@@ -79,9 +79,9 @@ def join(
         )
     # no handler of Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    place = f" at {address}" if address else ""
+    where = f" at {address}" if address else ""
     line = (
-        f"waiting for the other processes{place}, for {JOIN_SECONDS} s in all; a process that failed before it came "
+        f"waiting for the other processes{where}, for {JOIN_SECONDS} s in all; a process that failed before it came "
         "has said why\n"
     )
     waiting = threading.Timer(TOLD_SECONDS, sys.stderr.write, [line])
@@ -217,9 +217,9 @@ def check_same_state(
       UserError: on every process, with the processes and the differing causes.
     """
     owners: dict[str, dict[str, list[int]]] = {}
-    for process, there in enumerate(gather(parts)):
-        for place, digest in there:
-            owners.setdefault(place, {}).setdefault(digest, []).append(process)
+    for process, held in enumerate(gather(parts)):
+        for part, digest in held:
+            owners.setdefault(part, {}).setdefault(digest, []).append(process)
     differing = next((groups for groups in owners.values() if len(groups) > 1), None)
     if differing is None:
         return

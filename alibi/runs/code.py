@@ -65,8 +65,8 @@ def own_files() -> dict[str, str]:
 
 
 def _file_hash(file: str) -> str:
-    about = os.stat(file)
-    return _hash_of(file, about.st_mtime_ns, about.st_size)
+    status = os.stat(file)
+    return _hash_of(file, status.st_mtime_ns, status.st_size)
 
 
 @functools.cache  # a start asks a dozen times, and a method may read a large table
@@ -137,8 +137,8 @@ def _mentioned(name: str, file: pathlib.Path) -> list[tuple[str, str]]:
         elif isinstance(node, ast.Call) and re.search(
             r"import_module$|__import__$", ast.unparse(node.func)
         ):
-            given = [str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)]
-            modules += [start + value for value in given for start in ("", ".".join(parts))]
+            named = [str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            modules += [start + value for value in named for start in ("", ".".join(parts))]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             strings.append(node.value)  # no module: "train" is seldom train.py
     # not /proc/cpuinfo, nor a large text elsewhere

@@ -108,15 +108,15 @@ def _parameters(model: DecoderLM) -> list[str]:
     key, several = jax.eval_shape(lambda: jax.random.key(0)), len(model.methods) > 1
     layers: dict[str, list[int]] = {}
     names = [
-        f"{number}/{described}" if several else described
-        for number, method in enumerate(model.methods)
+        f"{index}/{described}" if several else described
+        for index, method in enumerate(model.methods)
         for described in _described(jax.eval_shape(method.init, key))
     ]
-    for number in range(model.config.num_layers):
-        kind = model.pattern[number % len(model.pattern)]
+    for layer in range(model.config.num_layers):
+        kind = model.pattern[layer % len(model.pattern)]
         init = functools.partial(init_layer, kind.position, kind.logit_scale)
         for described in _described(jax.eval_shape(init, key)):
-            layers.setdefault(described, []).append(number)
+            layers.setdefault(described, []).append(layer)
     for described, numbers in layers.items():
         every = len(numbers) == model.config.num_layers
         of = f" of layers {', '.join(map(str, numbers))}"

@@ -71,13 +71,13 @@ def jax_settings() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of packages that a run computes with."""
-    found = {}
+    installed = {}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found | {"python": sys.version.split()[0]}
+            installed[package] = "not installed"
+    return installed | {"python": sys.version.split()[0]}
 
 
 def process_facts(options: Any) -> dict[str, Any]:

@@ -32,10 +32,10 @@ BELIEVED = datetime.timedelta(minutes=5)
 
 def fingerprint(run: Run) -> str:
     """Returns a hash over the run's config and evaluations, so over its results."""
-    about = f"{evaluation_hash(run.config)} {run.config.train.steps} {run.evaluations}"
+    content = f"{evaluation_hash(run.config)} {run.config.train.steps} {run.evaluations}"
     overrides = [evaluation.override for evaluation in run.evaluations if evaluation.override]
-    about += "".join(evaluation_hash(run.config, each).partition("+")[2] for each in overrides)
-    return hashlib.sha256(about.encode()).hexdigest()[:16]
+    content += "".join(evaluation_hash(run.config, each).partition("+")[2] for each in overrides)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def record_sweep(workdir: epath.Path, sweep: Sweep, *, replace: bool) -> None:
@@ -253,8 +253,8 @@ def read_state(place: Directory, now: datetime.datetime) -> RunState:
 
 def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -> SweptRun:
     directory, train = run_directory(workdir, run), run.config.train
-    found, differing = read_state(directory.path, datetime.datetime.now(datetime.UTC)), {}
-    state, step, reason = found.state, found.step, found.reason
+    recorded, differing = read_state(directory.path, datetime.datetime.now(datetime.UTC)), {}
+    state, step, reason = recorded.state, recorded.step, recorded.reason
     try:
         differing = directory.differing(run.config)
     except ValueError as error:
@@ -262,14 +262,14 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
     # Rows can be complete without a work directory, such as on a machine with only a copy of the
     # rows.
     key = run.name, train.steps if state == "missing" else step
-    known = [
+    measured = [
         row
         for row in rows
         if (row.run, row.step) == key
         and row.config_hash == evaluation_hash(run.config, row.override)
     ]
     missing = tuple(
-        left for evaluation in run.evaluations if (left := still_missing(evaluation, known))
+        left for evaluation in run.evaluations if (left := still_missing(evaluation, measured))
     )
     if state == "missing" and not missing:
         state = "finished"
@@ -295,12 +295,12 @@ def _state_of(run: Run, workdir: Directory, rows: Sequence[Row], failure: str) -
         steps=train.steps,
         reason=reason,
         tokens_left=updates * train.batch_tokens,
-        tokens_per_second=found.tokens_per_second,
+        tokens_per_second=recorded.tokens_per_second,
         run=run,
         directory=directory,
         missing=missing,
         failure=failure,
-        seconds=sum(row.seconds for row in known if row.seconds is not None) or None,
+        seconds=sum(row.seconds for row in measured if row.seconds is not None) or None,
     )
 
 
@@ -309,7 +309,7 @@ def still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | N
     have rows.
     """
     # A limit is final; any other error may be gone when it is tried again.
-    known = {
+    done = {
         (row.evaluator, row.evaluator_code, row.split, frozen(row.options), frozen(row.cell))
         for row in rows
         if (row.is_measured or row.limit) and row.override == evaluation.override
@@ -321,6 +321,6 @@ def still_missing(evaluation: Evaluation, rows: Sequence[Row]) -> Evaluation | N
             *(one.name(), one.code(), one.row_split),
             *(frozen(one.options), frozen(cell)),
         )
-        not in known
+        not in done
     )
     return dataclasses.replace(evaluation, cells=cells) if cells else None

@@ -63,8 +63,8 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[RunState]:
             workdir, place.name, expected[place.name]
         )
         at_work = is_held(workdir / TASKS / place.name) is True
-        found, failure = read_state(place, now), failures.get(place.name, "")
-        state = found.state
+        recorded, failure = read_state(place, now), failures.get(place.name, "")
+        state = recorded.state
         # A run can be complete without a directory: its rows were copied from another machine.
         if state == "finished" or (state == "missing" and complete and place.name in expected):
             state = "finished" if complete else "trained"
@@ -79,7 +79,7 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[RunState]:
                 state = "waiting"
         told = state in ("failed", "interrupted", "damaged")
         return dataclasses.replace(
-            found, state=state, reason=(found.reason or failure) if told else ""
+            recorded, state=state, reason=(recorded.reason or failure) if told else ""
         )
 
     # at an address each request takes its time

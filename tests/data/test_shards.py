@@ -73,6 +73,23 @@ def test_the_tokens_are_those_of_one_shard(data, tmp_path, monkeypatch, tokenize
         assert pair[0].manifest == pair[1].manifest
 
 
+def test_without_locks_the_file_that_another_process_finished_first_is_taken(
+    data, tmp_path, monkeypatch
+):
+    def refuse(*_):
+        raise OSError
+
+    def overtaken(corpus, *sizes):
+        yield from shards_made(corpus, *sizes)
+        monkeypatch.setattr(TextFiles, "shards", shards_made)
+        made(data, tmp_path / "cache", 700, monkeypatch)
+
+    shards_made = TextFiles.shards
+    monkeypatch.setattr(TextFiles, "shards", overtaken)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert len(shards_of(made(data, tmp_path / "cache", 700, monkeypatch))) > 5
+
+
 def test_a_packed_file_is_cut_in_its_stream(data, tmp_path, monkeypatch):
     import gzip
 
