@@ -1,8 +1,10 @@
 """`attend`, the entry to attention with a position bias, on one or more devices."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,6 +31,33 @@ from alibi.positions.shapes import (
     Slopes,
     Values,
 )
+
+_WATCH: contextvars.ContextVar[Callable[[AttentionCall], object] | None] = contextvars.ContextVar(
+    "watch", default=None
+)
+
+
+@contextlib.contextmanager
+def watched(watch: Callable[[AttentionCall], object]) -> Iterator[None]:
+    """Calls `watch` with each attention call that is made, or traced, in this context.
+
+    A compiled program makes no calls again: trace it inside.
+
+    Example:
+      >>> import jax
+      >>> from alibi import attend
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 16, 8, 32))
+      >>> calls = []
+      >>> with watched(calls.append):
+      ...     result = attend(query, key, value)
+      >>> [call.query.shape for call in calls]
+      [(1, 16, 8, 32)]
+    """
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
 
 
 # As texts, types have their short names in `help(attend)`.
@@ -159,6 +188,8 @@ def attend(
 def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
     """Validates the call, chooses its backend and computes it. Raises as `attend`."""
     validate(call)
+    if (watch := _WATCH.get()) is not None:
+        watch(call)
     value, options = call.value, call.options
     if 0 in (*call.query.shape, *call.key.shape, *value.shape):
         return jnp.zeros((*call.query.shape[:-1], value.shape[-1]), value.dtype)

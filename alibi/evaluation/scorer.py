@@ -4,7 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -122,26 +122,36 @@ class Scorer:
         Args:
           progress: as in `score`.
         """
-        compiled = [(group, *self._compile(params, group)) for group in windows.groups]
-        running: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
+        for group in windows.groups:
+            self._compile(params, group)
         nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
         left = nll
-        for group, function, batch_size in compiled:
-            for first in range(0, len(group), batch_size):
-                # the last batch may extend beyond the last row
-                rows = np.arange(first, first + batch_size)
-                result = function(params, *self._place(tokens, group, rows))
-                size = min(batch_size * group.stride, group.num_tokens - first * group.stride)
-                running.append((left[:size], result))
-                left = left[size:]
-                if len(running) > 1:  # a batch is fetched only after the devices have the next one
-                    progress(_fetch(*running.popleft()))
-        while running:
-            progress(_fetch(*running.popleft()))
+        for size, result in self.batches(params, tokens, windows):
+            left[:size] = np.asarray(result).ravel()[:size]
+            left = left[size:]
+            progress(size)
         seconds = time.perf_counter() - start
         if self._objective.selects:
             nll = nll[np.concatenate([*predicted(self._objective, tokens, windows)])]
         return Score(windows, nll, seconds)
+
+    def batches(
+        self, params: PyTree, tokens: Tokens, windows: Windows
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields how many tokens each batch of `windows` scores, and what the function returns for it.
+
+        The last batch may extend beyond the last row.
+        """
+        running: collections.deque[tuple[int, Any]] = collections.deque()
+        for group in windows.groups:
+            function, batch_size = self._compile(params, group)
+            for first in range(0, len(group), batch_size):
+                rows = np.arange(first, first + batch_size)
+                size = min(batch_size * group.stride, group.num_tokens - first * group.stride)
+                running.append((size, function(params, *self._place(tokens, group, rows))))
+                if len(running) > 1:  # a batch is fetched only after the devices have the next one
+                    yield running.popleft()
+        yield from running
 
     def _compile(self, params: PyTree, windows: Windows) -> tuple[Any, int]:
         """Returns the function compiled for the shape of `windows`, and its number of rows.
@@ -246,9 +256,3 @@ def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
     """
     rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
     return jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext()
-
-
-def _fetch(nll: Float[np.ndarray, " tokens"], result: Array) -> int:
-    """Waits for a batch, writes its first values to `nll`, and returns their number."""
-    nll[:] = np.asarray(result).ravel()[: nll.size]
-    return nll.size

@@ -19,18 +19,32 @@ WIDEST_INTERVAL = 0.1
 LETTERS = 80  # in a legend below a figure, side by side
 
 
+def map_figure(group: Sequence[Panel]) -> Spec:
+    """Returns the numbers of panels as colours, two panels side by side: a facet for each run."""
+    pictures = [
+        cell_figure(panel) | {"title": f"{panel.kind.title}{panel.kind.axis}"} for panel in group
+    ]
+    title = {"text": group[0].measure.alt(group[0]), "anchor": "start"}
+    return {"concat": pictures, "columns": 2, "title": title, "resolve": apart("color")}
+
+
 def cell_figure(panel: Panel) -> Spec:
-    """Returns a panel's numbers as colours: a row for each run, a facet for each label."""
+    """Returns a panel's numbers as colours: a row for each run, a facet for each label, or the other way
+    round for a measure that is a map.
+    """
 
     def title(series: Series) -> str:
         headed = zip(panel.measure.labels, series.labels, strict=True)
         return ", ".join(f"{heading} {heading_text(label)}" for heading, label in headed)
 
+    def places(series: Series) -> tuple[str, str]:
+        names = series.label, title(series)
+        return names[::-1] if panel.measure.is_map else names
+
     by_labels = sorted(panel.series, key=lambda series: series.labels)
     values: list[dict[str, Any]] = [
         {
-            "run": series.label,
-            "part": title(series),
+            **dict(zip(("run", "part"), places(series), strict=True)),
             "column": column,
             "share": cell.mean,
             "text": cell.kind.write(cell.mean),
@@ -40,7 +54,7 @@ def cell_figure(panel: Panel) -> Spec:
         if isinstance(cell, Number)
     ]
     shares = [0.0, 1.0] if panel.kind.trials else [value["share"] for value in values] or [0.0]
-    names = list(dict.fromkeys(series.label for series in panel.series))
+    names = list(dict.fromkeys(places(series)[0] for series in panel.series))
     parts = list(dict.fromkeys(value["part"] for value in values))
     middle = (min(shares) + max(shares)) / 2
     dark = {"condition": {"test": f"datum.share < {middle}", "value": "white"}, "value": "black"}

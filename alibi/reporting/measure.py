@@ -27,6 +27,9 @@ EVALUATORS = {
     "echo": "alibi.evaluation.echo:Echo",
     "task": "alibi.evaluation.task:TaskAccuracy",
     "task_gaps": "alibi.evaluation.task:TaskGaps",
+    "heads": "alibi.evaluation.heads:Heads",
+    "head_loss": "alibi.evaluation.heads:HeadLoss",
+    "head_bias": "alibi.evaluation.heads:HeadBias",
 }
 
 BEST = (
@@ -49,6 +52,7 @@ class Measure:
     labels: ClassVar[tuple[str, ...]] = ()  # headings of the labels of a line, besides the run
     across: ClassVar[str] = "evaluation length"  # what the columns are, in words
     figure: ClassVar[str] = ""  # the name of the figure's file; defaults to the evaluator's name
+    is_map: ClassVar[bool] = False  # figures show all kinds, and facets are runs, not labels
 
     @classmethod
     def name(cls) -> str:

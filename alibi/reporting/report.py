@@ -32,7 +32,7 @@ from alibi.reporting.charts import (
     training_chart,
 )
 from alibi.reporting.equivalence import Reference, comparison
-from alibi.reporting.figures import cell_figure
+from alibi.reporting.figures import cell_figure, map_figure
 from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
     Panel,
@@ -104,7 +104,8 @@ def write_report(
         tables = [table for panel in group for table in _tables(panel, reference)]
         figures.append(figure := _figure_name(panel, figures))
         draw = length_figure if panel.measure.is_by_length else cell_figure
-        write_whole(folder / figure, png(draw(panel)))
+        spec = map_figure(group) if panel.measure.is_map else draw(panel)
+        write_whole(folder / figure, png(spec))
         explanation = panel.measure.explanation(panel)
         markdown += [*map(to_markdown, tables), *([f"{explanation}\n"] if explanation else [])]
         markdown.append(f"![{panel.measure.alt(panel)}]({figure})\n")

@@ -1,0 +1,217 @@
+"""Measures of heads, each beside its definition in float64."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alibi.attention.call import AttentionCall
+from alibi.attention.dispatch import watched
+from alibi.attention.reference import dense
+from alibi.evaluation import head_sums
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.heads import HeadBias, HeadLoss, Heads
+from alibi.generation.decoding import unrolled
+from alibi.reporting.figures import map_figure
+from alibi.reporting.panels import panel_groups
+from alibi.reporting.rows import read_rows
+from alibi.runs.trained import TrainedRun
+from tests.evaluation.runs import make_run, options_of
+
+TEXT = np.random.default_rng(0).integers(97, 123, 150).astype(np.uint8)
+WINDOWS = np.append(10, TEXT)[17 + 50 * np.arange(3)[:, None] + np.arange(16)].astype(np.int32)
+TARGETS = TEXT[17 + 50 * np.arange(3)[:, None] + np.arange(16)].astype(np.int32)
+SLOPES = np.array([1 / 16, 1 / 256])
+EVALUATORS = tuple(kind(head_tokens=48) for kind in (Heads, HeadLoss, HeadBias))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads")
+    (folder / "text.txt").write_bytes(TEXT.tobytes())
+    layers = "model.num_layers=2"
+    others = f"{layers},model.window=8,model.normalizer=softmax1,model.num_kv_heads=1,model.scan_layers=True"
+    return [
+        make_run(folder, "alibi", "plain", keys=layers),
+        make_run(folder, "alibi", "others", keys=others + ",model.remat=True"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def measured(runs, tmp_path_factory):
+    """The rows of both runs, and their folder. Blocks have 3 queries of 16, and the last one 1."""
+    out = tmp_path_factory.mktemp("out")
+    options = dataclasses.replace(options_of(out, (16,)), evaluators=EVALUATORS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head_sums, "BLOCK_WEIGHTS", 3 * 2 * 2 * 16)
+        assert evaluate_runs(runs, options) == []
+    rows = read_rows(out / "results.jsonl")
+    return out, {(row.run, row.evaluator): row.results for row in rows}
+
+
+def attention(workdir):
+    """The weights and the outputs of the heads of each layer, from the projections and the formula."""
+    run = TrainedRun(workdir)
+    config = run.config.model
+    model, params = unrolled(run.model, run.params)
+    _, state = model.apply({"params": params}, jnp.asarray(WINDOWS), capture_intermediates=True)
+    distance = np.arange(16)[:, None] - np.arange(16)
+    seen = (distance >= 0) & (distance < (config.window or 16))
+    for layer in range(2):
+        found = state["intermediates"][f"layers_{layer}"]["attention"]
+        query, key, value = (
+            np.asarray(found[name]["__call__"][0], np.float64) for name in ("query", "key", "value")
+        )
+        key, value = (np.broadcast_to(x, query.shape) for x in (key, value))
+        logits = np.einsum("rqhd,rkhd->rhqk", query, key) / np.sqrt(query.shape[-1])
+        logits = np.where(seen, logits - SLOPES[:, None, None] * distance, -np.inf)
+        weights = np.exp(logits)
+        weights /= weights.sum(axis=-1, keepdims=True) + (config.normalizer == "softmax1")
+        yield weights, np.einsum("rhqk,rkhd->rqhd", weights, value)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_statistics_are_those_of_the_whole_weights(runs, measured, number):
+    results = measured[1][runs[number].name, "heads"]
+    sink, window, distance = (
+        number == 1,
+        8 if number else 16,
+        np.arange(16)[:, None] - np.arange(16),
+    )
+    expected = {name: [] for name in results if name not in ("heads", "local", "slope")}
+    assert ("none" in expected) == sink
+    for weights, _ in attention(runs[number]):
+        total = weights.sum(axis=-1)
+        share = weights / total[..., None]
+        entropy = -np.sum(share * np.log(np.where(share > 0, share, 1)), axis=-1)[:, :, 1:]
+        count = np.minimum(np.arange(1, 17), window)[1:]
+        beyond = np.where(distance > 8, weights, 0).sum(axis=-1)
+        of_layer = {
+            "distance": (share * distance).sum(axis=-1).mean(axis=(0, 2)),
+            "entropy": (entropy / np.log(count)).mean(axis=(0, 2)),
+            "first": weights[..., 0].mean(axis=(0, 2)),
+            "near": np.where(distance < 8, weights, 0).sum(axis=-1).mean(axis=(0, 2)),
+            "newest 64": total.mean(axis=(0, 2)),
+            "newest L": total.mean(axis=(0, 2)),
+            "far": beyond.max(axis=(0, 2)),
+            "none": (1 - total).mean(axis=(0, 2)),
+        }
+        for name, values in expected.items():
+            values.extend(of_layer[name])
+    assert results["heads"] == 2
+    assert results["slope"] == pytest.approx([*SLOPES, *SLOPES])
+    for name, values in expected.items():
+        assert results[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+    assert results["local"] == np.mean(np.array(expected["far"]) <= 0.01)
+
+
+def nll(run, params):
+    model, _ = unrolled(run.model, run.params)
+    logits = jax.nn.log_softmax(
+        model.apply({"params": jax.tree.map(jnp.asarray, params)}, jnp.asarray(WINDOWS))
+    )
+    return -float(np.take_along_axis(np.asarray(logits), TARGETS[..., None], 2).mean())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_head_that_is_left_out_has_no_rows_in_the_output_projection(runs, measured, number):
+    """A head at its mean adds a constant, as a bias of the projection does."""
+    results, run = measured[1][runs[number].name, "head_loss"], TrainedRun(runs[number])
+    _, params = unrolled(run.model, run.params)
+    whole = nll(run, params)
+    assert results["nats"] == pytest.approx(whole, rel=1e-6)
+    for layer, (_, outputs) in enumerate(attention(runs[number])):
+        for head in range(2):
+            changed = jax.tree.map(np.array, params)
+            out = changed[f"layers_{layer}"]["attention"]["out"]
+            constant = outputs[:, :, head].mean(axis=(0, 1)) @ out["kernel"][head]
+            out["kernel"][head] = 0
+            place = 2 * layer + head
+            assert results["zero"][place] == pytest.approx(nll(run, changed) - whole, abs=2e-6)
+            out["bias"] += constant
+            assert results["mean"][place] == pytest.approx(nll(run, changed) - whole, abs=2e-6)
+
+
+def test_heads_that_look_everywhere_or_at_the_first_token_alone(tmp_path):
+    """Queries of zeros weigh all keys alike. The others find the only token 0, which stands first."""
+    (tmp_path / "text.txt").write_bytes(TEXT.tobytes())
+    run = TrainedRun(make_run(tmp_path, "none", "run"))
+    params = jax.tree.map(np.zeros_like, run.params)
+    params["embedding"][0, 0] = params["embedding"][1:, 1] = 1.0
+    layer = params["layers_0"]
+    layer["attention_norm"]["scale"] += 1
+    layer["attention"]["key"]["kernel"][0, 1, 0] = layer["attention"]["query"]["bias"][1, 0] = 20.0
+    inputs = np.array([[0, *range(1, 16)]], np.int32)
+    sums = jax.jit(head_sums.attention_sums(run.model))(params, inputs, inputs)
+    means = {name: np.asarray(x)[0, 0] / 16 for name, x in sums.items() if name != "far"}
+    places = np.arange(16)
+    everywhere = {
+        "distance": places.mean() / 2,
+        "entropy": 15 / 16,  # the first query has no choice
+        "first": (1 / (places + 1)).mean(),
+        "near": (np.minimum(places + 1, 8) / (places + 1)).mean(),
+    }
+    first = {"distance": places.mean(), "entropy": 0, "first": 1, "near": 1 / 2}
+    for head, expected in enumerate((everywhere, first)):
+        for name, value in expected.items():
+            assert means[name][head] == pytest.approx(value, abs=1e-5), (head, name)
+    assert np.asarray(sums["far"])[0, 0] == pytest.approx([7 / 16, 1], abs=1e-5)
+
+
+def test_the_first_token_is_that_of_the_querys_document():
+    zeros, segments = jnp.zeros((1, 6, 1, 2)), jnp.asarray([[3, 3, 3, 5, 5, 5]])
+    sides = np.arange(6), np.arange(6), segments, segments
+    call = AttentionCall(zeros, zeros, zeros, None, True, *sides)
+    found = {name: x[0, 0] for name, x in head_sums._of_queries(call, 0, 16).items()}
+    np.testing.assert_allclose(found["first"], [1, 1 / 2, 1 / 3] * 2, rtol=1e-6)
+    np.testing.assert_allclose(found["distance"], [0, 1 / 2, 1] * 2, rtol=1e-6)
+    np.testing.assert_array_equal(found["choices"], [0, 1, 1] * 2)
+
+
+def test_the_bias_by_head_and_distance(runs, measured):
+    """A window of 8 hides the distances from 8 on, and 16 tokens have distances up to 15."""
+    for run in runs:
+        bias = measured[1][run.name, "head_bias"]["bias"]
+        seen = (1, 2, 4, 8) if run.name == "plain" else (1, 2, 4)
+        assert [tuple(x for x in curve if x is not None) for curve in bias] == [
+            pytest.approx(tuple(-m * distance for distance in seen)) for m in (*SLOPES, *SLOPES)
+        ]
+
+
+@pytest.mark.parametrize("name", ["t5", "fire", "fox", "deberta", "shaw"])
+def test_a_block_of_queries_is_a_part_of_the_call(name, tmp_path):
+    """Biases are cut along the queries, whether they read positions, distances or content."""
+    (tmp_path / "text.txt").write_bytes(TEXT.tobytes())
+    run, calls = TrainedRun(make_run(tmp_path, name, "run")), []
+    variables = {"params": run.params}
+    with watched(calls.append):
+        run.model.apply(variables, jnp.asarray(WINDOWS))
+    (call,) = calls
+    whole = dense(call)
+    for start in (0, 5, 11):
+        part = dense(head_sums._part(call, start, 5))
+        np.testing.assert_allclose(part, whole[:, start : start + 5], rtol=1e-5, atol=1e-6)
+
+
+def test_the_report_has_a_map_of_layers_by_heads(measured):
+    out, _ = measured
+    report = (out / "report.md").read_text()
+    assert "![heads by layer, in windows of 16](heads.png)" in report
+    assert (out / "heads.png").read_bytes().startswith(b"\x89PNG")
+    assert "tokens beyond distance 8: plain 0%, others 100%." in report
+    group = panel_groups(read_rows(out / "results.jsonl"))[0]
+    first, *others = map_figure(group)["concat"]
+    assert len(others) == len(group) - 1
+    expected = read_rows(out / "results.jsonl")
+    values = [value for value in first["data"]["values"] if value["part"] == "plain"]
+    assert [(value["run"], value["column"]) for value in values] == [
+        ("head 1", 1), ("head 1", 2), ("head 2", 1), ("head 2", 2)
+    ]  # fmt: skip
+    (row,) = [row for row in expected if (row.run, row.evaluator) == ("plain", "heads")]
+    assert [value["share"] for value in values] == [
+        row.results["distance"][i] for i in (0, 2, 1, 3)
+    ]
+    json.dumps(map_figure(group))
