@@ -161,12 +161,16 @@ def import_fairseq(
       dictionary: the dict.txt of its training.
       workdir: a directory or gs://BUCKET/PATH, empty or absent.
       config: text, and settings for further training.
-      position: the position method. Defaults to the one that the checkpoint's settings show.
+      position: alibi, sinusoidal or none. Defaults to the one that the checkpoint's settings show.
 
     Raises:
-      ValueError: an unreadable checkpoint or dictionary, or a dictionary of another checkpoint,
-        another objective, a work directory with files.
+      ValueError: another position method or objective, an unreadable checkpoint or dictionary, a
+        dictionary of another checkpoint, a work directory with files.
     """
+    if position and position not in fairseq.POSITIONS:
+        raise ValueError(
+            f"position={position!r} is none of fairseq's; use one of {', '.join(fairseq.POSITIONS)}"
+        )
     run = empty_run(workdir, config)
     model = fairseq.read_checkpoint(pathlib.Path(os.path.expanduser(checkpoint)))
     _, config = describe(model, config, family=fairseq.FAMILY)

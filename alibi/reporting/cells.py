@@ -13,18 +13,15 @@ def make_cell(entries: Sequence[Entry], kind: Kind) -> Number | Missing:
     """Returns the number of `entries`, with a value for each seed, or the reason for its absence."""
     assert kind.value is not None, kind
     measured = [entry for entry in entries if entry.row.is_measured]
-    with_value = [(entry, value) for entry in measured if (value := kind.value(entry)) is not None]
-    if with_value:
-        values, entries_used = (
-            tuple(value for _, value in with_value),
-            [entry for entry, _ in with_value],
-        )
+    pairs = [(entry, value) for entry in measured if (value := kind.value(entry)) is not None]
+    if pairs:
+        with_value, values = zip(*pairs, strict=True)
         interval = sample = None
         if kind.trials:
-            trials = min(entry.results[kind.trials] for entry in entries_used)
+            trials = min(entry.results[kind.trials] for entry in with_value)
             interval = share_interval(values, trials, f"the {kind.trials}")
-        elif kind.mean and None not in (means := [kind.mean(entry) for entry in entries_used]):
-            sample = _sample(entries_used, means, kind)
+        elif kind.mean and None not in (means := [kind.mean(entry) for entry in with_value]):
+            sample = _sample(with_value, means, kind)
             interval = sample.interval
         return Number(values, kind, interval=interval and interval.of(kind.of_mean), sample=sample)
     if measured:

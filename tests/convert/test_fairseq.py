@@ -408,6 +408,17 @@ def test_a_work_directory_in_use_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
 
+def test_a_position_method_that_fairseq_lacks_is_refused(tmp_path):
+    """Rotary has no parameters, so nothing else would tell that the model is another one."""
+    with pytest.raises(
+        ValueError, match="position='rotary' is none of fairseq's; use one of alibi"
+    ):
+        import_fairseq(
+            CHECKPOINT, DICTIONARY, tmp_path / "run", config_of(tmp_path), position="rotary"
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_objective_is_refused(tmp_path):
     masked = replaced(config_of(tmp_path), {"objective.name": "masked"})
     with pytest.raises(ValueError, match="objective=masked doesn't go with models that predict"):

@@ -29,6 +29,7 @@ REQUIRED = {
     "character_embeddings": False,
     "base_layers": 0,
 }
+POSITIONS = ("alibi", "sinusoidal", "none")  # the paper's code has no other
 EMBEDDINGS, SOFTMAX = "decoder.embed_tokens", "decoder.adaptive_softmax"
 LAYER = "decoder.layers.{n}"
 MOST_BANDS = 16
