@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from alibi.evaluation import Evaluator
 from alibi.evaluation.context_use import CONTEXT_GAIN
 from alibi.evaluation.dumps import Scoring
 from alibi.evaluation.passkey import ACCURACY
@@ -19,6 +18,7 @@ from alibi.reporting.charts import (
     png,
 )
 from alibi.reporting.figures import bias_figure, cell_figure, context_figure
+from alibi.reporting.measure import Measure
 from alibi.reporting.panels import build_table, panel_groups, panels
 from alibi.reporting.report import write_report
 from alibi.reporting.tables import Kind, result
@@ -149,8 +149,8 @@ def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
 
 
 @dataclasses.dataclass(frozen=True)
-class Sink(Evaluator):
-    """An evaluator whose number is no share, and no loss by length."""
+class Sink(Measure):
+    """A number that is no share, and no loss by length."""
 
     kinds: ClassVar = (Kind("Weight of the first key", "{:.1f}".format, value=result("weight")),)
     labels: ClassVar = ("layer", "head")
