@@ -84,6 +84,7 @@ def main() -> int:
 def _run(reproduction) -> int:
     import functools
 
+    from alibi.extras import needs
     from alibi.paper.results import write_table
     from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
 
@@ -96,6 +97,7 @@ def _run(reproduction) -> int:
         jobs=_JOBS.value,
         report=functools.partial(write_table, reproduction),
     )
+    needs("the report of the tables", "vl_convert")
     return run_sweeper(sweeper)
 
 

@@ -17,6 +17,7 @@ tasks to a cluster.
 from absl import flags
 
 from alibi.cli import command_line
+from alibi.extras import needs
 
 flags.DEFINE_string("sweep", None, "a sweep file, such as configs/sweeps/quickstart.py")
 flags.DEFINE_string(
@@ -27,6 +28,9 @@ _DRY_RUN = flags.DEFINE_bool(
 )
 _TASK = flags.DEFINE_string(
     "task", None, "part of the runs: I/N, the I-th of N parts, from 0; or a run's name"
+)
+_REPORT = flags.DEFINE_bool(
+    "report", True, "write the report and its figures, for which vl-convert-python is needed"
 )
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()
@@ -55,6 +59,7 @@ def main() -> int:
         flags=command_line.host_flags(),
         primary=is_primary(flags.FLAGS.process_id, flags.FLAGS.multihost),
         jobs=_JOBS.value,
+        report=None if _REPORT.value else lambda failures: "the rows have no report",
         share=share,
     )
     if _DRY_RUN.value:
@@ -62,6 +67,8 @@ def main() -> int:
         plan = f"\n{device_table(runs, *devices)}" if devices else ""
         print(plan_table(survey(runs, workdir), sweeper.jobs), end=plan)
         return 0
+    if _REPORT.value:
+        needs("the report, which --noreport leaves out,", "vl_convert")
     return run_sweeper(sweeper)
 
 

@@ -19,7 +19,6 @@ from alibi.errors import (
     cause,
     disk_errors_named,
 )
-from alibi.extras import needs
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.writers import format_duration
 from alibi.runs import usable_cores
@@ -286,7 +285,6 @@ def run_sweeper(sweeper: Sweeper) -> int:
     """Executes a sweep and prints to stderr how it ended. Returns the exit code: 75 if runs can go on, 1
     after failures.
     """
-    needs("the report of a sweep", "vl_convert")
     failures = sweeper.execute()
     for name, reason in failures.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
