@@ -114,18 +114,23 @@ def test_a_wrong_name_is_a_line(folder, run_script):
         assert done.stderr.startswith(f"error: {words}")
 
 
+class Empty(Evaluator):
+    def measure(self, subject, text, row):
+        return {}
+
+
 @dataclasses.dataclass(frozen=True)
-class Taken(Evaluator):
+class Taken(Empty):
     text: str = option("", "a name that evaluators have")
 
 
 @dataclasses.dataclass(frozen=True)
-class Open(Evaluator):
+class Open(Empty):
     bins: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Several(Evaluator):
+class Several(Empty):
     bins: tuple[int, ...] = option((8, 16), "ends of ranges", at_least=1)
 
 
