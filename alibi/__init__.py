@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from alibi import linen, nnx
     from alibi.attention import alibi_attention_fn, attend, attention_fn, position_params
+    from alibi.model.decoder import DecoderLM
     from alibi.positions import METHODS, alibi_bias, make_position
+    from alibi.runs.trained import from_run
     from alibi.slopes import alibi_slopes
 
     __version__: str
 
 __all__ = [
     "METHODS",
+    "DecoderLM",
     "alibi_attention_fn",
     "alibi_bias",
     "alibi_slopes",
     "attend",
     "attention_fn",
+    "from_run",
     "linen",
     "make_position",
     "nnx",
@@ -26,11 +30,13 @@ __all__ = [
 
 _MODULES = {
     "METHODS": "positions",
+    "DecoderLM": "model.decoder",
     "alibi_attention_fn": "attention",
     "alibi_bias": "positions",
     "alibi_slopes": "slopes",
     "attend": "attention",
     "attention_fn": "attention",
+    "from_run": "runs.trained",
     "make_position": "positions",
     "position_params": "attention",
 }

@@ -46,6 +46,20 @@ class DecoderLM(nn.Module):
       vocab_size: tokens in the vocabulary.
       sharding: how activations are split over devices. None leaves it to the compiler, which may gather
         the batch if parameters are split too.
+
+    Example:
+      >>> import jax
+      >>> from alibi import make_position
+      >>> from alibi.config import ModelConfig
+      >>> from alibi.model.positions import LayerKind
+      >>> sizes = {"num_heads": 2, "head_dim": 8, "width": 16}
+      >>> position = make_position("alibi", **sizes, train_length=16, options={})
+      >>> config = ModelConfig(num_layers=2, width=16, num_heads=2, feed_forward=32)
+      >>> model = DecoderLM(config, (LayerKind(position),), vocab_size=256)
+      >>> tokens = jax.numpy.arange(12)[None]
+      >>> variables = model.init(jax.random.key(0), tokens)
+      >>> model.apply(variables, tokens).shape  # batch, length, vocabulary
+      (1, 12, 256)
     """
 
     config: ModelConfig

@@ -133,6 +133,32 @@ class TrainedRun:
         return params
 
 
+def from_run(
+    workdir: str | os.PathLike[str], checkpoint: str = "latest"
+) -> tuple[DecoderLM, PyTree]:
+    """Returns a trained or imported run's model and its parameters.
+
+    Args:
+      workdir: the run's work directory.
+      checkpoint: "latest", "best" (by validation NLL) or an update.
+
+    Raises:
+      ValueError: no work directory, no such checkpoint, or all checkpoints are damaged.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> model, params = from_run("workdirs/alibi")  # doctest: +SKIP
+      >>> tokens = jnp.arange(8)[None]
+      >>> logits = model.apply({"params": params}, tokens)  # doctest: +SKIP
+      >>> module = nnx.bridge.lazy_init(nnx.bridge.ToNNX(model, rngs=nnx.Rngs(0)), tokens)  # doctest: +SKIP
+      >>> nnx.update(module, params)  # doctest: +SKIP
+      >>> logits = module(tokens)  # the same, from a module of NNX  # doctest: +SKIP
+    """
+    run = TrainedRun(workdir, checkpoint)
+    return run.model, run.params
+
+
 def fitting_mesh(mesh: MeshConfig) -> Mesh:
     """Returns the mesh of training, or with another number of devices all along `data`."""
     try:

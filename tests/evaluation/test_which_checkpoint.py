@@ -5,8 +5,12 @@ is named.
 import re
 import shutil
 
+import jax
+import numpy as np
 import pytest
+from flax import nnx
 
+import alibi
 from alibi.config import make_config
 from alibi.evaluation.evaluate import evaluate_run, evaluate_runs
 from alibi.reporting.recorded import find_rows
@@ -100,3 +104,12 @@ def test_a_mesh_of_another_machine_becomes_the_devices_here(all_devices):
     assert dict(fitting_mesh(mesh).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     mesh = make_config("mesh.fsdp=4").mesh
     assert dict(fitting_mesh(mesh).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+
+
+def test_from_run_gives_model_and_parameters_which_nnx_runs_too(alibi_run):
+    model, params = alibi.from_run(alibi_run)
+    tokens = jax.numpy.arange(16)[None]
+    expected = TrainedRun(alibi_run).model.apply({"params": params}, tokens)
+    module = nnx.bridge.lazy_init(nnx.bridge.ToNNX(model, rngs=nnx.Rngs(0)), tokens)
+    nnx.update(module, params)
+    np.testing.assert_array_equal(module(tokens), expected)
