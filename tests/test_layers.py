@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "testing": MODEL,
     "linen": LIBRARY | {"config"},
     "nnx": LIBRARY,
-    "alibi": LIBRARY | {"linen", "nnx", "model", "runs"},  # names alone, imported at their first use
+    "alibi": LIBRARY
+    | {"linen", "nnx", "model", "runs"},  # names alone, imported at their first use
     "objectives": {"config"},
     "data": {"config", "storage", "errors", "extras", "progress", "objectives"},
     "reporting": {"config", "storage", "errors", "extras", "progress"},
