@@ -17,21 +17,27 @@ def make_cell(entries: Sequence[Entry], kind: Kind) -> Number | Missing:
     if pairs:
         with_value, values = zip(*pairs, strict=True)
         interval = sample = None
+        seeds = tuple(entry.row.seed for entry in with_value if entry.row.is_trained)
         if kind.trials:
             trials = min(entry.results[kind.trials] for entry in with_value)
             interval = share_interval(values, trials, f"the {kind.trials}")
         elif kind.mean and None not in (means := [kind.mean(entry) for entry in with_value]):
-            sample = _sample(with_value, means, kind)
+            sample = _sample(with_value, means, kind, seeds)
             interval = sample.interval
-        return Number(values, kind, interval=interval and interval.of(kind.of_mean), sample=sample)
+        bounds = interval and interval.of(kind.of_mean)
+        return Number(values, kind, interval=bounds, sample=sample, seeds=seeds)
     if measured:
         return Missing(f"{kind.title.lower()} {kind.missing}", is_reason=True)
     return Missing(entries[0].row.error or "no result", is_reason=True)
 
 
-def _sample(entries: Sequence[Entry], means: Sequence[float | None], kind: Kind) -> Sample:
+def _sample(
+    entries: Sequence[Entry],
+    means: Sequence[float | None],
+    kind: Kind,
+    seeds: tuple[int, ...],
+) -> Sample:
     """Returns the means by seed, and by part if all entries have the same parts of a text."""
-    seeds = tuple(entry.row.seed for entry in entries if entry.row.is_trained)
     parts = [entry.results.get("parts") or () for entry in entries]
     texts = {
         (entry.row.tokens_sha256, entry.results["tokens"], len(of_seed))

@@ -1,23 +1,39 @@
-"""Runs beside a reference: equivalence within a margin, and shares of its gain.
+"""Runs beside a reference: equivalence within a margin, shares of its gain, and whether two measures
+rank the runs alike.
 
-Both are paired by seeds, with Student's t. Three seeds decide little: what they can't decide is
-undecided.
+All are paired by seeds. Three seeds decide little: what they can't decide is undecided.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 import scipy  # its functions are imported when first used, and a training uses none
 from jaxtyping import Float
 
-from alibi.reporting.intervals import SEEDS, Interval, Sample, difference
+from alibi.reporting.intervals import SEEDS, Interval, Sample, difference, interval
 from alibi.reporting.panels import Panel
-from alibi.reporting.tables import Content, Kind, Missing, Number, Table, perplexity
+from alibi.reporting.tables import (
+    PERPLEXITY,
+    Content,
+    Kind,
+    Missing,
+    Number,
+    Table,
+    perplexity,
+    spread_note,
+)
 
 Verdict = Literal["equivalent", "lower", "higher", "undecided"]
 OFFSET = Kind("Difference", "{:+.4f}".format, write_plain="{:+.6g}".format)
 USE = Kind("Share of the reference's gain", "{:.0%}".format)
+TAU = Kind("Kendall's tau", "{:+.2f}".format)
+CHANCE = Kind("p", "{:.3f}".format)
+COUNT = Kind("Count", "{:,.0f}".format)
+MOST_ENUMERATED = 7  # runs whose permutations are all tried: 5,040
+DRAWN = 10_000  # permutations of more runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +66,15 @@ def equivalence(one: Sample, reference: Sample, margin: float) -> tuple[Interval
       >>> equivalence(one, other, margin=0.02)[1]
       'equivalent'
     """
-    interval = difference(one, reference, outside=0.05)
-    if interval is None:
+    offset = difference(one, reference, outside=0.05)
+    if offset is None:
         return None
-    low, high = interval.bounds
+    low, high = offset.bounds
     if -margin < low and high < margin:
-        return interval, "equivalent"
+        return offset, "equivalent"
     if low <= 0 <= high:
-        return interval, "undecided"
-    return interval, "lower" if high < 0 else "higher"
+        return offset, "undecided"
+    return offset, "lower" if high < 0 else "higher"
 
 
 def share_of_use(
@@ -86,6 +102,106 @@ def share_of_use(
     c = gains.mean() ** 2 - t**2 * own
     root = float(np.sqrt(max(b**2 - a * c, 0.0)))
     return share, (float((b - root) / a), float((b + root) / a))
+
+
+def agreement(
+    one: Float[np.ndarray, "runs seeds"], other: Float[np.ndarray, "runs seeds"]
+) -> tuple[Float[np.ndarray, " seeds"], float]:
+    """Returns Kendall's tau-b between the runs' numbers by two measures, for each seed, and p.
+
+    p is the share of the runs' permutations in which the mean tau is at least as far from zero. The
+    seeds of a run move together, since they are no independent runs. All permutations of up to 7 runs
+    are tried, else 10,000 are drawn.
+
+    Args:
+      one, other: the same runs and seeds by each measure.
+
+    Example:
+      >>> echoes, tasks = np.array([[0.1], [0.2], [0.4]]), np.array([[0.5], [0.7], [0.9]])
+      >>> agreement(echoes, tasks)
+      (array([1.]), 0.333...)
+    """
+    # of each pair of runs, which is higher
+    above, above_other = (np.sign(values[:, None] - values) for values in (one, other))
+    untied = np.sum(above**2, axis=(0, 1)) * np.sum(above_other**2, axis=(0, 1))
+
+    def taus(order: Sequence[int]) -> Float[np.ndarray, " seeds"]:
+        agreeing = np.sum(above[np.ix_(order, order)] * above_other, axis=(0, 1))
+        return agreeing / np.sqrt(np.maximum(untied, 1))
+
+    runs = range(len(one))
+    orders: Iterable[Sequence[int]] = itertools.permutations(runs)
+    if len(runs) > MOST_ENUMERATED:
+        random = np.random.default_rng(0)
+        orders = [runs, *(random.permutation(len(runs)).tolist() for _ in range(DRAWN - 1))]
+    found = taus(runs)
+    far = [abs(taus(order).mean()) > abs(found.mean()) - 1e-9 for order in orders]
+    return found, float(np.mean(far))
+
+
+def rankings(panels: Sequence[Panel]) -> Table | None:
+    """Returns a table of how far each other measure ranks the runs as perplexity at the longest length
+    does. None if no measure has three runs and a seed in common with perplexity.
+
+    The perplexity is that of the measure's own text, or else of the first text.
+    """
+    texts = [panel for panel in panels if panel.kind is PERPLEXITY]
+    labels, cells = [], []
+    for panel in panels if texts else []:
+        if panel.kind is PERPLEXITY:
+            continue
+        (text, *_) = [one for one in texts if one.corpus == panel.corpus] or texts
+        longest = text.columns[-1]
+        known = {one.label: _by_seed(one.cells.get(longest)) for one in text.series}
+        for line in dict.fromkeys(one.labels for one in panel.series):
+            alike = [one for one in panel.series if one.labels == line]
+            column = max(column for one in alike for column in one.cells)
+            pairs = [(known.get(one.label, {}), _by_seed(one.cells.get(column))) for one in alike]
+            pairs = [pair for pair in pairs if all(pair)]
+            seeds = sorted(set.intersection(*map(set, itertools.chain(*pairs)))) if pairs else []
+            if len(pairs) < 3 or not seeds:
+                continue
+            # the sign makes higher better
+            better = -1 if panel.kind.is_loss else 1
+            numbers = np.array(
+                [[[each[seed] for seed in seeds] for each in pair] for pair in pairs]
+            )
+            taus, p = agreement(-numbers[:, 0], better * numbers[:, 1])
+            spread = interval(taus[:, None], np.ones(1, int))
+            cells.append(
+                (
+                    (Number(tuple(taus), TAU, interval=spread, seeds=tuple(seeds)),),
+                    (Number((p,), CHANCE),),
+                    (Number((len(pairs),), COUNT),),
+                    (Number((len(seeds),), COUNT),),
+                )
+            )
+            at = ", ".join(
+                f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+                for name, value in zip(
+                    (*panel.measure.labels, panel.measure.across), (*line, column), strict=False
+                )
+            )
+            labels.append((panel.kind.title, panel.corpus, at, f"{longest:,} of {text.corpus}"))
+    if not cells:
+        return None
+    return Table(
+        caption="Do measures rank the runs as perplexity at the longest length does? Kendall's tau-b, 1 if the "
+        "better is always the same, its mean over seeds; p: the share of the runs' permutations, all seeds of a run "
+        f"together, with a mean as far from zero. {spread_note(cell[0][0] for cell in cells)}".rstrip(),
+        label_header=("measure", "text", "at", "perplexity at"),
+        labels=tuple(labels),
+        header=("Kendall's tau", "p", "runs", "seeds"),
+        cells=tuple(cells),
+        ratios=False,
+    )
+
+
+def _by_seed(content: Content) -> dict[int, float]:
+    """Returns the values of a cell by seed, none for n-grams, which have no seeds."""
+    if not isinstance(content, Number) or not content.seeds:
+        return {}
+    return dict(zip(content.seeds, content.values, strict=True))
 
 
 def comparison(panel: Panel, reference: Reference) -> Table | None:
@@ -130,16 +246,12 @@ def _compared(own: Content, other: Content, margin: float, is_gain: bool) -> tup
     tested = equivalence(own.sample, other.sample, margin)
     if tested is None:
         return (None, Missing("not paired"), None)[: len(empty)]
-    interval, verdict = tested
-    found = Number((sum(interval.bounds) / 2,), OFFSET, interval=interval), Missing(verdict)
+    offset, verdict = tested
+    found = Number((sum(offset.bounds) / 2,), OFFSET, interval=offset), Missing(verdict)
     if not is_gain:
         return found
-    by_seed = dict(zip(own.sample.seeds, own.values, strict=False))
-    pairs = [
-        (by_seed[seed], value)
-        for seed, value in zip(other.sample.seeds, other.values, strict=False)
-        if seed in by_seed
-    ]
+    by_seed, by_seed_other = _by_seed(own), _by_seed(other)
+    pairs = [(by_seed[seed], by_seed_other[seed]) for seed in by_seed if seed in by_seed_other]
     if not pairs:  # n-grams have no seeds
         return *found, None
     share, bounds = share_of_use(*np.array(pairs).T)

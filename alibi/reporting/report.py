@@ -31,7 +31,7 @@ from alibi.reporting.charts import (
     style_numbers,
     training_chart,
 )
-from alibi.reporting.equivalence import Reference, comparison
+from alibi.reporting.equivalence import Reference, comparison, rankings
 from alibi.reporting.figures import cell_figure, map_figure
 from alibi.reporting.names import series_names
 from alibi.reporting.panels import (
@@ -87,7 +87,8 @@ def write_report(
       failures: reasons by the failed run's name, listed at the end.
       runs: the page shows their commands, configs and training curves. Tables and figures have their
         order.
-      reference: each table is followed by one of the differences from this run.
+      reference: each table is followed by one of the differences from this run, and the last by one
+        of the measures' rankings.
     """
     folder = resolve(directory)
     rows = merge_rows(folder)
@@ -110,6 +111,9 @@ def write_report(
         markdown += [*map(to_markdown, tables), *([f"{explanation}\n"] if explanation else [])]
         markdown.append(f"![{panel.measure.alt(panel)}]({figure})\n")
         text += [*map(to_text, tables), f"figure: {folder}/{figure}\n"]
+    if ranked := _ranked(groups, reference):
+        markdown.append(to_markdown(ranked))
+        text.append(to_text(ranked))
     runs_shown = {one.label: None for group in groups for one in group[0].series}
     if reference and reference.name not in runs_shown:
         missing = (
@@ -193,6 +197,8 @@ def _page(
     sections = [
         _group_section(group, index, styles, specs, reference) for index, group in enumerate(groups)
     ]
+    if ranked := _ranked(groups, reference):
+        sections.append(_section("Rankings", to_html(ranked)))
     if curves:
         scored = [one["tokens"] for points in curves.values() for one in points if "tokens" in one]
         of = f" of {' or '.join(f'{count:,}' for count in dict.fromkeys(scored))} tokens"
@@ -273,6 +279,10 @@ def _checkboxes(styles: Mapping[str, int]) -> str:
 def _tables(panel: Panel, reference: Reference | None) -> list[Table]:
     compared = comparison(panel, reference) if reference else None
     return [build_table(panel), *([compared] if compared else [])]
+
+
+def _ranked(groups: Sequence[tuple[Panel, ...]], reference: Reference | None) -> Table | None:
+    return rankings([panel for panel, *_ in groups]) if reference else None
 
 
 def _group_section(
