@@ -32,6 +32,11 @@ _TASK = flags.DEFINE_string(
 _REPORT = flags.DEFINE_bool(
     "report", True, "write the report and its figures, for which vl-convert-python is needed"
 )
+_SEEDS_TOGETHER = flags.DEFINE_bool(
+    "seeds_together",
+    False,
+    "train runs that differ in their seed only in one program, on one device: for small models on an accelerator",
+)
 _JOBS = command_line.define_jobs_flag()
 command_line.define_device_flags()
 command_line.define_host_flags()  # given on to train.py and eval_extrapolation.py
@@ -61,6 +66,7 @@ def main() -> int:
         jobs=_JOBS.value,
         report=None if _REPORT.value else lambda failures: "the rows have no report",
         share=share,
+        seeds_together=_SEEDS_TOGETHER.value,
     )
     if _DRY_RUN.value:
         runs = sweep.runs if share is None else share

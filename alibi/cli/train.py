@@ -7,7 +7,12 @@
 
 Behind the colon and by --config.KEY=VALUE stand keys of the config, which alibi/config/tree.py
 lists. The same command, given again, goes on from the latest checkpoint in --workdir. The last line
-printed is the command that evaluates the run. On several hosts give the same command on each, with
+printed is the command that evaluates the run.
+
+    python train.py --config=configs/task.py --seeds=0,1,2 --workdir=workdirs/copy-0,workdirs/copy-1,workdirs/copy-2
+
+trains a run for each seed, all in one program on one device: small models leave most of an accelerator
+idle. Each --workdir holds what its run would hold by itself. On several hosts give the same command on each, with
 --multihost if the cluster describes itself (TPU pods, SLURM), or with --coordinator_address,
 --num_processes and --process_id.
 
@@ -41,6 +46,11 @@ _INIT_FROM = flags.DEFINE_string(
     None,
     "work directory of a run whose latest parameters this run starts with; give it again when the run goes on",
 )
+_SEEDS = flags.DEFINE_list(
+    "seeds",
+    None,
+    "seeds that train together in one program on one device; --workdir then names a directory for each",
+)
 _PLAN = flags.DEFINE_bool(
     "plan",
     False,
@@ -62,6 +72,10 @@ def main() -> None:
     devices = command_line.planned_devices(_PLAN.value, "--plan")
     if _PLAN.value and _PRINT_CONFIG.value:
         raise ValueError("--plan and --print_config print different things; give one of them")
+    if _SEEDS.value and (_PLAN.value or _PRINT_CONFIG.value):
+        raise ValueError(
+            "--seeds is for training, and --plan and --print_config are of one run; leave it out"
+        )
     if _PRINT_CONFIG.value:
         print(as_file(config), end="")
         return
@@ -71,10 +85,26 @@ def main() -> None:
     if _WORKDIR.value is None:
         raise ValueError("give --workdir, the directory of the run, or --plan or --print_config")
     # Imported only now: a wrong flag is reported at once.
-    from alibi.training.loop import train
+    from alibi.training.loop import train, train_seeds
 
     command_line.join_hosts(keep_sigterm=False)
-    train(config, _WORKDIR.value)
+    if _SEEDS.value:
+        train_seeds(config, _workdirs(_SEEDS.value, _WORKDIR.value.split(",")))
+    else:
+        train(config, _WORKDIR.value)
+
+
+def _workdirs(seeds: list[str], workdirs: list[str]) -> dict[int, str]:
+    """Returns the work directory of each seed."""
+    named = {
+        int(seed): path for seed, path in zip(seeds, workdirs, strict=False) if seed.isdecimal()
+    }
+    if not len(named) == len(set(named.values())) == len(seeds) == len(workdirs):
+        raise ValueError(
+            f"--seeds={','.join(seeds)} must be different whole numbers, and --workdir a directory for each, separated "
+            f"by commas; got {len(workdirs)}: {', '.join(workdirs)}"
+        )
+    return named
 
 
 def _plan(config: Config, devices: int, device_kind: str) -> None:

@@ -1,6 +1,7 @@
 """Runs a sweep: trains, evaluates and reports unfinished runs, each step in its own process."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import os
@@ -19,6 +20,7 @@ from alibi.errors import (
     cause,
     disk_errors_named,
 )
+from alibi.reporting.names import grouped
 from alibi.reporting.report import RunSource, write_report
 from alibi.reporting.writers import format_duration
 from alibi.runs import usable_cores
@@ -35,6 +37,7 @@ from alibi.sweeps.state import (
     record_end,
     record_sweep,
     run_directory,
+    seeds_command,
     survey,
     train_command,
 )
@@ -71,6 +74,7 @@ class Sweeper:
       report: writes the report and returns it as text, given the reasons for failed runs, defaults to
         `write_report`.
       processes: runs the commands, defaults to processes on this machine.
+      seeds_together: train runs that differ in their seed only in one program, on one device each.
       share: a task's runs, defaults to all. A task reports if all runs of the sweep have ended.
 
     Attributes:
@@ -90,6 +94,7 @@ class Sweeper:
         report: Callable[[dict[str, str]], str] | None = None,
         processes: LocalProcesses | None = None,
         share: Sequence[Run] | None = None,
+        seeds_together: bool = False,
     ):
         # raises ValueError for an address that can't hold runs
         run_directory(workdir, sweep.runs[0])
@@ -102,12 +107,18 @@ class Sweeper:
             raise ValueError(
                 f"jobs={jobs} with several hosts: the runs would meet at one address; use jobs=1"
             )
+        if seeds_together and flags:
+            raise ValueError(
+                "--seeds_together trains on one device, and several hosts are named; leave one of them out"
+            )
         if jobs > usable_cores():
             raise ValueError(
                 f"--jobs={jobs} must be between 1 and {usable_cores()}, the processor cores of this machine"
             )
         self.flags, self.primary, self.is_task = flags, primary, share is not None
         self._runs = tuple(sweep.runs if share is None else share)
+        alike = grouped(self._runs, lambda run: repr(dataclasses.replace(run.config, seed=0)))
+        self._groups = list(alike.values()) if seeds_together else []
         suitable = min(usable_cores(), MOST_JOBS) if is_on_cpu() and not flags else 1
         self.jobs = min(jobs or suitable, len(self._runs))
         self._slots = make_slots(self.jobs)[::-1]  # the free ones; the first is taken first
@@ -140,11 +151,47 @@ class Sweeper:
                     f"work directory {self.workdir} can't be written ({cause(error)}); choose another --workdir"
                 ) from None
         with self.processes, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            list(pool.map(self._execute_run, self._runs))
+            list(pool.map(self._train_seeds, self._groups))
+            list(
+                pool.map(
+                    self._execute_run,
+                    [run for run in self._runs if run.name not in self.unfinished],
+                )
+            )
         if self.primary:
             self._report_at_end()
         print(f"\n{self._shown}\ntook {format_duration(time.monotonic() - started)}", flush=True)
         return self.failures
+
+    def _train_seeds(self, runs: Sequence[Run]) -> None:
+        """Trains the runs in one program if several are not trained. If it fails, each is trained by itself
+        afterwards.
+        """
+        slot, locks = self._slots.pop(), []
+        try:
+            with contextlib.ExitStack() as claims:
+                for run in runs:
+                    claim = Claim(self.workdir / TASKS / run.name, "at work")
+                    claims.callback(claim.release)
+                    locks += [claim.file.fileno()] if claim.file else []
+                states = survey(runs, self.workdir)
+                left = [each.run for each in states if not each.is_trained]
+                if len(left) < 2:
+                    return
+                names = ", ".join(run.name for run in left)
+                say(f"{names}: training together; {self._time_left()}")
+                slot_of_all = dataclasses.replace(
+                    slot, locks=tuple(locks), name=f"{len(left)} seeds"
+                )
+                command = seeds_command(left, self.workdir)
+                if failure := self._run(command, slot_of_all, "training"):
+                    say(f"{names}: not trained together, so each by itself: {failure}")
+        except PreemptedError as error:
+            self.unfinished |= {run.name: str(error) for run in left}
+        except (HeldError, OSError):  # which `_execute_run` names
+            pass
+        finally:
+            self._slots.append(slot)
 
     def _execute_run(self, run: Run) -> None:
         """Brings a run to its end, or leaves it to another process."""
@@ -159,8 +206,8 @@ class Sweeper:
                     raise HeldError("training", directory)
             # Its processes inherit the lock, which lasts until they have ended, even if this
             # process is killed.
-            lock = claim.file.fileno() if claim and claim.file else None
-            failure = self._bring_to_end(run, dataclasses.replace(slot, lock=lock, name=run.name))
+            locks = (claim.file.fileno(),) if claim and claim.file else ()
+            failure = self._bring_to_end(run, dataclasses.replace(slot, locks=locks, name=run.name))
             if claim:
                 claim.check()
         except (HeldError, LostError, PreemptedError) as error:

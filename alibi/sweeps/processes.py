@@ -39,14 +39,14 @@ class Slot:
       number: the line of its progress bar on a terminal.
       cores: its processor cores, or None for all.
       gpus: the NVIDIA GPUs it alone sees, or () for all.
-      lock: an inherited file descriptor: the lock lasts as long as the process.
+      locks: inherited file descriptors: the locks last as long as the process.
       name: written before each line on its stderr, unless stderr is a terminal.
     """
 
     number: int = 0
     cores: frozenset[int] | None = None
     gpus: tuple[str, ...] = ()
-    lock: int | None = None
+    locks: tuple[int, ...] = ()
     name: str = ""
 
 
@@ -179,7 +179,7 @@ class LocalProcesses(contextlib.ExitStack):
                 # through this process.
                 stderr=None if is_terminal() else subprocess.PIPE,
                 env=os.environ | added | gpus,
-                pass_fds=[] if slot.lock is None else [slot.lock],
+                pass_fds=slot.locks,
                 process_group=0,
                 preexec_fn=functools.partial(_settle, slot.cores)
                 if sys.platform == "linux"

@@ -199,6 +199,13 @@ def train_command(run: Run, workdir: Directory) -> list[str]:
     return ["train.py", *run.config_flags, f"--workdir={run_directory(workdir, run)}"]
 
 
+def seeds_command(runs: Sequence[Run], workdir: Directory) -> list[str]:
+    """Returns the script and flags to train `runs`, which differ in their seed only, in one program."""
+    seeds = ",".join(str(run.config.seed) for run in runs)
+    workdirs = ",".join(str(run_directory(workdir, run)) for run in runs)
+    return ["train.py", *runs[0].config_flags, f"--seeds={seeds}", f"--workdir={workdirs}"]
+
+
 def evaluation_command(run: Run, evaluation: Evaluation, workdir: Directory) -> list[str]:
     """Returns the script and flags for an evaluation's rows."""
     # If the last checkpoint is damaged, no other replaces it.

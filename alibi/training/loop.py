@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shlex
 import signal
@@ -9,12 +10,15 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from alibi.config import Config
 from alibi.errors import (
@@ -26,19 +30,27 @@ from alibi.errors import (
     signals_handled,
     signals_raised,
 )
+from alibi.evaluation.scorer import Score
 from alibi.model.loss import training_loss
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding, make_mesh
 from alibi.runs import RunDirectory, make_provenance, method_files, process_facts
-from alibi.runs.checkpoint import Checkpoints
+from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.checksums import check_replicas
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
 from alibi.training.setup import Job, make_job, make_validator, micro_batches, validation_windows
-from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
+from alibi.training.step import (
+    Feed,
+    Metrics,
+    TrainStep,
+    abstract_state,
+    initial_state,
+    make_train_step,
+)
 
-__all__ = ["Interrupted", "NonFiniteLossError", "train"]
+__all__ = ["Interrupted", "NonFiniteLossError", "train", "train_seeds"]
 
 
 def train(config: Config, workdir: str) -> dict[str, Any]:
@@ -56,73 +68,203 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
       UserError: no space left.
       Interrupted: one of SIGNALS arrived. From the first update on a checkpoint was saved.
     """
+    return train_seeds(config, {config.seed: workdir})[0]
+
+
+def train_seeds(config: Config, workdirs: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Trains a run of `config` for each seed, all in one program, as `train` does each by itself.
+
+    A run whose loss diverges ends, and the others go on. Speeds in rows and statuses are of a run, so
+    its share of the device.
+
+    Args:
+      workdirs: the work directory of each seed.
+
+    Returns:
+      The runs' final statuses.
+
+    Raises:
+      ValueError: as `train`, and for several seeds on several devices or at different updates.
+      NonFiniteLossError: the loss of a run diverged; for several seeds after the others' last update.
+      UserError, Interrupted: as `train`.
+
+    Example:
+      >>> train_seeds(config, {seed: f"workdirs/copy-seed{seed}" for seed in range(100)})
+    """
     several = jax.process_count() > 1
     signals = set(SIGNALS) - ({signal.SIGTERM} if several else set())  # that is JAX's
     with signals_raised(signals) as received, contextlib.ExitStack() as stack:
         if config.init_from:  # absolute: the command may be repeated elsewhere
             config = dataclasses.replace(config, init_from=str(RunDirectory(config.init_from)))
-        hosts.check_alike({"workdir": workdir, **process_facts(config)})
-        run = RunDirectory(workdir)
-        job = make_job(config, run, make_mesh(config.mesh))
-        if hosts.broadcast(lambda: _is_finished(run, config.train.steps)):
-            return run.status()
-        stack.enter_context(disk_errors_named(run))
-        hosts.broadcast(lambda: run.claim(config, job.files["train"].tokenizer()))
-        if hosts.is_primary():
-            stack.callback(run.release)
-            stack.enter_context(failure_recorded(run, config.train.steps))
-        updates, stop = Updates(job, stack), StopRequest()
+        hosts.check_alike({"workdir": ",".join(workdirs.values()), **process_facts(config)})
+        mesh, runs = make_mesh(config.mesh), [*map(RunDirectory, workdirs.values())]
+        together = len(runs) > 1
+        if together and mesh.size > 1:
+            raise ValueError(
+                f"{len(runs)} seeds train together on one device, and the mesh has {mesh.size}; let the "
+                "process see one (CUDA_VISIBLE_DEVICES=0), or train each seed by itself"
+            )
+        jobs = [
+            make_job(dataclasses.replace(config, seed=seed), run, mesh)
+            for seed, run in zip(workdirs, runs, strict=True)
+        ]
+        steps = config.train.steps
+        if all(hosts.broadcast(lambda: [_is_finished(run, steps) for run in runs])):
+            return [run.status() for run in runs]
+        if together:
+            _check_one_update(jobs, [max(run.saved_steps(), default=0) for run in runs])
+        for job, run in zip(jobs, runs, strict=True):
+            stack.enter_context(disk_errors_named(run))
+            hosts.broadcast(
+                functools.partial(run.claim, job.config, job.files["train"].tokenizer())
+            )
+            if hosts.is_primary():
+                stack.callback(run.release)
+                stack.enter_context(failure_recorded(run, steps))
+        updates, stop = Updates(jobs, stack), StopRequest()
         if received:
             raise Interrupted
         with signals_handled(stop.answer, signals):
             updates.run(stop)
-        if hosts.is_primary() and not is_watched():
-            print(f"finished; {_next_command(run)}", file=sys.stderr)
-        return run.status()
+        if hosts.is_primary() and not is_watched() and updates.left:
+            print(
+                f"finished; {_next_command(*(part.job.run for part in updates.left))}",
+                file=sys.stderr,
+            )
+    if updates.diverged:
+        raise NonFiniteLossError("; ".join(updates.diverged))
+    return [run.status() for run in runs]
 
 
-class Updates:
-    """A run's compiled step, batches, and state after the latest update.
+class Part:
+    """What a run has for itself beside other seeds in one program: its checkpoints and its record.
 
     Args:
       stack: closes the run's files and threads.
+      index: the run's place along the first axis of all states, for one of several seeds.
     """
 
-    def __init__(self, job: Job, stack: contextlib.ExitStack):
-        config, run, model, optimizer, mesh = (
-            job.config,
-            job.run,
-            job.model,
-            job.optimizer,
-            job.mesh,
-        )
+    def __init__(self, job: Job, stack: contextlib.ExitStack, index: int | None):
+        config, run, model, self.index = job.config, job.run, job.model, index
         self.job, self.checkpoints = job, Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
         stack.enter_context(self.checkpoints)
-        latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
-        abstract = abstract_state(model, optimizer, mesh)
+        self.latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
+        self.abstract = abstract_state(model, job.optimizer, job.mesh)
         self.about = {  # content of provenance.json and of each checkpoint
             "config": dataclasses.asdict(config),
             **make_provenance(
                 devices=sorted({device.device_kind for device in jax.devices()}),
                 device_count=jax.device_count(),
                 process_count=jax.process_count(),
-                parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract.params)),
+                parameters=sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params)),
                 vocab_size=model.vocab_size,
                 corpus=job.corpus,
                 method_files=method_files(config.position),
             ),
         }
+
+    def begin(self, state: TrainState | None, stack: contextlib.ExitStack) -> TrainState:
+        """Starts to record. Returns the state of the newest checkpoint, or without one `state`, in which the
+        parent's parameters replace its own.
+        """
+        run, parent = self.job.run, self.job.parent
+        if state is None:
+            state = self.checkpoints.restore_newest(self.abstract)
+            if self.job.config.init_from:
+                self.about["parent"] = hosts.broadcast(lambda: run.provenance().get("parent"))
+        elif parent:
+            state = parent.replace_in(state, self.job.mesh)
+            self.about["parent"] = parent.about()
+            if hosts.is_primary():
+                print(f"starting {parent.describe()}", file=sys.stderr)
+        if hosts.is_primary():
+            run.write("provenance.json", self.about)
+        done = int(state.step)  # less than `latest` if that is damaged
+        record = Record(self.job, self.checkpoints, done, self.index)
+        self.record = stack.enter_context(contextlib.closing(record))
+        return state
+
+    def save(
+        self,
+        state: TrainState,
+        validator: Callable[[PyTree], Score] | None,
+        step: int,
+        save: bool,
+        validate: bool,
+    ) -> bool:
+        """Validates if asked, and saves if asked or if the validation was the best. Returns whether
+        it saved.
+        """
+        self.record.fetch()  # a state that is not finite is never saved
+        with self.record.speed.paused():
+            if jax.process_count() > 1:  # before each decides by its own loss whether to save
+                check_replicas(state, f"after update {step}")
+            score = validator(state.params) if validate and validator else None
+            nll, tokens = (score.total_nats / score.tokens, score.tokens) if score else (None, 0)
+            improved = nll is not None and self.record.validated(step, nll, tokens)
+            if validate and self.job.sampler:
+                self.record.sampled(step, self.job.sampler(state.params))
+            if save or improved:
+                hosts.broadcast(self.job.run.check_claim)
+                self.checkpoints.save(
+                    state,
+                    step,
+                    self.about | self.record.for_checkpoint(),
+                    nll,
+                )
+        return save or improved
+
+    def end(self, state: str, step: int, reason: str = "") -> None:
+        """Waits for the checkpoint, and writes the run's last status."""
+        self.checkpoints.wait()
+        self.record.write_status(state, step, reason)
+        self.record.close()  # before the line "finished"
+
+
+class Updates:
+    """The compiled step, batches, and state after the latest update. Several seeds have one step, and their
+    state has a first axis of seeds.
+
+    Args:
+      stack: closes the runs' files and threads.
+
+    Attributes:
+      left: the runs that have not diverged.
+      diverged: why the others of several seeds ended.
+    """
+
+    def __init__(self, jobs: Sequence[Job], stack: contextlib.ExitStack):
+        self.job, self.together = job, together = jobs[0], len(jobs) > 1
+        config, model, optimizer, mesh = job.config, job.model, job.optimizer, job.mesh
+        places = range(len(jobs)) if together else [None]
+        parts = [Part(each, stack, index) for each, index in zip(jobs, places, strict=True)]
+        self.left, self.diverged = parts, list[str]()
+        latest, abstract = parts[0].latest, parts[0].abstract
+        shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        self._slice = jax.jit(
+            lambda state, index: jax.tree.map(lambda leaf: leaf[index], state),
+            out_shardings=shardings,
+        )
+        seed: Any = [each.config.seed for each in jobs] if together else config.seed
+        if together:
+            shardings = NamedSharding(mesh, PartitionSpec())
+            abstract = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(
+                    (len(jobs), *leaf.shape), leaf.dtype, sharding=shardings
+                ),
+                abstract,
+            )
         if hosts.is_primary() and not is_watched():
-            print(_headline(job, self.about), file=sys.stderr)
+            print(_headline(jobs, parts[0].about), file=sys.stderr)
 
         micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
-        self.feed = stack.enter_context(contextlib.closing(Feed(job.batches, mesh, micro)))
+        feed = Feed(job.batches, mesh, micro, [each.batches for each in jobs[1:]])
+        self.feed = stack.enter_context(contextlib.closing(feed))
         self.feed.read_ahead(latest)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         step = make_train_step(
             model,
             optimizer,
-            config.seed,
+            seed,
             loss=training_loss(config),
             schedule=job.schedule,
             state_shardings=shardings,
@@ -134,31 +276,27 @@ class Updates:
             make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
         )
 
-        if latest:
-            self.state = self.checkpoints.restore_newest(abstract)
-            if config.init_from:
-                self.about["parent"] = hosts.broadcast(lambda: run.provenance().get("parent"))
-        else:
-            self.state = initial_state(model, optimizer, mesh, config.seed)
-            if job.parent:
-                self.state = job.parent.replace_in(self.state, mesh)
-                self.about["parent"] = job.parent.about()
-                if hosts.is_primary():
-                    print(f"starting {job.parent.describe()}", file=sys.stderr)
-        if hosts.is_primary():
-            run.write("provenance.json", self.about)
-        done = int(self.state.step)  # less than `latest` if that is damaged
-        self.record = stack.enter_context(contextlib.closing(Record(job, self.checkpoints, done)))
+        initial = None if latest else initial_state(model, optimizer, mesh, seed)
+        states = [part.begin(initial and self._part(initial, part), stack) for part in parts]
+        self.state, self.step = states[0], int(states[0].step)
+        if together:
+            _check_one_update(jobs, [int(state.step) for state in states])
+            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+            self.state = jax.device_put(stacked, shardings)
+
+    def _part(self, state: TrainState, part: Part) -> TrainState:
+        """Returns the state of a run."""
+        return self._slice(state, part.index) if self.together else state
 
     def run(self, request: "StopRequest") -> None:
         """Makes the remaining updates, with validations and checkpoints."""
         config, saved_at = self.job.config, time.monotonic()
-        step = done = int(self.state.step)
+        step = done = self.step
         steps, several = config.train.steps, jax.process_count() > 1
         first, last = config.log.traced
         if 0 < first <= done and hosts.is_primary():
             print(f"no trace: update {first} of log.profile_steps is done", file=sys.stderr)
-        while step < steps:
+        while step < steps and self.left:
             if step + 1 == first:
                 jax.block_until_ready(self.state)
                 jax.profiler.start_trace(self.job.run.path / "trace")
@@ -171,44 +309,52 @@ class Updates:
                 jax.profiler.stop_trace()
             if several and step == done + 1:
                 check_replicas(self.state, f"after update {step}")
-            self.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
+            self._each(self._dispatched, step, metrics)
             stop, save = request.reached(step), _is_save_due(config, step, saved_at)
             # A run that stops is not validated: that may take longer than there is left to save.
             validate = step == steps or (_due(step, config.eval.every_steps) and not stop)
-            if (stop or save or validate) and self._save(step, stop or save, validate):
+            due = stop or save or validate
+            if due and any(self._each(self._save, step, stop or save, validate)):
                 saved_at = time.monotonic()
             if stop and step < steps:
-                self.checkpoints.wait()
-                self.record.write_status("interrupted", step, reason="stopped by a signal")
+                self._each(Part.end, "interrupted", step, "stopped by a signal")
                 raise Interrupted(
                     f"stopped at update {step} of {steps}; the same command goes on there"
                 )
-        self.checkpoints.wait()
-        self.record.write_status("finished", step)
-        self.record.close()  # before the line "finished"
+        self._each(Part.end, "finished", step)
 
-    def _save(self, step: int, save: bool, validate: bool) -> bool:
-        """Validates if asked, and saves if asked or if the validation was the best. Returns whether
-        it saved.
-        """
-        self.record.fetch()  # a state that is not finite is never saved
-        with self.record.speed.paused():
-            if jax.process_count() > 1:  # before each decides by its own loss whether to save
-                check_replicas(self.state, f"after update {step}")
-            score = self.validator(self.state.params) if validate and self.validator else None
-            nll, tokens = (score.total_nats / score.tokens, score.tokens) if score else (None, 0)
-            improved = nll is not None and self.record.validated(step, nll, tokens)
-            if validate and self.job.sampler:
-                self.record.sampled(step, self.job.sampler(self.state.params))
-            if save or improved:
-                hosts.broadcast(self.job.run.check_claim)
-                self.checkpoints.save(
-                    self.state,
-                    step,
-                    self.about | self.record.for_checkpoint(),
-                    nll,
-                )
-        return save or improved
+    def _dispatched(self, part: Part, step: int, metrics: Metrics) -> None:
+        part.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
+
+    def _save(self, part: Part, *due: Any) -> bool:
+        return part.save(self._part(self.state, part), self.validator, *due)
+
+    def _each(self, work: Callable[..., Any], *of: Any) -> list[Any]:
+        """Returns `work(part, *of)` for each run. One of several that diverges ends, and is left out from now on."""
+        results = []
+        for part in tuple(self.left):
+            try:
+                results.append(work(part, *of))
+            except NonFiniteLossError as error:
+                if not self.together:
+                    raise
+                run, steps = part.job.run, part.job.config.train.steps
+                self.left.remove(part)
+                self.diverged.append(f"{run}: {error}")
+                with contextlib.suppress(NonFiniteLossError), failure_recorded(run, steps):
+                    raise
+        return results
+
+
+def _check_one_update(jobs: Sequence[Job], updates: Sequence[int]) -> None:
+    """Raises ValueError for seeds at different updates."""
+    last, first = updates.index(max(updates)), updates.index(min(updates))
+    if last != first:
+        ahead, behind = (f"{jobs[at].run} is at update {updates[at]:,}" for at in (last, first))
+        raise ValueError(
+            f"{ahead}, and {behind}; seeds train together from the same update on, so train each by itself, "
+            "without --seeds"
+        )
 
 
 def _is_save_due(config: Config, step: int, saved_at: float) -> bool:
@@ -272,16 +418,16 @@ def _is_finished(run: RunDirectory, steps: int) -> bool:
     return finished
 
 
-def _next_command(run: RunDirectory) -> str:
-    flags = shlex.join([f"--workdirs={run}", "--multiples=1,2,4,8"])
+def _next_command(*runs: RunDirectory) -> str:
+    flags = shlex.join([f"--workdirs={','.join(map(str, runs))}", "--multiples=1,2,4,8"])
     installed = os.path.basename(sys.argv[0]) == "alibi-train"
     command = "alibi-eval" if installed else "python eval_extrapolation.py"
     return f"evaluate it by\n  {command} {flags}"
 
 
-def _headline(job: Job, about: dict[str, Any]) -> str:
+def _headline(jobs: Sequence[Job], about: dict[str, Any]) -> str:
     """Returns four lines: devices, model, corpus, and where checkpoints go."""
-    config = job.config
+    job, config = jobs[0], jobs[0].config
     kinds = " and ".join(about["devices"])
     hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
     axes = ", ".join(f"{axis}={size}" for axis, size in job.mesh.shape.items())
@@ -299,7 +445,7 @@ def _headline(job: Job, about: dict[str, Any]) -> str:
         + f"; a validation scores {valid.num_tokens:,} tokens, spread evenly (eval.max_tokens)"
         * bool(valid.spacing)
         + f"\n"
-        f"saved in: {job.run}"
+        f"saved in: {', '.join(str(each.run) for each in jobs)}"
     )
 
 

@@ -43,14 +43,19 @@ class Record:
     Updates don't wait for writes, which take a bucket some tenths of a second. A failed write is
     raised at the next row, checkpoint or final status.
 
+    Args:
+      index: the run's place along the first axis of all metrics, for one of several seeds. The first shows the
+        progress of all.
+
     Attributes:
       best: the update with the lowest validation NLL, and this NLL, or None before a validation.
       speed: tokens per second.
     """
 
-    def __init__(self, job: Job, checkpoints: Checkpoints, step: int):
+    def __init__(self, job: Job, checkpoints: Checkpoints, step: int, index: int | None = None):
         config, run = job.config, job.run
         self._config, self._run, self._checkpoints = config, run, checkpoints
+        self._index = () if index is None else index
         self._peak = _peak_tokens_per_second(job)
         self._before = run.status()  # left by the process that trained here last
         self.best = hosts.broadcast(lambda: checkpoints.best)
@@ -60,9 +65,8 @@ class Record:
         self._finished = False
         steps = config.train.steps
         self.speed = Speed(config.train.batch_tokens)
-        self._bar = Progress(
-            run.name, steps, "update", done=step, show=hosts.is_primary(), last=True
-        )
+        shown = hosts.is_primary() and not index
+        self._bar = Progress(run.name, steps, "update", done=step, show=shown, last=True)
         # Imported checkpoints have no sums; others were saved between two rows, and the next row
         # counts from the last.
         about = checkpoints.about(step) if step else {}
@@ -96,7 +100,8 @@ class Record:
         if self._dispatched is None:
             return
         (step, metrics), self._dispatched = self._dispatched, None
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        fetched = jax.device_get(metrics).items()
+        values = {name: float(value[self._index]) for name, value in fetched}
         nll = values["nll_nats"] / max(values["tokens"], 1.0)
         if not all(math.isfinite(value) for value in values.values()):
             norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"

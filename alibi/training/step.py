@@ -3,14 +3,14 @@
 import concurrent.futures
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from alibi.data.batches import TrainBatches
@@ -28,20 +28,28 @@ class Feed:
     """A run's batches: global arrays `[micro, batch, length]`, split over the mesh by batch.
 
     Each host reads its own rows, one update ahead. Row r of micro-batch m is row m * batch + r of an
-    update's sequences, so the data depends neither on devices nor on hosts.
+    update's sequences, so the data depends neither on devices nor on hosts. With `others`, the batches
+    of further seeds, arrays have a first axis of seeds.
 
     Attributes:
       waited: seconds that `get` has waited for rows so far.
     """
 
-    def __init__(self, batches: TrainBatches, mesh: Mesh, micro_batches: int):
+    def __init__(
+        self,
+        batches: TrainBatches,
+        mesh: Mesh,
+        micro_batches: int,
+        others: Sequence[TrainBatches] = (),
+    ):
         rows = batches.batch_size // micro_batches
         # Not in the thread: while Grain is imported, imports of all threads are lazy (etils), and a
         # writer's class that is imported then can't be called.
-        batches.block(0, 0)
-        self._batches = batches
-        self._sharding = batch_sharding(mesh, leading=1)
-        self._shape = (micro_batches, rows, batches.length)
+        self._batches, seeds = (batches, *others), [1 + len(others)] * bool(others)
+        for each in self._batches:
+            each.block(0, 0)
+        self._sharding = batch_sharding(mesh, leading=len(seeds) + 1)
+        self._shape = (*seeds, micro_batches, rows, batches.length)
         self._rows = np.arange(micro_batches)[:, None] * rows + local_rows(
             batch_sharding(mesh), rows
         )
@@ -53,7 +61,7 @@ class Feed:
     def abstract(self) -> Batch:
         """Shape, dtype and sharding of a batch."""
         array = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._sharding)
-        return jax.tree.map(lambda x: array, self._batches.rows(0, []))
+        return jax.tree.map(lambda x: array, self._batches[0].rows(0, []))
 
     def read_ahead(self, step: int) -> None:
         """Starts to read the batch of update `step` in a thread."""
@@ -74,9 +82,9 @@ class Feed:
         )
 
     def _read(self, step: int) -> Batch:
-        shape = (*self._rows.shape, self._batches.length)
-        batch = self._batches.rows(step, self._rows.ravel().tolist())
-        return jax.tree.map(lambda x: x.reshape(shape), batch)
+        shape = (*self._shape[:-3], *self._rows.shape, self._shape[-1])
+        batches = [each.rows(step, self._rows.ravel().tolist()) for each in self._batches]
+        return jax.tree.map(lambda *of_seeds: np.stack(of_seeds).reshape(shape), *batches)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -92,13 +100,24 @@ def abstract_state(
 
 
 def initial_state(
-    model: DecoderLM, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int
+    model: DecoderLM,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    seed: int | Sequence[int],
 ) -> TrainState:
-    """Returns the state before the first update. Each device makes its own part."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(model, optimizer, mesh))
-    return jax.jit(functools.partial(_initial, model, optimizer), out_shardings=shardings)(
-        np.uint32(seed)
-    )
+    """Returns the state before the first update. Each device makes its own part.
+
+    Args:
+      seed: with several, all leaves have a first axis of seeds, and each device has them whole.
+    """
+    initial: Any = functools.partial(_initial, model, optimizer)
+    shardings: Any = NamedSharding(mesh, PartitionSpec())
+    if isinstance(seed, int):
+        abstract = abstract_state(model, optimizer, mesh)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    else:
+        initial = jax.vmap(initial)
+    return jax.jit(initial, out_shardings=shardings)(np.asarray(seed, np.uint32))
 
 
 @functools.partial(jax.jit, static_argnums=0)  # traced once for shapes and for values
@@ -118,7 +137,7 @@ def _initial(
 def make_train_step(
     model: DecoderLM,
     optimizer: optax.GradientTransformation,
-    seed: int,
+    seed: int | Sequence[int],
     *,
     loss: TokenLoss = cross_entropy,
     schedule: optax.Schedule = lambda step: jnp.nan,
@@ -131,6 +150,8 @@ def make_train_step(
     these tokens), gradient_norm (before clipping), update_norm and learning_rate.
 
     Args:
+      seed: of dropout. With several, the state, arrays and metrics have a first axis of seeds, and each seed
+        is updated as by itself.
       loss: a token's loss, as in `Head.token_losses`.
       schedule: learning rate of an update, from 0, for the metrics.
       state_shardings: shardings of the returned state. Defaults to the compiler's choice.
@@ -142,7 +163,7 @@ def make_train_step(
         loss_and_nll: Any = model.apply(variables, rngs=rngs, method="token_losses", **arguments)
         return jax.tree.map(jnp.sum, loss_and_nll)
 
-    def update(state: TrainState, *arrays: Array) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, *arrays: Array, seed: Any = seed) -> tuple[TrainState, Metrics]:
         batch = Batch(*arrays)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         gradient, nll = _summed(jax.grad(losses, has_aux=True), state.params, batch, key)
@@ -169,7 +190,10 @@ def make_train_step(
     # The state goes in as it comes out, or the second update would be another program than the
     # first.
     out_shardings = None if state_shardings is None else (state_shardings, None)
-    return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
+    if isinstance(seed, int):
+        return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
+    of_seeds = functools.partial(jax.vmap(update), seed=np.asarray(seed, np.uint32))
+    return jax.jit(of_seeds, donate_argnums=0, out_shardings=out_shardings)
 
 
 def _summed(
