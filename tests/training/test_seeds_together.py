@@ -75,8 +75,8 @@ def check_equal(config: Config, together: pathlib.Path, alone: pathlib.Path) -> 
         ]
         for one, other in zip(got, expected, strict=True):
             for key in one.keys() - set(TIMES):
-                # Adam's first updates are nearly signs, which magnify the rounding of tiny gradients
-                rtol = 1e-5 if key == "update_norm" else 1e-6
+                # the norm of the update has that of the bias of keys, see below
+                rtol = 1e-4 if key == "update_norm" else 1e-6
                 np.testing.assert_allclose(one[key], other[key], rtol=rtol, err_msg=key)
         states = (final_state(config, run.path) for run in (ours, theirs))
         jax.tree.map_with_path(_check_close, *(state.params for state in states))
