@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from alibi.config import Config
 from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
-from alibi.evaluation.perplexity import OfText
+from alibi.evaluation.perplexity import OfWindows
 from alibi.evaluation.windows import Windows, same_token_windows
 from alibi.reporting.intervals import interval, part_sums, six_digits
 from alibi.reporting.rows import Entry, Row
@@ -46,7 +46,7 @@ CONTEXT_GAIN = Kind(
 
 
 @dataclasses.dataclass(frozen=True)
-class ContextUse(OfText):
+class ContextUse(OfWindows):
     """The nats that the same tokens gain from longer windows. A cell is the set of lengths."""
 
     context_windows: int = option(512, "windows whose last tokens are scored", at_least=2)
@@ -67,7 +67,8 @@ class ContextUse(OfText):
         return _too_few(_lengths(subject, text, cell))
 
     def title(self, cell: Cell) -> str:
-        return f"at {', '.join(f'{length:,}' for length in cell['lengths'])}, the same tokens"
+        lengths = ", ".join(f"{length:,}" for length in cell["lengths"])
+        return f"at {lengths}, the same tokens" + ", after BOS" * self.bos
 
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
         """Without the longest lengths if memory doesn't suffice for their windows."""
@@ -81,7 +82,8 @@ class ContextUse(OfText):
             try:
                 with memory_limits(f"at {lengths[-1]:,}"):
                     longest_first = [
-                        subject.score(text.tokens, one, title) for one in windows[::-1]
+                        subject.score(text.tokens, self.begun(one, subject), title)
+                        for one in windows[::-1]
                     ]
                 break
             except NoResultError as error:

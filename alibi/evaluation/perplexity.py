@@ -20,7 +20,7 @@ from alibi.evaluation.base import (
     refuse_other_objectives,
 )
 from alibi.evaluation.dumps import Scoring
-from alibi.evaluation.windows import mean_context, windows_of
+from alibi.evaluation.windows import Windows, mean_context, windows_of
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, PSEUDO_PERPLEXITY, Kind, fact
@@ -89,7 +89,50 @@ class OfText(Evaluator):
 
 
 @dataclasses.dataclass(frozen=True)
-class Perplexity(OfText):
+class OfWindows(OfText):
+    """The option of windows that begin with a token of their own."""
+
+    bos: bool = option(
+        False,
+        "each window begins with the tokenizer's BOS token, which is not scored: for imported models that were trained "
+        "with one",
+    )
+
+    def check(self, config: Config, lengths: Sequence[int]) -> None:
+        super().check(config, lengths)
+        if self.bos:
+            refuse_other_objectives("--bos", config)
+        if self.bos and config.data.isolate_documents:
+            raise ValueError(
+                "documents are isolated, and --bos is for models that see whole windows; leave it out"
+            )
+
+    def text(self, subject: "Subject", cell: Cell) -> "Text":
+        if self.bos and subject.run.tokenizer.bos_id is None:
+            raise ValueError(
+                f"--bos needs a tokenizer that puts a BOS token before a text, and that of {subject.run.name} "
+                f"({subject.run.config.data.tokenizer}) puts none; leave it out"
+            )
+        return super().text(subject, cell)
+
+    def begun(self, windows: Windows, subject: "Subject") -> Windows:
+        """Returns `windows`, which with `bos` begin with this token."""
+        begin = subject.run.tokenizer.bos_id if self.bos else None
+        return dataclasses.replace(windows, begin=begin)
+
+    def title(self, cell: Cell) -> str:
+        return super().title(cell) + ", after BOS" * self.bos
+
+    def suffix(self, row: Row) -> str:
+        return super().suffix(row) + "-bos" * self.bos
+
+    def facts(self, panel: "Panel") -> list[str]:
+        title, *others = super().facts(panel)
+        return [title + ", a BOS token before each window" * self.bos, *others]
+
+
+@dataclasses.dataclass(frozen=True)
+class Perplexity(OfWindows):
     """Perplexity and bits per byte, by window length. Each token is scored exactly once."""
 
     stride: int | None = option(
@@ -109,6 +152,10 @@ class Perplexity(OfText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.bos and self.dump_nll:
+            raise ValueError(
+                "--dump_nll is of windows that begin with the text's own tokens, --bos of others; give one of them"
+            )
         if self.separately and (self.stride or self.dump_nll):
             raise ValueError(
                 "--separately scores each document on its own, and writes the NLL of its tokens; --stride and "
@@ -159,6 +206,7 @@ class Perplexity(OfText):
         length, causal = row.cell["length"], objective.causal
         tokens = padded(text.documents, length) if self.separately else text.tokens
         windows = windows_of(len(tokens), length, self.stride, causal=causal)
+        windows = self.begun(windows, subject)
         score = subject.score(tokens, windows, f"{subject.run.title} {self.title(row.cell)}")
         # padding is no token, of the speed neither
         nll = score.nll_nats[tokens[:] >= 0] if self.separately else score.nll_nats

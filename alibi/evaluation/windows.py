@@ -43,6 +43,8 @@ class Windows:
     # tokens between the first scored tokens of neighbouring windows, defaults to `stride`
     spacing: int = 0
     causal: bool = True  # the model sees no inputs after those of a target
+    # the token that each window reads first, in place of the text's own before its second
+    begin: int | None = None
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.stride))
@@ -184,9 +186,10 @@ def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " row
 
     places = first + np.arange(-1, windows.length)[None, :]
     tokens_read = piece[np.clip(places - start, 0, piece.size - 1)]
-    return Sequences(
-        np.where((places >= 0) & (places < stop), tokens_read, np.int32(-1)), first[:, 0]
-    )
+    sequences = np.where((places >= 0) & (places < stop), tokens_read, np.int32(-1))
+    if windows.begin is not None:
+        sequences[:, 0] = windows.begin
+    return Sequences(sequences, first[:, 0])
 
 
 def predicted(

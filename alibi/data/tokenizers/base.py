@@ -29,6 +29,7 @@ class Tokenizer(abc.ABC):
     boundary_id: int
     ends: tuple[int, ...] = ()  # an answer ends at these ids
     file: str = ""  # the name of the vocabulary's file, if there is one
+    bos_id: int | None = None  # the token that the tokenizer puts before a text
     unknown_id: int | None = None  # for words outside the vocabulary
     special_ids: Mapping[str, int] = {}  # by names, which a text spells instead
     # Whether a document cut at a `BORDER` has the same ids.

@@ -63,7 +63,10 @@ class SentencePiece:
         return [piece for piece, i in self.get_vocab().items() if self._model.is_control(i)]
 
     def encode(self, text: str, add_special_tokens: bool = False) -> Any:
-        return types.SimpleNamespace(**self._model.encode(text, return_type="offset_mapping"))
+        encoded = types.SimpleNamespace(**self._model.encode(text, return_type="offset_mapping"))
+        if add_special_tokens and self._model.bos_id() >= 0:
+            encoded.ids = [self._model.bos_id(), *encoded.ids]
+        return encoded
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = False) -> Any:
         return [self.encode(text) for text in texts]
@@ -110,6 +113,12 @@ class BpeTokenizer(Tokenizer):
         self.unknown_id = None if unknown == self.boundary_id else unknown
         self.vocab_size = max(vocabulary.values()) + 1  # ids may have gaps
         self.ends = tuple(dict.fromkeys([self.boundary_id, *ends]))
+        plain, whole = (
+            tokenizer.encode("a", add_special_tokens=each).ids for each in (False, True)
+        )
+        self.bos_id = (
+            whole[0] if whole[1 : len(plain) + 1] == plain != whole[: len(plain)] else None
+        )
         special = (
             tokenizer.control_pieces
             if isinstance(tokenizer, SentencePiece)

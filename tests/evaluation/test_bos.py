@@ -1,0 +1,110 @@
+"""Windows that begin with BOS: a token that is read, and not scored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers as hf
+
+from alibi.evaluation.context_use import ContextUse
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.evaluation.perplexity import Perplexity
+from alibi.reporting.rows import read_rows
+from alibi.runs.trained import TrainedRun
+from tests.evaluation.runs import make_run, options_of, subject_of
+
+TEXT = "abcadbacd" * 30
+BOS = 5
+
+
+def make_tokenizer(path, template):
+    """A token for each letter, and `<s>` before a text if the template says so."""
+    tokens = {token: index for index, token in enumerate([*"abcd", "</s>", "<s>", "<unk>"])}
+    tokenizer = hf.Tokenizer(hf.models.BPE(vocab=tokens, merges=[], unk_token="<unk>"))
+    tokenizer.add_special_tokens(["</s>", "<s>"])
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+        single=template, special_tokens=[("<s>", BOS), ("</s>", 4)]
+    )
+    tokenizer.save(str(path))
+
+
+def run_of(folder, name, template):
+    make_tokenizer(folder / f"{name}.json", template)
+    (folder / "text.txt").write_text(TEXT)
+    keys = f"data.tokenizer=bpe,data.tokenizer_file={folder / f'{name}.json'}"
+    return make_run(folder, "alibi", name, keys=keys)
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    return run_of(tmp_path_factory.mktemp("bos"), "with-bos", "<s> $A")
+
+
+def tokens_of(run, tmp_path):
+    return np.asarray(subject_of(run, options_of(tmp_path / "look")).text().tokens[:], np.int32)
+
+
+def nll_of(run, rows, length):
+    """The NLL of each token in rows of BOS and tokens; the model is causal, so zeros may follow."""
+    padded = np.stack([np.pad([BOS, *row], (0, length - len(row))) for row in rows])
+    logits = jnp.asarray(run.model.apply({"params": run.params}, jnp.asarray(padded[:, :-1])))
+    logs = jax.nn.log_softmax(logits)
+    return -np.asarray(jnp.take_along_axis(logs, padded[:, 1:, None], axis=-1))[..., 0]
+
+
+@pytest.mark.parametrize("stride", [None, 3])
+def test_each_window_begins_with_bos(a_run, tmp_path, stride):
+    """Window by window: BOS, then the tokens before the last one scored, as many as the length says."""
+    length, step = 8, stride or 8
+    plain = options_of(tmp_path / "out", (length,), evaluator=Perplexity, stride=stride)
+    begun = options_of(tmp_path / "out", (length,), evaluator=Perplexity, stride=stride, bos=True)
+    assert evaluate_runs([a_run], plain) == evaluate_runs([a_run], begun) == []
+    without, row = read_rows(tmp_path / "out" / "results.jsonl")
+    assert row.options == without.options | {"bos": True}, "rows with and without are told apart"
+    assert row.place != without.place
+    run, tokens = TrainedRun(a_run), tokens_of(a_run, tmp_path)
+    firsts = range(0, len(tokens), step)
+    begins = [max(0, first + step - length) for first in firsts]
+    windows = [tokens[begin : first + step] for begin, first in zip(begins, firsts, strict=True)]
+    nll = nll_of(run, windows, length)
+    expected = sum(
+        each[first - begin : len(window)].sum(dtype=np.float64)
+        for each, window, begin, first in zip(nll, windows, begins, firsts, strict=True)
+    )
+    assert row.results["tokens"] == len(tokens) == without.results["tokens"]
+    assert row.results["nll_nats"] == pytest.approx(expected, rel=1e-5)
+    assert row.results["nll_nats"] != pytest.approx(without.results["nll_nats"], rel=1e-5)
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "a BOS token before each window" in report
+
+
+def test_context_use_has_it_too(a_run, tmp_path):
+    options = options_of(tmp_path / "out", (4, 16), evaluator=ContextUse, bos=True)
+    assert evaluate_runs([a_run], options) == []
+    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    assert row.options == {"bos": True}
+    run, tokens = TrainedRun(a_run), tokens_of(a_run, tmp_path)
+    windows = row.results["windows"]
+    assert windows == row.results["tokens"] == len(tokens) - 15, "one token each, up to the last"
+    for length, total in zip((4, 16), row.results["nll_nats"], strict=True):
+        ends = range(16, len(tokens) + 1)
+        nll = nll_of(run, [tokens[end - length : end] for end in ends], length)[:, -1]
+        assert total == pytest.approx(float(np.sum(nll)), rel=1e-5)
+
+
+@pytest.mark.parametrize("template", ["$A", "$A </s>"])
+def test_a_tokenizer_without_bos_is_refused(tmp_path, template):
+    """GPT-2's puts nothing before a text, and T5's puts its token after one."""
+    run = run_of(tmp_path, "no-bos", template)
+    (failure,) = evaluate_runs([run], options_of(tmp_path / "out", (8,), bos=True))
+    assert "--bos needs a tokenizer that puts a BOS token before a text" in failure
+    assert "no-bos (bpe) puts none; leave it out" in failure
+
+
+def test_what_has_no_windows_of_its_own_refuses_it(tmp_path):
+    with pytest.raises(ValueError, match="--dump_nll is of windows that begin with the text's own"):
+        Perplexity(bos=True, dump_nll=True)
+    (tmp_path / "text.txt").write_text(TEXT)
+    masked = make_run(tmp_path, "alibi", "masked", keys="objective.name=masked")
+    (failure,) = evaluate_runs([masked], options_of(tmp_path / "out", (8,), bos=True))
+    assert "objective=masked with --bos" in failure
