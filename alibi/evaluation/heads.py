@@ -43,7 +43,7 @@ class Heads(OfText):
     kinds: ClassVar[tuple[Kind, ...]] = (
         _kind("Mean distance", "{:,.1f}", "distance", " of attention, tokens"),
         _kind("Entropy over log n", "{:.2f}", "entropy"),
-        _kind("Mass on the first token", "{:.2f}", "first"),
+        _kind("Mass on the first token", "{:.3f}", "first"),
         _kind("Mass on the newest 8 tokens", "{:.2f}", "near"),
         _kind("Mass on the newest 64 tokens", "{:.2f}", "newest 64"),
         _kind("Mass on the newest L tokens", "{:.2f}", "newest L"),
@@ -111,6 +111,15 @@ class Heads(OfText):
         return {"heads": heads} | {name: six_digits(x.ravel()) for name, x in means.items()}
 
     # ---- how reports show it
+
+    def summary(self, row: Row) -> str:
+        kind, entries = self.kinds[0], self.entries(row)
+        values = [
+            value for entry in entries if kind.value and (value := kind.value(entry)) is not None
+        ]
+        return (
+            f"{kind.title.lower()} {kind.write(min(values))} to {kind.write(max(values))}, by head"
+        )
 
     def alike(self, row: Row) -> Any:
         return row.cell["length"]
