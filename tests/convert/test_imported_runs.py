@@ -20,15 +20,20 @@ from alibi.config.override import Override
 from alibi.convert.exporting import export_model
 from alibi.convert.importing import import_model
 from alibi.data.tokenizers import given_tokenizer
+from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
 from alibi.evaluation.harness import PairScorer
+from alibi.evaluation.heads import HeadLoss, Heads
 from alibi.evaluation.scorer import Scorer, model_nll, run_objective
+from alibi.evaluation.windows import spread_windows
 from alibi.generation import GREEDY, generate
 from alibi.generation.decoding import decode_answer
 from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import batch_sharding
+from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
+from alibi.slopes import alibi_slopes
 from alibi.sweeps.watch import standings
 from alibi.training.loop import train
 from alibi.training.parent import Parent
@@ -71,6 +76,28 @@ def score(run: TrainedRun, tokens: np.ndarray, length: int) -> np.ndarray:
         sharding=batch_sharding(run.mesh),
     )
     return scorer.score(run.params, tokens, length).nll_nats
+
+
+def test_the_heads_of_an_imported_model_are_measured(
+    imported: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The slopes are those of its family, and the loss with all heads is that of the text."""
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 20)
+    evaluators = [
+        kind(text_file=str(tmp_path / "text.txt"), head_tokens=64) for kind in (Heads, HeadLoss)
+    ]
+    options = EvaluationOptions(tmp_path / "out", (32,), evaluators=tuple(evaluators))
+    assert evaluate_runs([imported], options) == []
+    heads, losses = (row.results for row in read_rows(tmp_path / "out" / "results.jsonl"))
+    run = TrainedRun(imported)
+    layers, count = run.config.model.num_layers, run.config.model.num_heads
+    assert len(heads["far"]) == len(losses["mean"]) == layers * count
+    assert heads["slope"] == pytest.approx(alibi_slopes(count).tolist() * layers)
+    tokens = np.asarray(run.tokenizer.encode((tmp_path / "text.txt").read_text()))
+    whole = spread_windows(tokens.size, 32, 64)
+    nll = Scorer(model_nll(run.model), objective=run_objective(run), batch_tokens=256)
+    expected = nll.score_windows(run.params, tokens, whole).nll_nats.mean()
+    assert losses["nats"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_each_tokens_nll_is_that_of_a_full_pass(
