@@ -218,12 +218,10 @@ class HeadBias(Heads):
         windows = self.windows_of(subject, text, row)
         found = list(self.results(subject, text, row, windows, bias_by_distance))
         if not found[0]:
-            raise NoResultError("the position method adds no bias to the logits")
-        mean = np.concatenate([each["bias"] for each in found]).mean(
-            axis=0
-        )  # NaN at hidden distances
-        bias = tuple(
-            tuple(None if np.isnan(x) else float(f"{x:.6g}") for x in head)
+            raise NoResultError("a layer at least adds no bias to the logits")
+        mean = np.concatenate([each["bias"] for each in found]).mean(axis=0)
+        bias = tuple(  # None where the key is hidden
+            tuple(float(f"{x:.6g}") if np.isfinite(x) else None for x in head)
             for head in mean.reshape(-1, mean.shape[-1])
         )
         return {"heads": mean.shape[1], "bias": bias}
