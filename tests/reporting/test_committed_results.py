@@ -27,7 +27,7 @@ CURSE = [
     json.loads(line)
     for line in (SMALL / "early-token-curse" / "by_context.jsonl").read_text().splitlines()
 ]
-# The reports, and the sweeps that they are of; one is of commands on its page.
+# The reports, and the sweeps that they are of; two are of commands on their pages.
 REPORTS = {
     "quickstart": "quickstart",
     "methods": "all_methods",
@@ -36,6 +36,7 @@ REPORTS = {
     "mlm": "mlm",
     "variants": "variants",
     "study": None,
+    "heads": None,
 }
 # The rows of each table by scale and number, the updates of its runs (those of table 2 are the
 # config's own), the cores of its caption.
