@@ -15,7 +15,7 @@ def test_the_page_is_fresh():
 
 @pytest.mark.parametrize("name", alibi.__all__)
 def test_examples_run(name):
-    """Those of a module are of its classes."""
+    """A module's examples are its classes' examples."""
     shown = [one for one in api_page.names() if one.partition(".")[0] == name]
     assert shown
     for one in shown:

@@ -85,7 +85,7 @@ def test_a_sweep_is_printed_as_an_array_and_submitted(
 
 
 def test_a_training_is_printed_with_its_flags(submit, tmp_path: pathlib.Path) -> None:
-    """32 devices, of which 4 share each part of the batch, divide it."""
+    """32 devices divide the batch; 4 share each part."""
     words = [
         f"{PAPER}:position=t5",
         "--devices=32",

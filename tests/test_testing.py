@@ -213,7 +213,7 @@ class CountsInside(PositionMethod):
 
 @dataclasses.dataclass(frozen=True)
 class KeepsMean(PositionMethod):
-    """Turns queries by the mean of all tokens, with a gate that is zero at first."""
+    """Turns queries by the mean over all tokens, with a gate that is zero at first."""
 
     def init(self, key):
         return {"gate": jnp.zeros(())}
@@ -227,7 +227,7 @@ class KeepsMean(PositionMethod):
 
 @dataclasses.dataclass(frozen=True)
 class RunningSum(PositionMethod):
-    """Queries and keys grow and shrink with the sum of a feature of all tokens so far."""
+    """Queries and keys grow and shrink with a feature's sum over the tokens so far."""
 
     forgets: bool = False
     leaks: bool = False

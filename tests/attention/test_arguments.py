@@ -18,7 +18,7 @@ HEADS = 4
 
 
 def random_arrays(*sizes: int) -> list[jax.Array]:
-    """Returns queries, keys and values of `inputs`, for four heads of 8 features."""
+    """Returns queries, keys and values from `inputs`: four heads with 8 features."""
     return [jnp.asarray(x) for x in inputs(*sizes, HEADS, 8)[:3]]
 
 

@@ -183,7 +183,7 @@ def test_an_input_that_is_no_number_skips_nothing():
 
 
 def test_the_share_of_tiles_skipped():
-    """With logits of zero a head of slope 4 sees 26 keys, in 2 of up to 4 blocks; a head of slope 0
+    """Without logits a head with slope 4 sees 26 keys, in 2 of up to 4 blocks. A head with slope 0
     sees all.
     """
     positions, ones = np.arange(1024), jnp.ones((1, 1024, 2, 1))

@@ -17,7 +17,7 @@ TEXTS = {"One": "of the first\n", "Two\rOr, Both": "a “second”\n", "Three": 
 
 @pytest.fixture
 def listed(tmp_path):
-    """A list of three books, of which two are to train on, and the folder of the books."""
+    """A list with three books, two for training, and the books' folder."""
     folder, books = tmp_path / "books", []
     (folder / "more").mkdir(parents=True)
     for number, (title, text) in enumerate(TEXTS.items()):

@@ -39,7 +39,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(kind: str, text: str) -> hf.Tokenizer:
-    """Returns a small tokenizer of the kind of Llama 2, Llama 3, BERT or T5."""
+    """Returns a small tokenizer like that in Llama 2, Llama 3, BERT or T5."""
     if kind == "BERT":
         tokenizer = hf.Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)

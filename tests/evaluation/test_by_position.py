@@ -127,7 +127,7 @@ def test_only_part_of_it_where_longer_context_helps():
 
 
 def keys(file):
-    """Returns the keys of the rows of each analysis, and those of the shares in them."""
+    """Returns each analysis's row keys, and the keys in its shares."""
     rows = map(json.loads, file.read_text().splitlines())
     return {row["analysis"]: [*row, *row.get("gain_by_context", [{}])[0]] for row in rows}
 

@@ -280,7 +280,7 @@ def test_tasks_with_local_data(runs, tasks, command, tmp_path, no_network):
 
 
 def test_a_run_as_another_method(runs):
-    """The arguments of the model are those of an override."""
+    """The model takes the arguments that an override takes."""
     ids, workdir = np.arange(40).tolist(), runs("bytes", "rotary")
     options = {"factor": 4}
     lm = model(workdir, 64, position="yarn", options=options, window=32)

@@ -55,7 +55,7 @@ class Written:
                 self.before[order][gram[1:]].add(gram[0])
 
     def adjusted(self, order, top):
-        """The counts of a model of order `top` at a lower `order`."""
+        """The counts at a lower `order` in a model with order `top`."""
         if order == top:
             return self.counts[order]
         first = {gram: n for gram, n in self.counts[order].items() if gram[0] == START}

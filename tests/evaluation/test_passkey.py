@@ -168,7 +168,7 @@ def test_windows_too_short_for_a_key_are_told_of(a_run, tmp_path, capsys):
 
 
 def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, capsys):
-    """A table of 0% alone would look like a fault of the method."""
+    """A table with 0% alone would look like the method's fault."""
     options = keys_of(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
     assert evaluate_runs([a_run], options) == []
     told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]

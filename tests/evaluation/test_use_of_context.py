@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
 
 
 def nll_of(run, length, stride=None):
-    """The NLL of each token, each in a row of its own that ends with it and padding."""
+    """Each token's NLL, from its own row, which ends with the token and padding."""
     tokens, stride = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), stride or length
     inputs, places = np.append(10, tokens), np.arange(tokens.size)
     starts = np.maximum(0, (places // stride + 1) * stride - length)

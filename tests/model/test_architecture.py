@@ -71,7 +71,7 @@ def test_architectures_go_with_loops_and_the_cache(keys: dict[str, Any]) -> None
 
 
 def test_shared_keys_are_copied_keys() -> None:
-    """Two heads of keys for four of queries, beside four with each head of keys twice."""
+    """Two key heads for four query heads, beside four key heads, each twice."""
     shared = small("alibi", num_kv_heads=2)
     whole = small("alibi")
     params = jax.tree.map_with_path(
@@ -130,7 +130,7 @@ def test_names_of_axes_split_every_large_parameter() -> None:
 
 
 def test_flops_count_shared_heads_and_gates() -> None:
-    """Two a weight: the weights of the matrices of the model, embedding of inputs apart."""
+    """Two a weight in the model's matrices; the input embedding does not count."""
     config = make_config(
         "model.width=64,model.num_heads=8,model.num_kv_heads=2,model.head_size=16,model.gated=true,"
         "model.embedding=untied,model.norm=rms,length=128"

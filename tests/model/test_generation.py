@@ -22,7 +22,7 @@ def make(tiny_config, position: str, **overrides: object):
 
 
 def read_in_pieces(model, params, tokens, pieces, slots, *, total=None):
-    """Returns the logits of all tokens, read in pieces of these sizes."""
+    """Returns all tokens' logits, read in pieces with these sizes."""
     cache, logits = new_cache(model, tokens.shape[0], slots, total), []
     for piece in np.split(tokens[:, : sum(pieces)], np.cumsum(pieces)[:-1], axis=1):
         new, cache = read(model, params, cache, piece, fresh=not logits)
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
 
 @pytest.mark.parametrize("position", ["rotary_ntk", "fox"])
 def test_the_likeliest_tokens_are_those_of_the_full_forward(tiny_config, position: str) -> None:
-    """At each step; two prompts in chunks of 4, of 9 tokens and of 3 after padding."""
+    """At each step. Two prompts, 9 tokens and 3 after padding, in chunks of 4."""
     model, params = make(tiny_config, position)
     # Of weak layers the tied embedding would repeat each token.
     params |= {
@@ -254,7 +254,7 @@ def test_limits_out_of_their_range(limit: dict, message: str) -> None:
 
 
 def test_a_sequence_is_the_same_in_a_batch_and_alone(tiny_config) -> None:
-    """With prompts of several lengths, and a sampler of the user's own."""
+    """With prompts that differ in length, and a user's own sampler."""
     model, params = make(tiny_config, "rotary")
     prompts = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
 

@@ -40,7 +40,7 @@ TENANTS = {
 
 
 def tiny(name: str, tiny_config) -> Config:
-    """Returns the config's pattern of layers in the model of the tests, with shorter windows."""
+    """Returns the tests' model with the config's layer pattern and shorter windows."""
     whole = read_config(importlib.import_module(f"configs.{name}").get_config())
     keys = {
         key.replace(".", "__"): value

@@ -20,7 +20,7 @@ from tests.model.made import changed, make, tokens
 
 
 def methods(arg: str) -> list[tuple]:
-    """Returns name, base, window and scale of each kind of layer."""
+    """Returns each layer kind's name, base, window and scale."""
     model = build_model(make_config(arg), UNKNOWN_VOCABULARY)
     return [
         (

@@ -73,7 +73,7 @@ def test_packed_documents_have_the_scores_of_single_ones(objective, position):
 
 
 def test_training_sees_the_segments():
-    """The loss of an update is that of the documents alone, in one micro-batch and in two."""
+    """An update has the loss that the documents have alone, in one micro-batch and in two."""
     config = make_config("length=12,model.num_layers=1,model.width=16,model.num_heads=2")
     model = build_model(config, VOCAB)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]

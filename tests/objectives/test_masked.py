@@ -33,7 +33,7 @@ def sequences(tokens, first=0):
 
 
 def test_the_shares_are_those_of_the_config():
-    """The tolerance is four standard deviations of each share of 200,000 tokens."""
+    """The tolerance is four standard deviations for a share among 200,000 tokens."""
     tokens = np.full(200_000, 7)
     batch = MASKED.batch(sequences(tokens), seed=1, step=2)
     inputs, targets = batch.inputs[0], batch.targets[0]

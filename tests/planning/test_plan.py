@@ -24,7 +24,7 @@ VOCABULARY = 512
 
 
 def medium(**overrides: Any) -> Config:
-    """Returns a config of two layers whose activations are most of the memory of a step."""
+    """Returns a two-layer config in which activations take most memory."""
     return make_config(
         "length=64,train.batch_tokens=8192,model.num_layers=2,model.num_heads=4", **overrides
     )

@@ -334,7 +334,7 @@ def test_fire_starts_with_a_threshold_of_a_quarter_of_the_training_length(length
 
 
 def test_training_reaches_all_buckets_of_t5_that_any_distance_has():
-    """With the 128 tokens of the source ten of 32 buckets would stay as they began at L = 32."""
+    """With the source's 128 tokens, ten of 32 buckets would stay as they began at L = 32."""
     for length in (32, 64, 128, 512, 2048):
         method = make_position("t5", num_heads=2, head_dim=8, width=16, train_length=length)
         trained = causal_buckets(32, method.farthest)[:length]

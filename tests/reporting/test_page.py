@@ -49,7 +49,7 @@ def log(folder: pathlib.Path, rows: list[dict[str, Any]]) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The report of ROWS, with metrics of a single run."""
+    """The report on ROWS, with one run's metrics."""
     folder = tmp_path_factory.mktemp("report")
     append_rows(folder / "results.jsonl", ROWS)
     metrics = [

@@ -111,7 +111,7 @@ def test_tables_have_the_order_of_the_runs(tmp_path):
 
 
 def test_each_objective_has_a_figure_of_its_own(tmp_path):
-    """Positions of isolated documents are part of a panel, so of the name of its figure too."""
+    """Positions in isolated documents are in a panel's name, so in its figure's name too."""
     masks = {"name": "masked", "mask_rate": 0.4, "mask_random": 0.1, "mask_kept": 0.1}
     kinds = {
         "plain": {},

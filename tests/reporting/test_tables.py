@@ -76,7 +76,7 @@ def test_cells_are_numbers_of_a_kind_or_say_why_there_is_none():
 
 
 def with_parts(row, spread=0.01):
-    """The row as of a text of four parts, of which the second costs more than the first by `spread`."""
+    """The row with a text in four parts; the second costs `spread` more than the first."""
     shares = 0.25 * (1 + spread * np.array([-1, 1, -1, 1]))
     parts = tuple(row.results["nll_nats"] * shares)
     return dataclasses.replace(row, results=row.results | {"parts": parts})
@@ -226,7 +226,7 @@ def test_one_failed_seed_does_not_hide_the_others():
 
 
 def averaged(*rows):
-    """The label, values and length of each cell of the only panel of `rows`, by series."""
+    """Each cell's label, values and length in the only panel of `rows`, by series."""
     (panel,) = panels(rows)
     return {
         series.label: [cell.values for cell in series.cells.values() if cell]

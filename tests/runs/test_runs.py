@@ -114,7 +114,7 @@ def test_the_processor_has_its_model_name_or_its_architecture(cpuinfo, name, mon
 
 
 def test_own_files_are_hashed_and_no_others(tmp_path, monkeypatch):
-    """A module of the user, such as of a position method; neither numpy nor alibi."""
+    """A user's module, such as a position method. Not numpy or alibi."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_own_method.py").write_text("SLOPE = 1")
     importlib.import_module("my_own_method")

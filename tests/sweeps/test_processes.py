@@ -18,7 +18,7 @@ from tests.sweeps.sweepmaker import PROJECT, sweep_of
 
 
 def script(folder, code):
-    """A file of `code`, where a command of the project has a script."""
+    """A file with `code`, where a command has its script."""
     file = folder / "script.py"
     file.write_text(code)
     return str(file)

@@ -60,8 +60,10 @@ def test_a_checkpoint_of_the_other_layout_is_read(
         lambda leaf: leaf.sharding, abstract
     )
     one, other = (restored, state) if scanned else (state, restored)
-    jax.tree.map(np.testing.assert_array_equal, stacked(one.params), other.params)
-    jax.tree.map(np.testing.assert_array_equal, stacked(one.opt_state), other.opt_state)
+    # in one program, where a stack of each leaf would be a program of its own
+    params, moments = jax.jit(lambda *trees: [*map(stacked, trees)])(one.params, one.opt_state)
+    jax.tree.map(np.testing.assert_array_equal, params, other.params)
+    jax.tree.map(np.testing.assert_array_equal, moments, other.opt_state)
 
 
 def test_stacked_parameters_are_split_as_those_of_one_layer(tiny_config) -> None:
@@ -87,7 +89,7 @@ def states(tiny_config) -> tuple[TrainState, list[TrainState]]:
 
 @pytest.fixture(scope="module")
 def both_saved(states, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The checkpoints of both states, of which the second has the lower loss; not to be changed."""
+    """Checkpoints with both states; the second has the lower loss. Not to be changed."""
     folder = tmp_path_factory.mktemp("both")
     with Checkpoints(folder, keep=2) as checkpoints:
         for step, state in enumerate(states[1], start=1):

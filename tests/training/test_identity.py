@@ -73,7 +73,7 @@ def test_the_hash_of_a_run_on_text_files_has_their_names_without_their_folders(t
 
 
 def test_a_finished_run_is_trained_longer_with_its_optimizer(tiny_config, tmp_path) -> None:
-    """From another place of its text; the state is that of a run which was as long at once."""
+    """Its text has moved. The state equals that from a run that was as long at once."""
     config = tiny_config(optimizer__schedule="cosine_restarts")
     longer = replaced(config, {"train.steps": 9})
     loop.train(longer, str(tmp_path / "at once"))

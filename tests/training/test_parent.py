@@ -49,7 +49,7 @@ def parent_of(config: Config) -> Parent:
 
 
 def started(config: Config) -> tuple[Parent, dict[str, np.ndarray]]:
-    """Returns the parent, and the first parameters of a run of `config`."""
+    """Returns the parent, and the first parameters in a run with `config`."""
     found, model = parent_of(config), build_model(config, 256)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
@@ -323,7 +323,7 @@ def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(
 
 
 def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tmp_path) -> None:
-    """Also if only the text differs: words of the train text against words of the validation text."""
+    """Also if only the text differs: words in the train text, and words in the validation text."""
     words = {"data__tokenizer": "words", "model__num_layers": 1}
     loop.train(tiny_config(**words, train__steps=3, eval__every_steps=0), str(tmp_path / "words"))
     words |= {"data__train": str(tiny_text["valid"]), "init_from": str(tmp_path / "words")}

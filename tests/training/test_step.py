@@ -68,7 +68,7 @@ def test_one_device_against_eight(
 
 
 def test_the_loss_curve_is_the_same_by_tiles(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In three tiles of queries by three of keys; the last are filled up."""
+    """In three query tiles by three key tiles. The last ones are filled up."""
     monkeypatch.setattr("alibi.attention.tiles.BLOCK", 8)
     batches = np.random.default_rng(0).integers(0, VOCABULARY, (2, 1, 4, 21), dtype=np.int32)
     curves = []
