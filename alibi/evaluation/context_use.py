@@ -3,7 +3,8 @@
 In windows that don't overlap, longer windows are better because fewer of their tokens have little
 context (the early token curse, paper, appendix B): even a model that uses a hundred tokens only
 gains. If each length scores the same tokens (`alibi.evaluation.windows.same_token_windows`), the
-context alone explains the gain.
+context alone explains the gain. A model of masked tokens predicts the same masks at each length, with
+more and more tokens on both sides.
 """
 
 import dataclasses
@@ -12,12 +13,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from alibi.config import Config
 from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfWindows
-from alibi.evaluation.windows import Windows, same_token_windows
+from alibi.evaluation.windows import Windows, predicted, same_token_windows
 from alibi.reporting.intervals import interval, part_sums, six_digits
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, result
@@ -55,7 +56,8 @@ class ContextUse(OfWindows):
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         super().check(config, lengths)
-        refuse_other_objectives("context_use", config)
+        if config.objective.name != "masked":
+            refuse_other_objectives("context_use", config)
 
     def cells(self, config: Config, lengths: Sequence[int]) -> list[Cell]:
         return [{"lengths": tuple(lengths)}]
@@ -73,12 +75,16 @@ class ContextUse(OfWindows):
     def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
         """Without the longest lengths if memory doesn't suffice for their windows."""
         from alibi.evaluation.output import print_once
+        from alibi.evaluation.scorer import run_objective
         from alibi.evaluation.subject import memory_limits
 
+        objective = run_objective(subject.run)
         lengths = _lengths(subject, text, row.cell)
         title = f"{subject.run.title} {self.title(row.cell)}"
         while True:
-            windows = same_token_windows(len(text.tokens), lengths, self.context_windows)
+            windows = same_token_windows(
+                len(text.tokens), lengths, self.context_windows, causal=objective.causal
+            )
             try:
                 with memory_limits(f"at {lengths[-1]:,}"):
                     longest_first = [
@@ -91,7 +97,11 @@ class ContextUse(OfWindows):
                     raise
                 print_once(f"{title}: {error}; measured without that length")
                 del lengths[-1]
-        return same_token_results(windows, [score.nll_nats for score in longest_first[::-1]])
+        scored = None
+        if objective.selects:
+            scored = np.concatenate([*predicted(objective, text.tokens, windows[0])])
+        nll = [score.nll_nats for score in longest_first[::-1]]
+        return same_token_results(windows, nll, scored)
 
     # ---- how reports show it
 
@@ -104,6 +114,7 @@ class ContextUse(OfWindows):
             "tokens": tokens,
             "tokens_of_window": tokens // row.results["windows"],
         }
+        common |= {key: row.results[key] for key in ("tokens_of_parts",) if key in row.results}
         names = ("nll_nats", "gain_nats", "interval", "parts")
         by_length = zip(*(row.results[name] for name in names), strict=True)
         return [
@@ -121,6 +132,11 @@ class ContextUse(OfWindows):
         if not results:
             return "the same tokens at each length"
         count, (shortest, *_, longest) = results["windows"], results["lengths"]
+        if "tokens_of_parts" in results:
+            return (
+                f"{results['tokens']:,} masked tokens in the middle of {count:,} windows, the same at each length, "
+                f"against what they cost at {shortest:,}, in the middle of windows of {longest:,}"
+            )
         return (
             f"the last {results['tokens'] // count:,} tokens of {count:,} windows, the same at each length, "
             f"against what they cost at {shortest:,}, at ends of windows of {longest:,}"
@@ -137,17 +153,28 @@ class ContextUse(OfWindows):
 
 
 def same_token_results(
-    windows: Sequence[Windows], nll: Sequence[Float[np.ndarray, " tokens"]]
+    windows: Sequence[Windows],
+    nll: Sequence[Float[np.ndarray, " tokens"]],
+    scored: Bool[np.ndarray, " places"] | None = None,
 ) -> dict[str, Any]:
     """Returns a row's results from the NLL of the same tokens at each length, ascending.
 
     Args:
       windows: those of `same_token_windows`.
       nll: for each of them, of the tokens at `Windows.places`.
+      scored: which of these tokens have an NLL, defaults to all.
+
+    Raises:
+      NoResultError: none has.
     """
+    scored = np.ones(windows[0].num_tokens, bool) if scored is None else scored
+    counts = scored.reshape(-1, windows[0].stride).sum(axis=1)
+    if not counts.any():
+        raise NoResultError(f"none of the {scored.size:,} tokens is masked; use more windows")
     totals = [float(each.sum(dtype=np.float64)) for each in nll]
-    gains = [gain_of(nll[0], longer, windows[0].stride) for longer in nll[1:]]
-    return {
+    gains = [gain_of(nll[0], longer, counts) for longer in nll[1:]]
+    of_parts = {} if scored.all() else {"tokens_of_parts": tuple(part_sums(counts).tolist())}
+    return of_parts | {
         "lengths": tuple(one.length for one in windows),
         "windows": len(windows[0]),
         "tokens": nll[0].size,
@@ -159,7 +186,9 @@ def same_token_results(
 
 
 def gain_of(
-    shortest: Float[np.ndarray, " tokens"], longer: Float[np.ndarray, " tokens"], stride: int
+    shortest: Float[np.ndarray, " tokens"],
+    longer: Float[np.ndarray, " tokens"],
+    counts: Int[np.ndarray, " windows"],
 ) -> dict[str, Any]:
     """Returns the gain from `longer` windows on the same tokens, in nats per token.
 
@@ -167,14 +196,15 @@ def gain_of(
 
     Args:
       shortest, longer: the tokens' NLL.
-      stride: scored tokens in a window.
+      counts: scored tokens in each window.
     """
     saved = shortest.astype(np.float64) - longer
-    by_window = saved.reshape(-1, stride).sum(axis=1)
+    window = np.repeat(np.arange(counts.size), counts)
+    by_window = np.bincount(window, saved, counts.size)
     if not np.isfinite(by_window).all():
         return {"gain_nats": None, "interval": None, "parts": None}
     parts = part_sums(by_window)
-    covered = interval(parts[None], part_sums(np.full(by_window.size, stride)))
+    covered = interval(parts[None], part_sums(counts))
     bounds = covered.bounds if covered else None
     return {"gain_nats": float(saved.mean()), "interval": bounds, "parts": six_digits(parts)}
 

@@ -13,7 +13,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
-from alibi.evaluation.windows import Tokens, Windows, predicted, read_sequences, windows_of
+from alibi.evaluation.windows import (
+    Tokens,
+    Windows,
+    predicted,
+    read_sequences,
+    scored_targets,
+    windows_of,
+)
 from alibi.model.decoder import DecoderLM
 from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
@@ -127,7 +134,9 @@ class Scorer:
         nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
         left = nll
         for size, result in self.batches(params, tokens, windows):
-            left[:size] = np.asarray(result).ravel()[:size]
+            # tokens after the scored ones have a number too
+            scored = np.asarray(result)[:, : result.shape[1] - windows.after]
+            left[:size] = scored.ravel()[:size]
             left = left[size:]
             progress(size)
         seconds = time.perf_counter() - start
@@ -163,7 +172,7 @@ class Scorer:
         rows = devices * min(
             max(1, self._batch_tokens // windows.length), -(-len(windows) // devices)
         )
-        shape = rows, windows.length, windows.stride
+        shape = rows, windows.length, windows.stride + windows.after
         if shape not in self._compiled:
             none = Sequences(np.zeros((0, windows.length + 1), np.int32), np.zeros(0, np.int64))
             batch = jax.tree.map(
@@ -191,7 +200,7 @@ class Scorer:
 
     def _batch(self, sequences: Sequences, windows: Windows) -> Batch:
         batch = self._objective.batch(sequences)
-        return batch._replace(targets=batch.targets[:, -windows.stride :])
+        return batch._replace(targets=scored_targets(batch.targets, windows))
 
 
 def model_nll(model: DecoderLM) -> NllFunction:

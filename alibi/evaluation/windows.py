@@ -45,6 +45,7 @@ class Windows:
     causal: bool = True  # the model sees no inputs after those of a target
     # the token that each window reads first, in place of the text's own before its second
     begin: int | None = None
+    after: int = 0  # of the inputs, those after the scored tokens, for a model that sees both sides
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.stride))
@@ -66,7 +67,7 @@ class Windows:
         """The same windows as rows to compute, in groups of equal shape: the windows at the start
         share a row, and a shorter last window is a group if the model sees both sides.
         """
-        if not self.causal:
+        if not self.causal and not self.after:
             left = self.num_tokens % self.length
             whole = dataclasses.replace(self, stop=self.stop - left)
             shorter = dataclasses.replace(self, start=whole.stop, length=left, stride=left)
@@ -135,12 +136,14 @@ def spread_windows(num_tokens: int, length: int, most: int, *, causal: bool = Tr
     )
 
 
-def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) -> list[Windows]:
+def same_token_windows(
+    num_tokens: int, lengths: Sequence[int], windows: int, *, causal: bool = True
+) -> list[Windows]:
     """Returns windows for each length, ascending, that all score the same tokens.
 
     These are the last tenth of each shortest window, so even there they have nearly all of its context.
-    The windows end at places spread evenly over the text. There are fewer than `windows` if so many
-    would score a token twice.
+    If the model sees both sides, they are the tenth in the middle. The windows lie at places spread
+    evenly over the text. There are fewer than `windows` if so many would score a token twice.
 
     Raises:
       ValueError: the text is shorter than the longest window.
@@ -150,16 +153,20 @@ def same_token_windows(num_tokens: int, lengths: Sequence[int], windows: int) ->
         raise ValueError(
             f"the text has {num_tokens:,} tokens, fewer than one window of {longest:,}"
         )
-    start, last = longest - stride, num_tokens - stride
+    after = {length: 0 if causal else (length - stride) // 2 for length in lengths}
+    start, last = longest - stride - after[longest], num_tokens - stride - after[longest]
     count = min(windows, (last - start) // stride + 1)
     spacing = (last - start) // (count - 1) if count > 1 else stride
     stop = start + (count - 1) * spacing + stride
-    return [Windows(start, stop, length, stride, spacing) for length in sorted(lengths)]
+    return [
+        Windows(start, stop, length, stride, spacing, causal, after=after[length])
+        for length in sorted(lengths)
+    ]
 
 
 def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Sequences:
-    """Returns the windows with the numbers `rows`. A row ends with the tokens that its window scores. Rows
-    beyond the last window score none.
+    """Returns the windows with the numbers `rows`. A row ends with the tokens that its window scores, and
+    those after them. Rows beyond the last window score none.
 
     Args:
       tokens: the stream. Only the tokens in these rows are read (a memory map stays on disk).
@@ -168,8 +175,8 @@ def read_sequences(tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " row
     first_scored = np.minimum(windows.start + np.asarray(rows, np.int64) * step, windows.stop)[
         :, None
     ]
-    stop = np.minimum(first_scored + windows.stride, windows.stop)
-    first = first_scored - (windows.length - windows.stride)
+    stop = np.minimum(first_scored + windows.stride, windows.stop) + windows.after
+    first = first_scored - (windows.length - windows.stride - windows.after)
     before = np.maximum(first - 1, 0)
     # Neighbouring windows are read as one piece of the stream; between spaced windows may lie most
     # of the stream.
@@ -200,8 +207,15 @@ def predicted(
         for first in range(0, len(group), 256):
             rows = np.arange(first, min(first + 256, len(group)))
             targets = objective.batch(read_sequences(tokens, group, rows)).targets
-            scored = (targets[:, -group.stride :] >= 0).ravel()
+            scored = (scored_targets(targets, group)[:, : group.stride] >= 0).ravel()
             yield scored[: group.num_tokens - first * group.stride]
+
+
+def scored_targets(
+    targets: Int[np.ndarray, "rows length"], windows: Windows
+) -> Int[np.ndarray, "rows scored"]:
+    """Returns the targets from the first scored token of each row on."""
+    return targets[:, -windows.stride - windows.after :]
 
 
 def mean_context(objective: Objective, tokens: Tokens, windows: Windows) -> float:

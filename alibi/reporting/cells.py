@@ -49,7 +49,9 @@ def _sample(
     first, sums = entries[0].results, np.array(parts)
     # parts of a gain are of whole windows
     size = first.get("tokens_of_window", 1)
-    sizes = size * part_sizes(first["tokens"] // size, sums.shape[1])
+    sizes = np.array(
+        first.get("tokens_of_parts") or size * part_sizes(first["tokens"] // size, sums.shape[1])
+    )
     if kind.mean_of_parts:
         summed = np.array([kind.mean_of_parts(entry) for entry in entries], float)
         sums *= (np.array(means, float) / summed)[:, None]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 
 from alibi.evaluation.context_use import CONTEXT_GAIN, ContextUse, gain_of
 from alibi.evaluation.evaluate import evaluate_runs
-from alibi.evaluation.scorer import Scorer
+from alibi.evaluation.scorer import Scorer, run_objective
 from alibi.evaluation.windows import Windows, read_sequences, same_token_windows
-from alibi.objectives import NextToken
-from alibi.reporting.panels import panels
+from alibi.objectives import NextToken, Sequences
+from alibi.reporting.panels import caption, panels
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
+from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of
 from tests.reporting.rowmaker import append_rows, make_gains
 
@@ -86,7 +88,7 @@ def test_a_model_that_only_survives_gains_nothing(batch_tokens):
         scores = [scorer.score_windows(params, tokens, part) for part in parts]
         assert [score.nll_nats.shape for score in scores] == [(100,)] * 3
         gains[most] = [
-            gain_of(scores[0].nll_nats, score.nll_nats, parts[0].stride)["gain_nats"]
+            gain_of(scores[0].nll_nats, score.nll_nats, np.full(50, 2))["gain_nats"]
             for score in scores
         ]
         blocks = [scorer.score(params, tokens, length).nll_nats.mean() for length in (20, 40, 80)]
@@ -102,7 +104,7 @@ def test_hard_windows_do_not_widen_the_interval():
     random = np.random.default_rng(1)
     hard = random.normal(5, 3, (400, 1))
     saved = random.normal(0.02, 0.05, (400, 4))
-    gain = gain_of((hard + saved).ravel(), np.broadcast_to(hard, (400, 4)).ravel(), 4)
+    gain = gain_of((hard + saved).ravel(), np.broadcast_to(hard, (400, 4)).ravel(), np.full(400, 4))
     # Student's t of 15 degrees: 64 parts of the windows, in blocks of four
     half = 2.13 * saved.mean(axis=1).std() / np.sqrt(400)
     low, high = gain["interval"]
@@ -117,6 +119,41 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
     return make_run(folder, "alibi", "a-run")
+
+
+def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path):
+    """Each NLL is that of the window cut out by hand, and gains are means over the masks alone."""
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
+    masked = make_run(tmp_path, "alibi", "masked", keys="objective.name=masked")
+    options = options_of(tmp_path / "out", lengths=(20, 41), evaluator=ContextUse)
+    assert evaluate_runs([masked], options) == []
+    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+
+    run, text = TrainedRun(masked), np.frombuffer((tmp_path / "text.txt").read_bytes(), np.uint8)
+    batch = run_objective(run).batch(
+        Sequences(np.append(-1, text)[None].astype(np.int32), np.zeros(1, int))
+    )
+    apply = jax.jit(run.model.apply)
+    # the two in the middle of each window of 41, every second place of which 19 are after them
+    places = np.arange(20, text.size - 19 - 1)[: (text.size - 41) // 2 * 2 + 2]
+    places = places[batch.targets[0, places] >= 0]
+    nats = np.zeros((2, places.size))
+    for index, length in enumerate((20, 41)):
+        for number, place in enumerate(places):
+            first = place - (place - 20) % 2 - (length - 2 - (length - 2) // 2)
+            window = jnp.asarray(batch.inputs[:, first : first + length])
+            logits = apply({"params": run.params}, window)[0, place - first]
+            nats[index, number] = -jax.nn.log_softmax(logits)[batch.targets[0, place]]
+    found = row.results
+    assert (found["lengths"], found["tokens"]) == ((20, 41), places.size)
+    np.testing.assert_allclose(found["nll_nats"], nats.sum(axis=1), rtol=1e-5)
+    assert found["gain_nats"] == pytest.approx((0, (nats[0] - nats[1]).mean()), abs=1e-5)
+    assert sum(found["tokens_of_parts"]) == places.size
+    (panel,) = panels([row], CONTEXT_GAIN)
+    (series,) = panel.series
+    low, high = found["interval"][1]
+    assert series.cells[41].interval.bounds == pytest.approx((low, high), abs=1e-6)
+    assert f"{places.size} masked tokens in the middle of" in caption(panel)
 
 
 def test_rows_and_report(run, tmp_path, capsys):

@@ -153,7 +153,6 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
     assert caption(panel).startswith("Pseudo-perplexity of masked tokens by evaluation length")
     for options, words in (
         ({"stride": 8}, "stride=8 is for models that see the tokens before each"),
-        ({"context_windows": 4}, "objective=masked with context_use"),
         ({"dump_nll": True}, "objective=masked with --dump_nll"),
     ):
         [failure] = evaluate_runs([tmp_path / "run"], options_of(tmp_path / "no", (16,), **options))
