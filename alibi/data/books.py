@@ -4,7 +4,8 @@ import functools
 import json
 import lzma
 import pathlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxtyping import Int
 
 from alibi.config import DataConfig
 from alibi.data.corpus import Corpus, Piece, split_long
+from alibi.data.tokenizers.base import ByteTokenizer, Tokenizer
 
 BOOKS = pathlib.Path(__file__).parent / "books"
 
@@ -21,9 +23,7 @@ BOOKS = pathlib.Path(__file__).parent / "books"
 STATEMENT, QUESTION = " #{}.", " ={}."
 DIGITS = 5
 MAX_GAP = 24  # bytes at most from a question to the next key
-BEFORE_KEY = STATEMENT.index("{")  # bytes of the statement before its key
 LEAST_DISTANCE = 32  # the smallest distance that is measured, a power of two
-NEAREST = DIGITS + 1 + QUESTION.index("{")  # the distance without text between key and question
 
 
 class Books(Corpus):
@@ -124,52 +124,106 @@ def _draw_key(random: np.random.Generator) -> str:
 
 def distances(length: int) -> list[int]:
     """Returns the distances to measure in windows of `length` tokens: powers of two from
-    `LEAST_DISTANCE` on.
+    `LEAST_DISTANCE` on, as far as a key of bytes may lie.
     """
     powers = range(LEAST_DISTANCE.bit_length() - 1, length.bit_length())
-    return [1 << power for power in powers if 1 << power <= _farthest(length)]
+    farthest = length + 1 - DIGITS - STATEMENT.index("{")
+    return [1 << power for power in powers if 1 << power <= farthest]
 
 
-def _farthest(length: int) -> int:
-    return length + 1 - DIGITS - BEFORE_KEY
+class KeyPrompts:
+    """Prompts with a key and its question, in the tokens of any tokenizer that spells a key alike in both.
 
-
-def why_too_short(text: bytes, length: int) -> str:
-    """Returns why no window of `length` tokens can be cut from `text`, or an empty text if some can."""
-    if length <= len(text):
-        return ""
-    return (
-        f"windows of {length:,} tokens are longer than their text of {len(text):,} bytes; "
-        f"use lengths up to {len(text):,}"
-    )
-
-
-def make_prompts(
-    text: bytes, length: int, distance: int, prompts: int
-) -> Int[np.ndarray, "prompts length+1"]:
-    """Returns windows of `length` inputs and the next token: book text with a key, and its question
-    at the end. The last five tokens are the answer.
+    Keys are drawn until they have the usual number of tokens, `size`: five for bytes.
 
     Args:
-      text: a book. Each prompt takes another part.
-      distance: tokens from each digit of the key to the same digit of the answer.
+      text: a book in UTF-8.
 
     Raises:
-      ValueError: a distance too short for the question or too long for the window, or a text
-        shorter than `length`.
+      ValueError: the tokenizer spells keys differently in a statement and in a question, or loses digits.
+
+    Example:
+      >>> KeyPrompts(book, ByteTokenizer()).make(length=1024, distance=256, count=200).shape
+      (200, 1025)
     """
-    if not NEAREST <= distance <= _farthest(length):
-        raise ValueError(
-            f"distance={distance} must be from {NEAREST} to {_farthest(length)} in a window of {length}"
-        )
-    if why := why_too_short(text, length):
-        raise ValueError(why)
-    random, made = np.random.default_rng([length, distance]), []
-    before = _farthest(length) - distance
-    after = before + distance - NEAREST
-    for start in np.linspace(0, len(text) - length, prompts).astype(int):
-        book, key = text[start : start + length], _draw_key(random)
-        statement, question = (form.format(key).encode() for form in (STATEMENT, QUESTION))
-        prompt = book[:before] + statement + book[before:after] + question.removesuffix(b".")
-        made.append(np.frombuffer(prompt, np.uint8))
-    return np.stack(made)
+
+    def __init__(self, text: bytes, tokenizer: Tokenizer):
+        self._tokenizer, self.ids = tokenizer, np.frombuffer(text, np.uint8)
+        if not isinstance(tokenizer, ByteTokenizer):
+            self.ids = np.array(tokenizer.encode_open(text.decode()), np.int32)
+        parts = (*STATEMENT.partition("{}")[::2], QUESTION.partition("{}")[0])
+        self._before, self._end, self._asks = map(self._spelled, parts)
+        random = np.random.default_rng(0)
+        keys = {key: self._key_ids(key) for key in (_draw_key(random) for _ in range(100))}
+        sizes = Counter(len(ids) for ids in keys.values() if ids)
+        if sizes.total() < len(keys) / 2:
+            key = next(key for key, ids in keys.items() if not ids)
+            raise ValueError(
+                f"the tokenizer ({tokenizer.name}) does not keep a key's digits in tokens of their own, alike in "
+                f"{STATEMENT.format(key)!r} and {QUESTION.format(key)!r}; passkeys need one that does, such as bytes"
+            )
+        self.size = sizes.most_common(1)[0][0]
+        self.told = len(self._before) + self.size + len(self._end)  # tokens of a statement
+        self.nearest = self.size + len(self._end) + len(self._asks)
+
+    def _spelled(self, text: str) -> list[int]:
+        """Returns the ids of `text` within a document."""
+        return self._tokenizer.encode_open(f"a{text}")[len(self._tokenizer.encode_open("a")) :]
+
+    def _key_ids(self, key: str) -> list[int]:
+        """Returns a key's ids, or none if they differ between statement and question."""
+        told, asked = (self._spelled(form.format(key)) for form in (STATEMENT, QUESTION))
+        ids = told[len(self._before) : len(told) - len(self._end)]
+        alike = told == self._before + ids + self._end and asked == self._asks + ids + self._end
+        return ids if alike and self._tokenizer.decode(ids).strip() == key else []
+
+    def _draw(self, random: np.random.Generator, other: Sequence[int] = ()) -> list[int]:
+        """Returns the ids of a key that is not `other`."""
+        while len(ids := self._key_ids(_draw_key(random))) != self.size or ids == other:
+            pass
+        return ids
+
+    def limit(self, length: int, distance: int, distractors: int = 0) -> str:
+        """Returns why there is no such prompt, or ""."""
+        count, farthest = len(self.ids), length + 1 - self.size - len(self._before)
+        if length > count:
+            unit = "bytes" if self.ids.dtype == np.uint8 else "tokens"
+            return (
+                f"windows of {length:,} tokens are longer than their text of {count:,} {unit}; "
+                f"use lengths up to {count:,}"
+            )
+        if not self.nearest <= distance <= farthest:
+            return f"distance={distance} must be from {self.nearest} to {farthest} in a window of {length}"
+        if (room := farthest - distance) < distractors * self.told:
+            return (
+                f"{distractors} distractors of {self.told} tokens do not fit before a key {distance:,} tokens back in "
+                f"a window of {length:,}; use at most {room // self.told}"
+            )
+        return ""
+
+    def make(
+        self, length: int, distance: int, count: int, distractors: int = 0
+    ) -> Int[np.ndarray, "prompts length+1"]:
+        """Returns windows of `length` inputs and the next token: book text with a key, and its question at the
+        end. The last `size` tokens are the answer. Each prompt takes another part of the book.
+
+        Args:
+          distance: tokens from each token of the key to the same token of the answer.
+          distractors: other keys, told before the asked one at even places.
+
+        Raises:
+          ValueError: `limit` has a reason.
+        """
+        if why := self.limit(length, distance, distractors):
+            raise ValueError(why)
+        random, made = np.random.default_rng([length, distance]), []
+        before = length + 1 - self.size - len(self._before) - distance - distractors * self.told
+        for start in np.linspace(0, len(self.ids) - length, count).astype(int):
+            book, key = self.ids[start : start + length], self._draw(random)
+            others = [self._draw(random, key) for _ in range(distractors)]
+            pieces = np.array_split(book[:before], distractors + 1)
+            told = [self._before + each + self._end for each in (*others, key)]
+            rest = book[before : before + distance - self.nearest]
+            prompt = [part for pair in zip(pieces, told, strict=True) for part in pair]
+            made.append(np.concatenate([*prompt, rest, self._asks + key]).astype(self.ids.dtype))
+        return np.stack(made)

@@ -11,10 +11,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from alibi.config import Config
-from alibi.data.books import DIGITS, Books, PassKeys, distances, make_prompts, why_too_short
+from alibi.data.books import Books, KeyPrompts, PassKeys, distances
+from alibi.data.tokenizers import Tokenizer
 from alibi.evaluation.base import Cell, Evaluator, option, refuse_other_objectives
 from alibi.evaluation.windows import Windows
 from alibi.reporting.rows import Row
@@ -32,6 +31,15 @@ class Passkey(Evaluator):
     """The share of passkeys that greedy decoding finds, by window and distance."""
 
     prompts: int = option(200, "keys to be found at each length and distance", at_least=1)
+    distractors: int = option(
+        0, "other keys in each window, told before the one that is asked", at_least=0
+    )
+    distance: int | None = option(
+        None,
+        "tokens from the key to its answer, in windows of any length; defaults to each power of two that fits",
+        of_row=False,
+        at_least=1,
+    )
 
     kinds: ClassVar = (ACCURACY,)
     labels: ClassVar = ("window",)
@@ -39,16 +47,16 @@ class Passkey(Evaluator):
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         refuse_other_objectives("passkey", config)
-        if config.data.tokenizer != "bytes":
+        if config.data.tokenizer == "words":
             raise ValueError(
-                f"data.tokenizer={config.data.tokenizer} with passkey; passkeys need a model of bytes"
+                "data.tokenizer=words with passkey: a key would be one unknown word; passkeys need bytes or bpe"
             )
 
     def cells(self, config: Config, lengths: Sequence[int]) -> list[Cell]:
         return [
             {"length": length, "distance": distance}
             for length in lengths
-            for distance in distances(length)
+            for distance in ([self.distance] if self.distance else distances(length))
         ]
 
     def note(self, config: Config) -> str:
@@ -62,15 +70,19 @@ class Passkey(Evaluator):
     def text(self, subject: "Subject", cell: Cell) -> "Text":
         from alibi.evaluation.subject import Text
 
-        length, book = cell["length"], _book()
-        prompts = book
-        if not why_too_short(book, length):
-            prompts = make_prompts(book, length, cell["distance"], self.prompts).tobytes()
-        sha256 = hashlib.sha256(prompts).hexdigest()
-        return Text(np.frombuffer(prompts, np.uint8), Books.name, "valid", sha256)
+        keys = _keys(subject.run.tokenizer)
+        tokens = keys.ids
+        if not keys.limit(cell["length"], cell["distance"], self.distractors):
+            tokens = keys.make(
+                cell["length"], cell["distance"], self.prompts, self.distractors
+            ).ravel()
+        sha256 = hashlib.sha256(tokens.tobytes()).hexdigest()
+        return Text(tokens, Books.name, "valid", sha256)
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
-        return why_too_short(_book(), cell["length"])
+        return _keys(subject.run.tokenizer).limit(
+            cell["length"], cell["distance"], self.distractors
+        )
 
     def title(self, cell: Cell) -> str:
         return f"with a key {cell['distance']:,} tokens back in {cell['length']:,}"
@@ -79,12 +91,12 @@ class Passkey(Evaluator):
         from alibi.evaluation.scorer import wrong_tokens
 
         count, length = self.prompts, row.cell["length"]
-        tokens = length + 1
-        windows = Windows(tokens - DIGITS, count * tokens, length, DIGITS, spacing=tokens)
+        tokens, size = length + 1, _keys(subject.run.tokenizer).size
+        windows = Windows(tokens - size, count * tokens, length, size, spacing=tokens)
         title = f"{subject.run.title} {self.title(row.cell)}"
         score = subject.score(text.tokens, windows, title, wrong_tokens)
-        # each digit after the true ones before it: greedy decoding answers with the key
-        is_found = (score.nll_nats.reshape(count, DIGITS) == 0).all(axis=1)
+        # each token after the true ones before it: greedy decoding answers with the key
+        is_found = (score.nll_nats.reshape(count, size) == 0).all(axis=1)
         return {"accuracy": float(is_found.mean()), "prompts": count}
 
     # ---- how reports show it
@@ -92,7 +104,8 @@ class Passkey(Evaluator):
     def facts(self, panel: "Panel") -> list[str]:
         return [
             f"{panel.kind.title}, by {self.across}",
-            f"{self.prompts} prompts in each cell",
+            f"{self.prompts} prompts in each cell"
+            + f", each with {self.distractors} other keys before" * bool(self.distractors),
             fact("trained at {}", (row.train_length for row in panel.rows)),
         ]
 
@@ -101,5 +114,7 @@ class Passkey(Evaluator):
 
 
 @functools.cache
-def _book() -> bytes:
-    return b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
+def _keys(tokenizer: Tokenizer) -> KeyPrompts:
+    return KeyPrompts(
+        b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid")), tokenizer
+    )

@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers as hf
 
 from alibi.config import read_config
-from alibi.data.books import QUESTION, STATEMENT, Books, PassKeys, distances, make_prompts
+from alibi.data.books import QUESTION, STATEMENT, Books, KeyPrompts, PassKeys, distances
 from alibi.data.corpus import Piece
+from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, train_bpe
+from alibi.data.tokenizers.bpe import END_OF_TEXT
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.passkey import Passkey
 from alibi.evaluation.scorer import wrong_tokens
@@ -64,7 +67,7 @@ def test_the_distance_is_part_of_the_texts_identity():
     ("length", "distance"), [(128, 32), (128, 64), (128, 112), (1024, 512), (64, 8)]
 )
 def test_a_digit_stands_as_far_from_its_answer_as_asked_for(length, distance):
-    prompts = make_prompts(BOOK, length, distance, 7)
+    prompts = KeyPrompts(BOOK, ByteTokenizer()).make(length, distance, 7)
     assert prompts.shape == (7, length + 1)
     for prompt in prompts:
         assert (prompt[-5:] == prompt[-5 - distance : -distance]).all()
@@ -79,7 +82,7 @@ def test_an_impossible_distance_is_refused(distance):
     with pytest.raises(
         ValueError, match=rf"distance={distance} must be from 8 to 118 in a window of 124"
     ):
-        make_prompts(BOOK, 124, distance, 7)
+        KeyPrompts(BOOK, ByteTokenizer()).make(124, distance, 7)
 
 
 def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(
@@ -176,3 +179,102 @@ def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, cap
     assert told[0].startswith(
         "a-run: was trained on data.corpus=text, not passkeys, and may find no key; "
     )
+
+
+def bpe(folder, **changed):
+    """The file of a BPE that joins letters and digits: 48 and 59 are a token each."""
+    made = train_bpe([BOOK.decode(), *(f" #{n:02d}48." for n in range(99)), "59 " * 99], 300)
+    for name, part in changed.items():
+        setattr(made, name, part)
+    made.save(str(folder / "bpe.json"))
+    return made
+
+
+def test_keys_in_the_tokens_of_a_bpe(tmp_path):
+    """The key has the usual number of tokens, the same ones where it is told and asked for."""
+    tokenizer = BpeTokenizer(bpe(tmp_path), END_OF_TEXT)
+    keys = KeyPrompts(BOOK, tokenizer)
+    assert len(keys.ids) < len(BOOK) / 3
+    assert (keys.size, len(tokenizer.encode_open("48")), len(tokenizer.encode_open("5948"))) == (
+        5,
+        1,
+        2,
+    )
+    for distractors in (0, 2):
+        for prompt in keys.make(80, 40, 7, distractors):
+            assert (prompt.size, prompt.dtype) == (81, np.int32)
+            assert (prompt[-5:] == prompt[-45:-40]).all()
+            text = tokenizer.decode(prompt)
+            told, asked = re.findall(r" #(\d{5})\.", text), re.findall(r" =(\d{5})$", text)
+            assert told[-1:] == asked
+            assert len(told) == distractors + 1
+
+
+@pytest.mark.parametrize(("length", "distance"), [(128, 32), (256, 64)])
+def test_distractors_are_other_keys_told_before(length, distance):
+    """At even places of the text before the key, which lies as far back as without them."""
+    keys = KeyPrompts(BOOK, ByteTokenizer())
+    for prompt in keys.make(length, distance, 7, 3):
+        assert prompt.shape == (length + 1,)
+        assert (prompt[-5:] == prompt[-5 - distance : -distance]).all()
+        text = prompt.tobytes().decode()
+        told = [(one[1], one.start()) for one in re.finditer(r" #(\d{5})\.", text)]
+        assert len(told) == 4
+        assert told[-1][0] == text[-5:]
+        assert text[-5:] not in [key for key, _ in told[:-1]]
+        gaps = np.diff([-keys.told, *(place for _, place in told)])
+        assert gaps.max() - gaps.min() <= 1
+    with pytest.raises(
+        ValueError, match=r"^9 distractors of 8 tokens do not fit .*; use at most 7$"
+    ):
+        keys.make(128, 64, 7, 9)
+
+
+def test_a_distance_of_ones_own_in_windows_of_any_length(a_run, tmp_path):
+    """Rows of a distance are those of all distances, and rows with distractors are others."""
+    options = keys_of(output_dir=tmp_path / "out", lengths=(64, 128), prompts=3, report=False)
+    (every,) = options.evaluators
+    far = dataclasses.replace(every, distance=50)
+    others = dataclasses.replace(every, distance=64, distractors=2)
+    options = dataclasses.replace(options, evaluators=(every, far, others))
+    assert evaluate_runs([a_run], options) == []
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    assert [({**row.options}, *row.cell.values()) for row in rows] == [
+        ({"prompts": 3}, 64, 32), ({"prompts": 3}, 128, 32), ({"prompts": 3}, 128, 64),
+        ({"prompts": 3}, 64, 50), ({"prompts": 3}, 128, 50),
+        ({"prompts": 3, "distractors": 2}, 64, 64), ({"prompts": 3, "distractors": 2}, 128, 64),
+    ]  # fmt: skip
+    assert [row.limit for row in rows] == [False] * 5 + [True, False]
+    assert rows[5].error == "distance=64 must be from 8 to 58 in a window of 64"
+    assert rows[2].tokens_sha256 != rows[6].tokens_sha256
+
+
+def bpe_run(folder, **changed):
+    bpe(folder, **changed)
+    (folder / "text.txt").write_bytes(BOOK)
+    keys = f"data.tokenizer=bpe,data.tokenizer_file={folder / 'bpe.json'}"
+    return make_run(folder, "alibi", "bpe-run", keys=keys)
+
+
+def test_a_run_of_a_bpe_is_asked(tmp_path, monkeypatch):
+    """It copies the token before last, which no key is."""
+    monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
+    run = bpe_run(tmp_path)
+    options = keys_of(output_dir=tmp_path / "out", lengths=(64,), prompts=3, report=False)
+    assert evaluate_runs([run], options) == []
+    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    assert row.cell == {"length": 64, "distance": 32}
+    keys = KeyPrompts(BOOK, TrainedRun(run).tokenizer).make(64, 32, 3)
+    logits = TrainedRun(run).model.apply(
+        {"params": TrainedRun(run).params}, jnp.asarray(keys[:, :-1])
+    )
+    found = (np.argmax(logits, -1)[:, -5:] == keys[:, -5:]).all(axis=1)
+    assert row.results == {"accuracy": found.mean(), "prompts": 3}
+
+
+def test_a_tokenizer_that_loses_digits_is_refused(tmp_path, capsys):
+    run = bpe_run(tmp_path, normalizer=hf.normalizers.Replace(hf.Regex("[0-9]"), "0"))
+    (failure,) = evaluate_runs([run], keys_of(output_dir=tmp_path / "out", lengths=(64,)))
+    assert "the tokenizer (bpe) does not keep a key's digits in tokens of their own" in failure
+    with pytest.raises(ValueError, match="words with passkey: a key would be one"):
+        Passkey().check(read_config({"data.tokenizer": "words"}), [64])

@@ -10,7 +10,8 @@ import lzma
 import pytest
 
 from alibi.data.booklist import BookList
-from alibi.data.books import Books, make_prompts
+from alibi.data.books import Books, KeyPrompts
+from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import prepare
 from alibi.storage.cache import content_key
 from alibi.sweeps.definition import load_config
@@ -112,6 +113,7 @@ def test_hashes_of_the_long_books_follow_from_their_list():
 
 def test_listed_prompts_are_made_anew():
     text = b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid"))
+    keys = KeyPrompts(text, ByteTokenizer())
     for one in PROMPTS:
-        prompts = make_prompts(text, one["length"], one["distance"], one["count"])
+        prompts = keys.make(one["length"], one["distance"], one["count"])
         assert hashlib.sha256(prompts.tobytes()).hexdigest() == one["tokens_sha256"]
