@@ -6,6 +6,7 @@ import time
 
 from jax._src.compilation_cache import compress_executable
 
+from tests import slow
 from tests.changed import affected_tests
 from tests.compilations import SETTLED, make_folder, tidy
 
@@ -34,6 +35,14 @@ def test_kept_programs_are_whole_and_the_longest_unused_go_first(tmp_path: pathl
     write(folder / "unused-cache", content, age=90)
     assert left(limit=10_000) == {"in-the-making", "used", "old", "unused"}
     assert left(limit=500 + 2 * len(content)) == {"in-the-making", "used", "old"}
+
+
+def test_each_slow_test_is_there() -> None:
+    """A test with a new name would be quick again."""
+    root = pathlib.Path(__file__).parents[1]
+    for name in slow.names():
+        file, _, test = name.partition("::")
+        assert f"\ndef {test.partition('[')[0]}(" in (root / file).read_text(), name
 
 
 def test_a_change_asks_for_the_tests_of_what_imports_it() -> None:
