@@ -218,7 +218,9 @@ class HeadBias(Heads):
         windows = self.windows_of(subject, text, row)
         found = list(self.results(subject, text, row, windows, bias_by_distance))
         if not found[0]:
-            raise NoResultError("a layer at least adds no bias to the logits")
+            raise NoResultError(
+                "a layer has no bias of its logits, such as with rotary; head_bias is for methods that add one"
+            )
         mean = np.concatenate([each["bias"] for each in found]).mean(axis=0)
         bias = tuple(  # None where the key is hidden
             tuple(float(f"{x:.6g}") if np.isfinite(x) else None for x in head)
