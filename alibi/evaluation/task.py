@@ -27,7 +27,7 @@ THRESHOLD = 0.9  # of the effective length
 
 
 @functools.lru_cache(maxsize=2)
-def _examples(name: str, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def make_examples(name: str, length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns examples of a task, one after the other, and their gaps."""
     random, task = np.random.default_rng([length, *name.encode()]), find_task(name)
     made = [task.example(random, length) for _ in range(count)]
@@ -59,7 +59,7 @@ class TaskAccuracy(Evaluator):
 
         name, tokens = subject.run.config.data.task, np.zeros(0, np.uint8)
         if cell["length"] >= find_task(name).least:
-            tokens, _ = _examples(name, cell["length"], self.examples)
+            tokens, _ = make_examples(name, cell["length"], self.examples)
         return Text(tokens, name, "valid", hashlib.sha256(tokens.tobytes()).hexdigest())
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
@@ -71,7 +71,7 @@ class TaskAccuracy(Evaluator):
         from alibi.evaluation.scorer import wrong_tokens
 
         length = row.cell["length"]
-        _, gaps = _examples(text.corpus, length, self.examples)
+        _, gaps = make_examples(text.corpus, length, self.examples)
         windows = Windows(0, gaps.size, length, length)
         title = f"{subject.run.title} {self.title(row.cell)}"
         right = subject.score(text.tokens, windows, title, wrong_tokens).nll_nats == 0

@@ -35,6 +35,7 @@ REPORTS = {
     "passkey": "passkey",
     "mlm": "mlm",
     "variants": "variants",
+    "tasks": "tasks",
     "study": None,
     "heads": None,
 }

@@ -13,13 +13,14 @@ from alibi.data.booklist import BookList
 from alibi.data.books import Books, KeyPrompts
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import prepare
+from alibi.evaluation.task import make_examples
 from alibi.storage.cache import content_key
 from alibi.sweeps.definition import load_config
 from tests.hosts import ROOT
 
 RESULTS = ROOT / "results"
 LIST = json.loads((RESULTS / "texts.json").read_text())
-TEXTS, PROMPTS = LIST["texts"], LIST["prompts"]
+TEXTS, PROMPTS, EXAMPLES = LIST["texts"], LIST["prompts"], LIST["examples"]
 ROWS = [
     (file.relative_to(RESULTS).parts[0], json.loads(line))
     for file in sorted(RESULTS.rglob("*.jsonl"))
@@ -28,8 +29,8 @@ ROWS = [
 
 
 def test_each_scored_text_is_listed_with_the_folders_of_its_rows():
-    """Rows of prompts with passkeys have the hash of the prompts alone, and lines of an analysis that
-    of the tokens.
+    """Rows of prompts with passkeys have the hash of the prompts alone, those of a task that of its
+    examples, and lines of an analysis that of the tokens.
     """
     known = {
         (text["corpus"], text["split"], text["text_hash"], text["tokens_sha256"]): text
@@ -37,10 +38,14 @@ def test_each_scored_text_is_listed_with_the_folders_of_its_rows():
         if text["split"] != "train"
     }
     prompts = {(one["length"], one["distance"], one["tokens_sha256"]) for one in PROMPTS}
-    found, found_prompts = {}, set()
+    examples = {tuple(one.values()) for one in EXAMPLES}
+    found, found_prompts, found_examples = {}, set(), set()
     for folder, row in ROWS:
         if row.get("evaluator") == "passkey":
             found_prompts.add((*row["cell"].values(), row["tokens_sha256"]))
+        elif row.get("evaluator") in ("task", "task_gaps"):
+            made = row["corpus"], row["cell"]["length"], row["options"]["examples"]
+            found_examples.add((*made, row["tokens_sha256"]))
         elif "analysis" in row:
             assert row["tokens_sha256"] in {text["tokens_sha256"] for text in known.values()}
         else:
@@ -48,6 +53,7 @@ def test_each_scored_text_is_listed_with_the_folders_of_its_rows():
             found.setdefault(text, set()).add(folder)
     assert found == {key: set(text["rows"]) for key, text in known.items()}
     assert found_prompts == prompts
+    assert found_examples == examples
 
 
 def test_each_folder_of_rows_has_the_text_of_its_training():
@@ -117,3 +123,9 @@ def test_listed_prompts_are_made_anew():
     for one in PROMPTS:
         prompts = keys.make(one["length"], one["distance"], one["count"])
         assert hashlib.sha256(prompts.tobytes()).hexdigest() == one["tokens_sha256"]
+
+
+def test_listed_examples_are_made_anew():
+    for one in EXAMPLES:
+        tokens, _ = make_examples(one["task"], one["length"], one["count"])
+        assert hashlib.sha256(tokens.tobytes()).hexdigest() == one["tokens_sha256"]
