@@ -57,5 +57,5 @@ def run(name: str, length: int, seed: int) -> dict:
         "train_length": length,
         "seed": seed,
         "data.echoes": length * 3 // 4,
-        "evaluations": [*EVALUATIONS],
+        "evaluations": [*EVALUATIONS, study.heads(name, [512, 8_192])],
     }

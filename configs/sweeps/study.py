@@ -41,6 +41,7 @@ TESTED_AS = {
     "rotary": ({"position": "yarn"}, WINDOW),
     "sinusoidal": (WINDOW,),
 }
+BIASED = ("alibi", "alibi_learned", "kerple_log")
 METHODS = ("alibi", "alibi_learned", "kerple_log", "rotary", "sinusoidal")
 TRAINED_LONG = ("alibi", "sinusoidal")
 
@@ -55,9 +56,14 @@ def get_sweep() -> dict:
     }
 
 
+def heads(name: str, lengths: list[int]) -> dict:
+    """Returns the measures of a method's heads: their attention, and their bias if they have one."""
+    return {"evaluators": ["heads", *["head_bias"] * (name in BIASED)], "lengths": lengths}
+
+
 def run(name: str, length: int, seed: int) -> dict:
     """Returns a run of a method with all its tests."""
-    evaluations = [*MEASURES]
+    evaluations = [*MEASURES, heads(name, [128, 512, 2_048])]
     if name == "alibi":
         evaluations += SLIDING
     if length == 128:
