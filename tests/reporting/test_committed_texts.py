@@ -58,7 +58,7 @@ def test_each_scored_text_is_listed_with_the_folders_of_its_rows():
 
 def test_each_folder_of_rows_has_the_text_of_its_training():
     folders = [folder for text in TEXTS if text["split"] == "train" for folder in text["rows"]]
-    assert sorted(folders) == sorted({folder for folder, _ in ROWS})
+    assert {*folders} == {folder for folder, _ in ROWS}
     known = {(folder, text["tokens_sha256"]) for text in TEXTS for folder in text["rows"]}
     assert known >= {(folder, row["trained_on"]) for folder, row in ROWS if "trained_on" in row}
 
