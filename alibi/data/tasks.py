@@ -323,7 +323,7 @@ TASKS: Mapping[str, Task] = {
         _recall(pairs=4, symbols=20),
         21,
         1 / 10,
-        "the same with 4 keys, and 10 symbols each for keys and values",
+        "recall with 4 keys, and 10 symbols each for keys and values",
     ),
     "needle": Task(
         _needles(), 16, 1 / NAMES, "a key with a value in noise (RULER, arXiv 2404.06654)"
