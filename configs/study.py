@@ -1,5 +1,5 @@
 """A model that has something to lose: it is below the n-grams that were counted on its train text, of up
-to eight bytes and five tokens, and in one run uses more than 128 tokens of context. 3.7M parameters, BPE,
+to ten bytes and eight tokens, and in one run uses more than 128 tokens of context. 3.7M parameters, BPE,
 half an hour a run on two cores.
 
 python train.py --config=configs/study.py:position=alibi --workdir=workdirs/study-alibi

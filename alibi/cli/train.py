@@ -72,7 +72,7 @@ def main() -> None:
     devices = command_line.planned_devices(_PLAN.value, "--plan")
     if _PLAN.value and _PRINT_CONFIG.value:
         raise ValueError("--plan and --print_config print different things; give one of them")
-    if _SEEDS.value and (_PLAN.value or _PRINT_CONFIG.value):
+    if _SEEDS.value is not None and (_PLAN.value or _PRINT_CONFIG.value):
         raise ValueError(
             "--seeds is for training, and --plan and --print_config are of one run; leave it out"
         )
@@ -88,8 +88,9 @@ def main() -> None:
     from alibi.training.loop import train, train_seeds
 
     command_line.join_hosts(keep_sigterm=False)
-    if _SEEDS.value:
-        train_seeds(config, _workdirs(_SEEDS.value, _WORKDIR.value.split(",")))
+    if _SEEDS.value is not None:
+        workdirs = [path.strip() for path in _WORKDIR.value.split(",")]
+        train_seeds(config, _workdirs(_SEEDS.value, workdirs))
     else:
         train(config, _WORKDIR.value)
 

@@ -221,7 +221,8 @@ class HeadBias(Heads):
             raise NoResultError(
                 "a layer has no bias of its logits, such as with rotary; head_bias is for methods that add one"
             )
-        mean = np.concatenate([each["bias"] for each in found]).mean(axis=0)
+        biases = np.concatenate([each["bias"] for each in found])
+        mean = np.ma.masked_invalid(biases).mean(axis=0).filled(np.nan)  # NaN at hidden distances
         bias = tuple(  # None where the key is hidden
             tuple(float(f"{x:.6g}") if np.isfinite(x) else None for x in head)
             for head in mean.reshape(-1, mean.shape[-1])

@@ -63,7 +63,13 @@ class LongPPL(OfText):
             raise NoResultError(f"the NLL of {nll.size:,} key tokens is {total}")
         parts = six_digits(part_sums(nll))
         results = text_results(
-            total, tokens=nll.size, words=None, bytes=None, seconds=score.seconds, parts=parts
+            total,
+            tokens=nll.size,
+            words=None,
+            bytes=None,
+            seconds=score.seconds,
+            parts=parts,
+            read=key.size,
         )
         return results | {"text_tokens": key.size}
 

@@ -67,7 +67,7 @@ class Windows:
         """The same windows as rows to compute, in groups of equal shape: the windows at the start
         share a row, and a shorter last window is a group if the model sees both sides.
         """
-        if not self.causal and not self.after:
+        if not self.causal and not self.spacing:
             left = self.num_tokens % self.length
             whole = dataclasses.replace(self, stop=self.stop - left)
             shorter = dataclasses.replace(self, start=whole.stop, length=left, stride=left)

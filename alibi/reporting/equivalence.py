@@ -148,7 +148,7 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
     texts = [panel for panel in panels if panel.kind is PERPLEXITY]
     labels, cells = [], []
     for panel in panels if texts else []:
-        if panel.kind is PERPLEXITY:
+        if panel.kind is PERPLEXITY or panel.measure.is_map:  # where a head looks is no merit
             continue
         (text, *_) = [one for one in texts if one.corpus == panel.corpus] or texts
         longest = text.columns[-1]

@@ -188,7 +188,7 @@ class Sweeper:
                     say(f"{names}: not trained together, so each by itself: {failure}")
         except PreemptedError as error:
             self.unfinished |= {run.name: str(error) for run in left}
-        except (HeldError, OSError):  # which `_execute_run` names
+        except (ValueError, OSError):  # which `_execute_run` names
             pass
         finally:
             self._slots.append(slot)

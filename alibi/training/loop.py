@@ -120,6 +120,8 @@ def train_seeds(config: Config, workdirs: Mapping[int, str]) -> list[dict[str, A
             )
             if hosts.is_primary():
                 stack.callback(run.release)
+        if hosts.is_primary():  # only now are all runs this process's own
+            for run in runs:
                 stack.enter_context(failure_recorded(run, steps))
         updates, stop = Updates(jobs, stack), StopRequest()
         if received:
@@ -204,7 +206,8 @@ class Part:
             improved = nll is not None and self.record.validated(step, nll, tokens)
             if validate and self.job.sampler:
                 self.record.sampled(step, self.job.sampler(state.params))
-            if save or improved:
+            # Seeds together are saved at the same updates, so that they can go on together.
+            if save or improved or self.index is not None:
                 hosts.broadcast(self.job.run.check_claim)
                 self.checkpoints.save(
                     state,
@@ -212,7 +215,7 @@ class Part:
                     self.about | self.record.for_checkpoint(),
                     nll,
                 )
-        return save or improved
+        return save or improved or self.index is not None
 
     def end(self, state: str, step: int, reason: str = "") -> None:
         """Waits for the checkpoint, and writes the run's last status."""
@@ -239,6 +242,8 @@ class Updates:
         places = range(len(jobs)) if together else [None]
         parts = [Part(each, stack, index) for each, index in zip(jobs, places, strict=True)]
         self.left, self.diverged = parts, list[str]()
+        if together:  # again, under the claims
+            _check_one_update(jobs, [part.latest for part in parts])
         latest, abstract = parts[0].latest, parts[0].abstract
         shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         self._slice = jax.jit(
