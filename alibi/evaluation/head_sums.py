@@ -1,4 +1,4 @@
-"""What each head of a model does: functions of parameters, inputs and targets, for a `Scorer`.
+"""Statistics of each head: functions of parameters, inputs and targets, for a `Scorer`.
 
 They read the attention calls that the model makes, with the queries, keys, bias and sink of each, and
 with all that hides keys. So they hold for every position method.

@@ -1,4 +1,4 @@
-"""Attention heads: where each one looks, what the model loses without it, and the bias it has.
+"""Attention heads: where each one looks, how much the model needs it, and the bias it has.
 
 A model may extrapolate because its heads read near tokens alone. Michel et al. 2019 (arXiv
 1905.10650) measure a head by the loss without it. In BLOOM many heads do next to nothing (arXiv
@@ -6,6 +6,7 @@ A model may extrapolate because its heads read near tokens alone. Michel et al. 
 """
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -86,16 +87,20 @@ class Heads(OfText):
         windows: Windows,
         of: Any,
     ) -> Iterator[dict[str, Float[np.ndarray, "windows layers heads *values"]]]:
-        """Yields what `of` finds in some of the windows, in float64."""
+        """Yields the arrays of `of`, in float64, for some windows at a time."""
         from alibi.parallel.hosts import is_primary
         from alibi.progress import Progress
 
         title = f"{subject.run.title} {self.title(row.cell)}"
+        scorer, params = subject.scorer(of), subject.run.params
+        scorer.compile(params, windows)
+        start = time.perf_counter()
         with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
-            for size, found in subject.scorer(of).batches(subject.run.params, text.tokens, windows):
+            for size, found in scorer.batches(params, text.tokens, windows):
                 count = size // windows.length
                 yield {name: np.asarray(x, np.float64)[:count] for name, x in found.items()}
                 bar.update(size)
+        subject.seconds += time.perf_counter() - start
 
     def of_heads(self, means: Mapping[str, Float[np.ndarray, "layers heads"]]) -> dict[str, Any]:
         """Returns the results of rows: the number of heads in a layer, and each number by head, the
@@ -157,8 +162,7 @@ class Heads(OfText):
 
 @dataclasses.dataclass(frozen=True)
 class HeadLoss(Heads):
-    """What the model loses without a head: its output is zero, or its mean over the same tokens, for
-    all tokens.
+    """Measures the loss without each head: its output is zero, or its mean over the same tokens.
 
     It takes two passes over the tokens for each head.
     """
@@ -204,9 +208,7 @@ class HeadLoss(Heads):
 
 @dataclasses.dataclass(frozen=True)
 class HeadBias(Heads):
-    """What the position method adds to the logits of the last query, by head and by distance: a mean
-    over windows, for methods whose bias reads the text too.
-    """
+    """Measures the bias in the logits of the last query, by head and distance, as a mean over windows."""
 
     kinds: ClassVar = (_kind("Bias", "{:+.2f}", "bias", " of the logits"),)
     labels: ClassVar = ("layer", "head")

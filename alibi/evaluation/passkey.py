@@ -113,7 +113,7 @@ class Passkey(Evaluator):
         return "keys found again, by distance"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)  # it holds a book in tokens
 def _keys(tokenizer: Tokenizer) -> KeyPrompts:
     return KeyPrompts(
         b"".join(piece.utf8 for piece in Books({"valid": "valid"}).pieces("valid")), tokenizer

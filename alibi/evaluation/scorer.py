@@ -129,8 +129,7 @@ class Scorer:
         Args:
           progress: as in `score`.
         """
-        for group in windows.groups:
-            self._compile(params, group)
+        self.compile(params, windows)
         nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
         left = nll
         for size, result in self.batches(params, tokens, windows):
@@ -143,6 +142,11 @@ class Scorer:
         if self._objective.selects:
             nll = nll[np.concatenate([*predicted(self._objective, tokens, windows)])]
         return Score(windows, nll, seconds)
+
+    def compile(self, params: PyTree, windows: Windows) -> None:
+        """Compiles the programs for `windows`, so that their time does not count as scoring."""
+        for group in windows.groups:
+            self._compile(params, group)
 
     def batches(
         self, params: PyTree, tokens: Tokens, windows: Windows

@@ -56,7 +56,7 @@ POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-sr
 
 @dataclasses.dataclass(frozen=True)
 class RunSource:
-    """What a report says about a run besides its rows.
+    """A run in a report: its config, command and work directory.
 
     Attributes:
       config: its config's leaves by dotted key.

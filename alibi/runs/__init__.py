@@ -1,4 +1,4 @@
-"""What a run is: work directory, identity, provenance and checkpoints."""
+"""A run: work directory, identity, provenance and checkpoints."""
 
 from alibi.extras import EXTRAS, needs
 

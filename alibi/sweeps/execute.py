@@ -28,7 +28,7 @@ from alibi.storage.claims import Claim, HeldError, LostError, is_held
 from alibi.storage.files import resolve
 from alibi.sweeps.definition import PROJECT, Run, Sweep
 from alibi.sweeps.estimates import seconds_left
-from alibi.sweeps.processes import LocalProcesses, Slot, is_on_cpu, make_slots
+from alibi.sweeps.processes import LocalProcesses, Slot, is_on_cpu, make_slots, visible_gpus
 from alibi.sweeps.state import (
     TASKS,
     Directory,
@@ -155,7 +155,7 @@ class Sweeper:
             list(
                 pool.map(
                     self._execute_run,
-                    [run for run in self._runs if run.name not in self.unfinished],
+                    [run for run in self._runs if run.name not in self.unfinished | self.left],
                 )
             )
         if self.primary:
@@ -167,27 +167,32 @@ class Sweeper:
         """Trains the runs in one program if several are not trained. If it fails, each is trained by itself
         afterwards.
         """
-        slot, locks = self._slots.pop(), []
+        slot, claims = self._slots.pop(), list[Claim]()
         try:
-            with contextlib.ExitStack() as claims:
+            with contextlib.ExitStack() as stack:
                 for run in runs:
-                    claim = Claim(self.workdir / TASKS / run.name, "at work")
-                    claims.callback(claim.release)
-                    locks += [claim.file.fileno()] if claim.file else []
+                    claims.append(Claim(self.workdir / TASKS / run.name, "at work"))
+                    stack.callback(claims[-1].release)
                 states = survey(runs, self.workdir)
-                left = [each.run for each in states if not each.is_trained]
-                if len(left) < 2:
+                untrained = [each.run for each in states if not each.is_trained]
+                if len(untrained) < 2:
                     return
-                names = ", ".join(run.name for run in left)
+                names = ", ".join(run.name for run in untrained)
                 say(f"{names}: training together; {self._time_left()}")
                 slot_of_all = dataclasses.replace(
-                    slot, locks=tuple(locks), name=f"{len(left)} seeds"
+                    slot,
+                    gpus=slot.gpus or tuple(visible_gpus()[:1]),
+                    locks=tuple(claim.file.fileno() for claim in claims if claim.file),
+                    name=f"{len(untrained)} seeds",
                 )
-                command = seeds_command(left, self.workdir)
-                if failure := self._run(command, slot_of_all, "training"):
-                    say(f"{names}: not trained together, so each by itself: {failure}")
-        except PreemptedError as error:
-            self.unfinished |= {run.name: str(error) for run in left}
+                failure = self._run(seeds_command(untrained, self.workdir), slot_of_all, "training")
+                for claim in claims:
+                    claim.check()
+                if failure:
+                    say(f"{names}: what is left is trained by itself: {failure}")
+        except (LostError, PreemptedError) as error:
+            left = self.left if isinstance(error, LostError) else self.unfinished
+            left |= {run.name: str(error) for run in untrained}
         except (ValueError, OSError):  # which `_execute_run` names
             pass
         finally:

@@ -55,7 +55,7 @@ class Record:
     def __init__(self, job: Job, checkpoints: Checkpoints, step: int, index: int | None = None):
         config, run = job.config, job.run
         self._config, self._run, self._checkpoints = config, run, checkpoints
-        self._index = () if index is None else index
+        self._index = () if index is None else index  # x[()] is x
         self._peak = _peak_tokens_per_second(job)
         self._before = run.status()  # left by the process that trained here last
         self.best = hosts.broadcast(lambda: checkpoints.best)

@@ -80,7 +80,7 @@ def test_seeds_that_do_not_train_together_train_by_themselves(tmp_path, capsys):
     trainer, sweeper = sweeper_of(tmp_path, seeds=Ended(1, "seeds at different updates"))
     assert run_sweeper(sweeper) == 0
     assert trained(trainer) == [[*SEEDS], ["t5-L128-seed0"], *([name] for name in SEEDS)]
-    assert "not trained together, so each by itself: seeds at diff" in capsys.readouterr().out
+    assert "what is left is trained by itself: seeds at diff" in capsys.readouterr().out
 
 
 def test_seeds_that_are_stopped_are_unfinished(tmp_path):

@@ -14,7 +14,7 @@ from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.training import loop
+from alibi.training import updates
 from alibi.training.optimizer import make_optimizer
 from alibi.training.step import Batch, abstract_state
 
@@ -42,11 +42,11 @@ def rows(workdir: pathlib.Path) -> list[dict]:
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
     """Calls `act` when update `step` begins."""
-    get = loop.Feed.get
+    get = updates.Feed.get
 
-    def acting(feed: loop.Feed, at: int, *, last: bool) -> Batch:
+    def acting(feed: updates.Feed, at: int, *, last: bool) -> Batch:
         if at == step:
             act()
         return get(feed, at, last=last)
 
-    monkeypatch.setattr(loop.Feed, "get", acting)
+    monkeypatch.setattr(updates.Feed, "get", acting)

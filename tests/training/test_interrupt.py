@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from alibi.errors import REQUEUE, Interrupted, signals_handled, signals_raised
 from alibi.runs import RunDirectory
-from alibi.training import loop
+from alibi.training import loop, updates
 from tests.training.runs import rows, stop_at
 
 
@@ -116,20 +117,20 @@ def test_a_signal_before_the_first_update_changes_nothing(
     """As a run begins, and as it goes on from update 2; then the same command comes to its end."""
     run, config = RunDirectory(tmp_path / "run"), tiny_config(train__steps=4)
 
-    def interrupted(name: str, number: int) -> None:
-        begin = getattr(loop, name)
+    def interrupted(module: types.ModuleType, name: str, number: int) -> None:
+        begin = getattr(module, name)
 
         def signalled(*arguments: object, **named: object) -> object:
             os.kill(os.getpid(), number)
             return begin(*arguments, **named)
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, name, signalled)
+            patch.setattr(module, name, signalled)
             with pytest.raises(loop.Interrupted):
                 loop.train(config, str(run))
 
-    interrupted("make_job", signal.SIGTERM)
-    interrupted("initial_state", signal.SIGUSR1)
+    interrupted(loop, "make_job", signal.SIGTERM)
+    interrupted(updates, "initial_state", signal.SIGUSR1)
     assert run.status()["state"] == "missing"
     with monkeypatch.context() as patch:
         stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -137,7 +138,7 @@ def test_a_signal_before_the_first_update_changes_nothing(
             loop.Interrupted, match="stopped at update 2 of 4; the same command goes on there"
         ):
             loop.train(config, str(run))
-    interrupted("Record", signal.SIGINT)
+    interrupted(updates, "Record", signal.SIGINT)
     assert (run.status()["state"], run.status()["step"], run.saved_steps()) == (
         "interrupted",
         2,

@@ -18,7 +18,7 @@ from alibi.evaluation.scorer import Score
 from alibi.evaluation.windows import windows_of
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.training import loop
+from alibi.training import loop, updates
 from alibi.training.step import Metrics
 from tests.training.runs import final_state, rows, stop_at
 
@@ -69,7 +69,7 @@ def test_a_finished_run_is_not_trained_again(
     tiny_config, finished: pathlib.Path, monkeypatch, capsys
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
-    monkeypatch.setattr(loop.Feed, "get", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(updates.Feed, "get", lambda *_, **__: pytest.fail("trained again"))
     assert loop.train(tiny_config(), str(finished))["state"] == "finished"
     after = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     assert after == before, "a file of a finished run was touched"
@@ -111,7 +111,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 def test_a_validation_that_is_no_number_is_neither_saved_nor_best(
     tiny_config, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: scored(float("nan"), 9))
+    monkeypatch.setattr(updates, "make_validator", lambda *_: lambda params: scored(float("nan"), 9))
     with pytest.raises(
         loop.NonFiniteLossError,
         match=r"update 3: validation loss nan; .* update 2; .* longer warm-up or optimizer\.clip_norm=1$",
@@ -128,7 +128,7 @@ def test_latest_and_best_checkpoints_stay(
     """
     config = tiny_config(train__steps=9)
     made = iter([scored(1.0, 32), scored(4.0, tokens), scored(3.0, tokens)])
-    monkeypatch.setattr(loop, "make_validator", lambda *_: lambda params: next(made))
+    monkeypatch.setattr(updates, "make_validator", lambda *_: lambda params: next(made))
     with monkeypatch.context() as patch:
         stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(loop.Interrupted):

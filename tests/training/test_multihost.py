@@ -173,7 +173,7 @@ IN_ONE_PAIR = f"""
 import os, sys
 from alibi.cli import command_line, train
 from alibi.parallel import hosts
-from alibi.training import loop
+from alibi.training import loop, updates
 
 def code(*more):
     return command_line.execute(train.main, ["train.py", *words, *more])
@@ -185,22 +185,22 @@ assert code(f"--workdir={{whole}}", "--config.eval.sample_prompt=the", "--config
 if "--process_id=1" in words:
     os.environ["NVIDIA_API_KEY"] = "nvapi-secret"
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " {OTHER_FLAG}"
-    initial_state = loop.initial_state
-    loop.initial_state = lambda *of: initial_state(*of[:-1], seed=of[-1] + 1)
+    initial_state = updates.initial_state
+    updates.initial_state = lambda *of: initial_state(*of[:-1], seed=of[-1] + 1)
 sys.argv = ["train.py", *words, f"--workdir={{other}}"]
 train.run()
 """
 # The second host gets a signal in its second update; in the next seconds JAX tells the first one.
 STOPPED = f"""
 import os, runpy, sys, time
-from alibi.training import loop
-get = loop.Feed.get
+from alibi.training import loop, updates
+get = updates.Feed.get
 def stopping(feed, step, **how):
     if step == 1 and "--process_id=1" in sys.argv:
         os.kill(os.getpid(), {int(signal.SIGUSR1)})
         time.sleep(3)
     return get(feed, step, **how)
-loop.Feed.get = stopping
+updates.Feed.get = stopping
 runpy.run_path("train.py", run_name="__main__")
 """
 
@@ -228,7 +228,7 @@ hosts.join(flags["coordinator_address"], 2, int(flags["process_id"]))
 from alibi.config import make_config, replaced
 from alibi.config.override import Override
 from alibi.evaluation.evaluate import evaluate_runs
-from alibi.training import loop
+from alibi.training import loop, updates
 from tests.evaluation.runs import options_of
 from tests.training.test_multihost import overrides
 

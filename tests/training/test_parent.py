@@ -19,7 +19,7 @@ from alibi.model.layers import unstacked
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from alibi.training import loop, setup
+from alibi.training import loop, setup, updates
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
 from alibi.training.step import initial_state
@@ -116,13 +116,15 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
     )
     loop.train(config(), str(tmp_path / "whole"))
 
-    get = loop.Feed.get
+    get = updates.Feed.get
     monkeypatch.setattr(
-        loop.Feed, "get", lambda feed, at, *, last: 1 / 0 if at == 4 else get(feed, at, last=last)
+        updates.Feed,
+        "get",
+        lambda feed, at, *, last: 1 / 0 if at == 4 else get(feed, at, last=last),
     )
     with pytest.raises(ZeroDivisionError):
         loop.train(config(), str(tmp_path / "run"))
-    monkeypatch.setattr(loop.Feed, "get", get)
+    monkeypatch.setattr(updates.Feed, "get", get)
     shutil.rmtree(gone)
     with pytest.raises(ValueError, match=r"init_from: '.*gone' there, '.*run' now"):
         loop.train(config(init_from=str(parent)), str(tmp_path / "run"))

@@ -23,7 +23,7 @@ from alibi.errors import UserError
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.training import loop
+from alibi.training import loop, updates
 from tests.hosts import ROOT
 from tests.training.runs import assert_same, final_state, rows, stop_at
 
@@ -100,15 +100,15 @@ def test_a_crash_goes_on_from_the_last_checkpoint(
 KILLED = """
 import json, os, signal, sys
 from alibi.config import read_config
-from alibi.training import loop
-get = loop.Feed.get
+from alibi.training import loop, updates
+get = updates.Feed.get
 
 def killed(feed, step, **how):
     if step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return get(feed, step, **how)
 
-loop.Feed.get = killed
+updates.Feed.get = killed
 loop.train(read_config(json.loads(sys.argv[1])), sys.argv[2])
 """
 
@@ -168,7 +168,7 @@ def test_a_disk_that_fills_as_a_checkpoint_is_saved_is_named_at_the_next_row(
     stop_at(monkeypatch, 3, lambda: (failed.wait(20), time.sleep(0.5)))
     config = tiny_config(train__steps=52, checkpoint__every_steps=2, eval__every_steps=0)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_is_save_due", lambda config, step, *_: step in (2, 50))
+        patch.setattr(updates, "_is_save_due", lambda config, step, *_: step in (2, 50))
         with pytest.raises(
             UserError, match=r"no space left to write .*/run; what was saved before"
         ):
@@ -188,7 +188,7 @@ def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, caps
     finished_status = run.status()
     with monkeypatch.context() as patch:
         begun = []
-        patch.setattr(loop.Feed, "get", lambda feed, step, **_: begun.append(step) or sys.exit())
+        patch.setattr(updates.Feed, "get", lambda feed, step, **_: begun.append(step) or sys.exit())
         with pytest.raises(SystemExit):
             loop.train(tiny_config(), str(finished))
         assert begun == [4]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import Config
+from alibi.config import Config, replaced
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.training import loop
@@ -151,6 +151,23 @@ def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -
     assert "update 5" in status[1]["reason"]
     loop.train(dataclasses.replace(config, seed=1), str(tmp_path / "1"))  # from update 4
     check_equal(config, tmp_path, alone)
+
+
+def test_seeds_are_saved_at_the_same_updates_though_one_alone_improves(config, tmp_path) -> None:
+    """Else a lost machine would leave newest checkpoints of different updates, and none in common."""
+    config = replaced(config, {"optimizer.learning_rate": 0.5, "eval.every_steps": 1})
+    config = replaced(config, {"checkpoint.every_steps": 0, "checkpoint.keep": 9})
+    loop.train_seeds(config, workdirs(tmp_path))
+    nll = np.array(
+        [
+            [row["valid_nll"] for row in rows(tmp_path / str(seed)) if "valid_nll" in row]
+            for seed in SEEDS
+        ]
+    )
+    improved = nll == np.minimum.accumulate(nll, axis=1)
+    assert (improved.any(axis=0) & ~improved.all(axis=0)).any(), "no case of one alone"
+    steps = [RunDirectory(tmp_path / str(seed)).saved_steps() for seed in SEEDS]
+    assert steps == [[1, 2, 3, 4, 5, 6]] * 3
 
 
 def test_several_devices_are_refused(config, tmp_path, monkeypatch) -> None:
