@@ -111,7 +111,9 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
 def test_a_validation_that_is_no_number_is_neither_saved_nor_best(
     tiny_config, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(updates, "make_validator", lambda *_: lambda params: scored(float("nan"), 9))
+    monkeypatch.setattr(
+        updates, "make_validator", lambda *_: lambda params: scored(float("nan"), 9)
+    )
     with pytest.raises(
         loop.NonFiniteLossError,
         match=r"update 3: validation loss nan; .* update 2; .* longer warm-up or optimizer\.clip_norm=1$",
