@@ -203,9 +203,7 @@ def caption(panel: Panel) -> str:
         fact("seed {}", (row.seed for row in trained)),
         fact("step {}", (f"{row.step:,}" for row in trained)),
         *origin(rows),
-        fact(
-            "{} of its rows from code with changes that no commit has", [str(dirty)] * bool(dirty)
-        ),
+        fact("{} of its rows from uncommitted code", [str(dirty)] * bool(dirty)),
     ]
     return f"{'; '.join(filter(None, facts))}. {tables.spread_note(panel.numbers)}".rstrip()
 

@@ -167,7 +167,7 @@ def test_a_caption_says_where_and_when_the_rows_were_made():
 
 def test_a_caption_says_how_many_rows_are_of_uncommitted_code():
     (panel,) = panels([make_row(), make_row(seed=1, commit="0123456789abcdef-dirty")])
-    assert "; 1 of its rows from code with changes that no commit has." in caption(panel)
+    assert "; 1 of its rows from uncommitted code." in caption(panel)
     (panel,) = panels([make_row()])
     assert "no commit has" not in caption(panel)
 
