@@ -64,17 +64,22 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
         with jax.profiler.trace(folder):
             seconds = seconds_of(step.parts["run"], rounds) / rounds
         (trace,) = pathlib.Path(folder).rglob("*.xplane.pb")
-        times = _times(jax.profiler.ProfileData.from_file(str(trace)), step.program(), rounds)
+        spent = _seconds(jax.profiler.ProfileData.from_file(str(trace)), step.program())
+    times = {key: sum(each) / rounds for key, each in spent.items()}
     total = sum(times.values())
     print(
         f"\n{shape}, {position}: {seconds * 1e3:.1f} ms a step while it was traced, {rounds} steps; its kernels took "
         f"{total * 1e3:.1f} ms in all, which is more where some run at the same time\n"
     )
     cells = [
-        [part, kind, *(f"{times[part, kind, way] / total:.1%}" for way in ("forward", "backward"))]
+        [
+            part,
+            kind,
+            *(f"{times.get((part, kind, way), 0) / total:.1%}" for way in ("forward", "backward")),
+        ]
         for part in PARTS
         for kind in ("with products", "the rest")
-        if any(times[part, kind, way] for way in ("forward", "backward"))
+        if any(times.get((part, kind, way)) for way in ("forward", "backward"))
     ]
     print_table(["part", "kernels", "forward", "backward"], cells)
     return [
@@ -85,25 +90,26 @@ def _profile(shape: str, position: str, rounds: int) -> list[dict[str, Any]]:
             "part": part,
             "kind": kind,
             "pass": way,
-            "seconds": spent,
-            "share": spent / total,
+            "seconds": seconds_of_part,
+            "share": seconds_of_part / total,
+            "kernels": len(spent[part, kind, way]) / rounds,
             "step_seconds": seconds,
             **conditions(rounds),
         }
-        for (part, kind, way), spent in times.items()
+        for (part, kind, way), seconds_of_part in times.items()
     ]
 
 
-def _times(trace: Any, program: str, steps: int) -> collections.Counter[tuple[str, str, str]]:
-    """Returns the seconds of a step for each part, kind and pass, from a trace of some steps and their program."""
+def _seconds(trace: Any, program: str) -> dict[tuple[str, str, str], list[float]]:
+    """Returns the seconds of each kernel in a trace, by part, kind and pass."""
     kernels = _kernels(program)
-    times: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    seconds: dict[tuple[str, str, str], list[float]] = collections.defaultdict(list)
     for plane in trace.planes:
         for line in plane.lines:
             for event in line.events:
                 if event.name in kernels and not CONTROL.match(event.name):
-                    times[kernels[event.name]] += event.duration_ns * 1e-9 / steps
-    return times
+                    seconds[kernels[event.name]].append(event.duration_ns * 1e-9)
+    return seconds
 
 
 def _kernels(program: str) -> dict[str, tuple[str, str, str]]:

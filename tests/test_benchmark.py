@@ -197,7 +197,9 @@ def test_a_step_is_profiled_by_its_parts(tiny_config, monkeypatch, capsys):
     )
     rows = profile.profile(argparse.Namespace(shapes="tiny", position="rotary", rounds=2))
     assert {row["part"] for row in rows} - {"other"} == {*profile.PARTS} - {"other"}
-    assert sum(row["share"] for row in rows if row["part"] == "other") < 0.2
+    # kernels, not seconds: a stall of the machine lengthens one
+    others = sum(row["kernels"] for row in rows if row["part"] == "other")
+    assert others < 0.1 * sum(row["kernels"] for row in rows)
     products = {(row["part"], row["pass"]) for row in rows if row["kind"] == "with products"}
     of_weights = ("projections of attention", "attention", "feed-forward", "embedding and loss")
     assert products == {(part, way) for part in of_weights for way in ("forward", "backward")}
