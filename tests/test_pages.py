@@ -4,12 +4,13 @@ are short.
 
 import re
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from tests.hosts import ROOT
 from tests.reporting.rowmaker import append_rows, make_key, make_row
-from tools import check_pages, page_sentences
+from tools import check_pages, page_figures, page_sentences
 
 PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES = [
@@ -202,3 +203,34 @@ def test_files_are_named_in_the_page_and_end_the_check(page):
     ]
     code = "    at 4.37\n```\n4.38\n```\n4.39"
     assert page(code)[2] == ["/README.md:5: 4.39: no expression says where it comes from"]
+
+
+def test_claims_of_several_methods_are_adjusted_and_paired_by_seed(page):
+    """By hand: the smallest p counts thrice, the next twice, and none is below the one before it."""
+    by_seed = {"one": (-1.0, -1.1, -0.9), "two": (0.1, -0.2, 0.2), "three": (-0.5, -0.1, -0.6)}
+    per_seed = {
+        name: page_figures.PerSeed(dict(enumerate(values))) for name, values in by_seed.items()
+    }
+    p = {name: stats.ttest_1samp(values, 0).pvalue for name, values in by_seed.items()}
+    assert p["one"] < p["three"] < p["two"]
+    expected = {"one": 3 * p["one"], "three": 2 * p["three"], "two": max(p["two"], 2 * p["three"])}
+    assert page_figures.holm(**per_seed) == pytest.approx(expected)
+    share, low, high = page_figures.fieller(per_seed["one"], per_seed["one"])
+    assert (share, low, high) == pytest.approx((1, 1, 1))
+    assert page_figures.tau([*per_seed.values()], [per_seed["two"] * -1] * 3) == (0, 1)
+    reversed_means = [one * -1 for one in per_seed.values()]
+    assert page_figures.tau([*per_seed.values()], reversed_means) == (-1, pytest.approx(2 / 6))
+
+
+def test_two_models_are_compared_in_nats_by_seed(page, tmp_path):
+    for seed, other in enumerate((4.01, 4.49, 4.32)):
+        row = make_row("rotary", 128, other, run=f"rotary-seed{seed}", seed=seed)
+        append_rows(tmp_path / "results.jsonl", [row])
+    offsets = np.log(SEEDS) - np.log((4.01, 4.49, 4.32))
+    for outside, margin in ((0.05, 0.02), (0.025, 0)):
+        half = -stats.t.ppf(outside, 2) * offsets.std(ddof=1) / 3**0.5
+        low, high = offsets.mean() - half, offsets.mean() + half
+        verdict = "equivalent" if margin else "undecided"
+        call = f'beside("alibi", "rotary", 128, {margin})'
+        line = f'{low:.4f} {high:.4f}<!-- {call}[0], {call}[1], {call}[2] == "{verdict}" -->'
+        assert page(line) == (line, 2, [])

@@ -12,11 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 
 from alibi.evaluation.task import THRESHOLD
 from alibi.paper.definitions import TABLES, load_table, parse_printed
-from alibi.reporting.intervals import PARTS, interval, part_sizes, share_interval
+from alibi.reporting.cells import make_cell
+from alibi.reporting.equivalence import agreement, equivalence, share_of_use
+from alibi.reporting.intervals import (
+    PARTS,
+    Sample,
+    difference,
+    interval,
+    part_sizes,
+    share_interval,
+)
+from alibi.reporting.measure import measure_of
 from alibi.reporting.rows import Row, latest, read_rows
+from alibi.reporting.tables import Number
 
 BUILTINS = (abs, all, any, len, max, min, round, set, sorted, str, sum)
 PAPER = "paper"  # among the files of a page: its lengths are facts, too
@@ -97,7 +109,8 @@ class Figures:
             self.effective,
             self.curse,
         )
-        named = (*BUILTINS, *of_rows, *of_use, self.paper, self.paper_ratio, self.ours)
+        of_claims = (self.saved, self.bounds, self.beside, holm, fieller, tau)
+        named = (*BUILTINS, *of_rows, *of_use, *of_claims, self.paper, self.paper_ratio, self.ours)
         return {"__builtins__": {}} | {one.__name__: one for one in named}
 
     def rows(
@@ -223,6 +236,49 @@ class Figures:
         )
         return max(good, default=0)
 
+    def saved(self, series: str, length: int, gap: int, **where: Any) -> PerSeed:
+        """Returns the nats a token that an echo `gap` tokens back saves in windows with `length` tokens."""
+        rows = self.rows(series, length, evaluator="echo", gap=gap, **where)
+        return _per_seed(rows, lambda row: row.results["saved_nats"])
+
+    def bounds(self, series: str, length: int, **where: Any) -> tuple[float, float]:
+        """Returns the 95% interval over seeds and text of what the rows measure; perplexity in nats."""
+        found = self._sample(series, length, where).interval
+        if found is None:
+            raise LookupError(f"one number of {series} at {length} has no interval")
+        return found.bounds
+
+    def beside(
+        self, series: str, other: str, length: int, margin: float = 0, **where: Any
+    ) -> tuple[float, float, str]:
+        """Returns the interval of one mean less the other over seeds and text, perplexity in nats a
+        token, and the verdict: of 90%, with the verdict of two one-sided tests; without a margin of 95%,
+        and which is lower.
+        """
+        one, two = (self._sample(each, length, where) for each in (series, other))
+        if margin:
+            tested = equivalence(one, two, margin)
+            assert tested is not None, (series, other)
+            return *tested[0].bounds, tested[1]
+        found = difference(one, two)
+        assert found is not None, (series, other)
+        verdict = "lower" if found.high < 0 else "higher" if found.low > 0 else "undecided"
+        return *found.bounds, verdict
+
+    def _sample(self, series: str, length: int, where: Mapping) -> Sample:
+        where = {"evaluator": "perplexity"} | where
+        if where["evaluator"] == "perplexity":
+            where = {"split": "valid", "stride": length} | where
+        rows = self.rows(series, length, **where)
+        _per_seed(rows, lambda row: 0.0)  # one row a seed
+        measure = measure_of(rows[0])
+        cell = make_cell(
+            [entry for row in rows for entry in measure.entries(row)], measure.kinds[0]
+        )
+        if not isinstance(cell, Number) or cell.sample is None:
+            raise LookupError(f"no result of {series} at {length}")
+        return cell.sample
+
     def curse(self, length: int, longer: int) -> dict[str, Any]:
         """Returns the analysis of the gain from `length`-token to `longer`-token blocks."""
         for line in (self.folder / "early-token-curse/by_context.jsonl").open():
@@ -254,6 +310,42 @@ class Figures:
         columns = [column.removesuffix(": ours") for column in columns[1:]]
         rows = [[cell.partition(" (")[0] for cell in row[1:]] for row in rows]
         return float(_cell(columns, rows, cell))
+
+
+def holm(**differences: PerSeed) -> dict[str, float]:
+    """Returns the p of each mean difference over seeds, two-sided Student's t, adjusted for all of them
+    (Holm 1979, doi 10.2307/4615733).
+
+    Example:
+      >>> holm(one=PerSeed({0: -1.0, 1: -1.1, 2: -0.9}), two=PerSeed({0: 0.1, 1: -0.2, 2: 0.2}))
+      {'one': 0.0066..., 'two': 0.8075...}
+    """
+    adjusted, least = {}, 0.0
+    p = {
+        name: float(scipy.stats.ttest_1samp([*one.seeds.values()], 0).pvalue)
+        for name, one in differences.items()
+    }
+    for rank, name in enumerate(sorted(p, key=p.__getitem__)):
+        least = max(least, min(1.0, (len(p) - rank) * p[name]))
+        adjusted[name] = least
+    return adjusted
+
+
+def fieller(gain: PerSeed, reference: PerSeed) -> tuple[float, float, float]:
+    """Returns the share that the mean gain is of the reference's, and its 95% interval over seeds."""
+    pairs = [(value, reference.seeds[seed]) for seed, value in gain.seeds.items()]
+    share, bounds = share_of_use(*np.array(pairs).T)
+    if bounds is None:
+        raise LookupError("the share has no interval: one seed, or the reference may gain nothing")
+    return share, *bounds
+
+
+def tau(one: Sequence[PerSeed], other: Sequence[PerSeed]) -> tuple[float, float]:
+    """Returns Kendall's tau-b between the means of the same series by two measures, and p over all of
+    their orders.
+    """
+    found, p = agreement(*(np.array([[each.mean] for each in many]) for many in (one, other)))
+    return float(found.mean()), p
 
 
 def _value(row: Row, key: str) -> Any:
