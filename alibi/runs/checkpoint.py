@@ -1,6 +1,5 @@
 """Checkpoints: the latest and the best, through Orbax and nowhere else."""
 
-import asyncio
 import contextlib
 import errno
 import logging
@@ -282,8 +281,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     @contextlib.contextmanager
     def _damage_named(self, step: int, item: str) -> Iterator[None]:
         """Turns the many errors of Orbax for a damaged file into DamagedError."""
-        policy = asyncio.get_event_loop_policy()
-        asyncio.set_event_loop_policy(_Loops())
         try:
             yield
         except Exception as error:
@@ -292,8 +289,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             text = f"{type(error).__name__}: {error}"
             reason, *_ = re.split(r"\n| See full TensorStore| \[", text)
             raise self._damaged(step, f"its {item} can't be read, {reason[:300]}") from error
-        finally:
-            asyncio.set_event_loop_policy(policy)
 
     def _damaged(self, step: int, reason: str) -> DamagedError:
         return DamagedError(
@@ -313,23 +308,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     def __exit__(self, *_: object) -> None:
         """Waits as `wait` does, then releases the manager's threads."""
         self._manager.close()
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that waits for all reads before it closes.
-
-    Orbax closes its loop at the first error, and each read that ends later prints another error.
-    """
-
-    def close(self) -> None:
-        if not self.is_closed() and (left := asyncio.all_tasks(self)):
-            self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        super().close()
-
-
-class _Loops(asyncio.DefaultEventLoopPolicy):
-    def new_event_loop(self) -> _Loop:
-        return _Loop()
 
 
 class _LatestAndBest:

@@ -1,7 +1,5 @@
 """Checkpoints are read in both layouts of layers, and refused if they differ from the saved ones."""
 
-import asyncio
-import contextlib
 import dataclasses
 import pathlib
 import re
@@ -179,34 +177,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert re.search(rf"checkpoint .*/2 is damaged.*{message}.*that of step 1 is taken", error), (
         error
     )
-
-
-def test_reads_beside_a_damaged_one_end_before_their_loop_closes(
-    states, both_saved, monkeypatch
-) -> None:
-    """Orbax closes its loop at the first error: a read that ends later would print another one."""
-    ended = []
-
-    async def read() -> None:
-        await asyncio.sleep(0.01)
-        ended.append("the other read")
-
-    async def read_damaged() -> None:
-        ended.append(asyncio.ensure_future(read()))
-        await asyncio.sleep(0)
-        raise ValueError("DATA_LOSS")
-
-    def restore(*_: object, **__: object) -> None:
-        with contextlib.closing(asyncio.new_event_loop()) as loop:
-            loop.run_until_complete(read_damaged())
-
-    monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", restore)
-    with (
-        Checkpoints(both_saved, read_only=True) as checkpoints,
-        pytest.raises(ValueError, match=r"/2 is damaged .*DATA_LOSS"),
-    ):
-        checkpoints.restore_params(2, states[0].params)
-    assert ended[1:] == ["the other read"]
 
 
 def test_there_is_a_spare_where_the_latest_is_the_best(states, tmp_path: pathlib.Path) -> None:
