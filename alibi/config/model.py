@@ -53,6 +53,10 @@ class ModelConfig(Section):
     gated: bool = False
     # Attention and feed-forward layer read the same norm, and both are added to its input (GPT-J).
     parallel: bool = False
+    # Where norms stand. before: in front of attention and of the feed-forward layer. after: behind
+    # the sum of each with its input (BERT). after_twice: as after, but attention's normed sum is
+    # added to the input and normed again (jina-embeddings-v2's second layout).
+    norms: str = choice("before", ("before", "after", "after_twice"))
     # layer: with scale and bias; layer_no_bias: with scale; rms: RMS norm (arXiv 1910.07467);
     # rms_one: its scale is 1 plus the parameter (Gemma)
     norm: str = choice("layer", ("layer", "layer_no_bias", "rms", "rms_one"))
@@ -63,6 +67,8 @@ class ModelConfig(Section):
     qkv_bias: bool = True  # biases in queries, keys and values
     out_bias: bool = True  # bias in attention's output projection
     feed_forward_bias: bool = True
+    # with feed_forward_bias: also in front of the activation, where MosaicBERT has none
+    up_bias: bool = True
     # xavier: all matrices, biases 0; paper: see alibi/model/initialization.py.
     initialization: str = choice("xavier", ("xavier", "paper"), role=TRAINED)
     # rate on embeddings and residual branches
@@ -80,6 +86,11 @@ class ModelConfig(Section):
     logits_scale: float = number(
         1.0, above=0.0
     )  # multiplies the softmax's logits; not for adaptive
+    # rows that the tokens' types add to the embeddings (BERT's first and second text); 0: none
+    token_types: int = number(0, at_least=0, at_most=2**16)
+    # A dense layer, the activation and a norm in front of the softmax, and a bias for each word in
+    # it (BERT); not for adaptive
+    masked_head: bool = setting(False, CHANGED)
     # Rows of both matrices, if more than the vocabulary has; not for adaptive
     vocab_rows: int = number(0, at_least=0, at_most=INT32)
     # only adaptive uses the next four keys
@@ -157,10 +168,18 @@ class ModelConfig(Section):
             raise ValueError(
                 "model.qk_norm_joint=True changes the norms of queries and keys; set model.qk_norm=True too"
             )
-        if self.embedding == "adaptive" and (self.vocab_rows or self.logits_scale != 1):
+        if self.embedding == "adaptive" and (
+            self.vocab_rows or self.logits_scale != 1 or self.masked_head
+        ):
             raise ValueError(
-                f"model.embedding=adaptive has no model.vocab_rows={self.vocab_rows} or "
-                f"model.logits_scale={self.logits_scale}; use model.embedding=tied, or leave them out"
+                f"model.embedding=adaptive has no model.vocab_rows={self.vocab_rows}, "
+                f"model.logits_scale={self.logits_scale} or model.masked_head={self.masked_head}; use "
+                "model.embedding=tied, or leave them out"
+            )
+        if self.parallel and self.norms != "before":
+            raise ValueError(
+                f"model.parallel=True has one norm in front of both branches, and model.norms={self.norms} none; use "
+                "model.norms=before"
             )
         if not self.head_size and self.width % self.num_heads:
             divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]

@@ -25,6 +25,8 @@ class ObjectiveConfig(Section):
     mask_random: float = number(0.1, at_least=0.0, at_most=1.0)
     # share of these that stay as they are; the others become the mask token
     mask_kept: float = number(0.1, at_least=0.0, at_most=1.0)
+    # the mask token's id in the tokenizer's vocabulary; -1: a new one after the vocabulary
+    mask_id: int = number(-1, at_least=-1, at_most=INT32)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,8 +50,8 @@ class ObjectiveConfig(Section):
 
     @property
     def added_tokens(self) -> int:
-        """The tokens of a model's vocabulary after the text's: the mask token."""
-        return int(self.name == "masked")
+        """The tokens of a model's vocabulary after the text's: a mask token that the text lacks."""
+        return int(self.name == "masked" and self.mask_id < 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ from alibi.config.fields import did_you_mean
 from alibi.convert.families import FAMILIES, Family
 from alibi.convert.families.base import GENERIC
 from alibi.convert.folder import read_json
-from alibi.convert.importing import HUB, by_path, cast, model_entries
-from alibi.convert.tensors import CONFIG, write_safetensors
+from alibi.convert.importing import HUB, KEPT, by_path, cast, model_entries
+from alibi.convert.tensors import CONFIG, from_safetensors, write_safetensors
 from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer
 from alibi.data.tokenizers.bpe import library
@@ -42,7 +42,8 @@ def export_model(
 
     Args:
       output_dir: empty or absent.
-      family: its name. Defaults to the import's, or to the first whose config can say the run's.
+      family: its name. Defaults to the import's, or to the first whose config can say the run's: the
+        parent's, then the others.
       checkpoint: "latest", "best" or a step.
       dtype: files have float32, bfloat16, float16, or with "keep" the run's own dtype.
 
@@ -64,19 +65,34 @@ def export_model(
             "an export runs on a single host; start it on one, with devices for the model"
         )
     run = TrainedRun(workdir, checkpoint)
-    origin = run.directory.provenance().get("imported_from") or {}
+    record = run.directory.provenance()
+    origin = record.get("imported_from") or {}
+    of_parent = (record.get("parent") or {}).get("family", "")
     small = _small_files(run.directory.path / HUB, origin.get("files", {}))
     config = replaced(run.config, {"model.scan_layers": False})
     if config.model.embedding != "adaptive":  # which no family can say
-        rows = max(config.model.vocab_rows, run.tokenizer.vocab_size)
+        tokens = run.tokenizer.vocab_size + config.objective.added_tokens
+        rows = max(config.model.vocab_rows, tokens)
         config = replaced(config, {"model.vocab_rows": rows})
-    chosen, content = _describe(run, config, family or origin.get("family", ""))
+    chosen, content = _describe(run, config, family or origin.get("family", ""), of_parent)
     file_dtype = run.config.model.param_dtype if dtype == "keep" else dtype
     leaves = by_path(unstacked(run.params) if is_stacked(run.params) else run.params)
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    entries = {one.theirs: one for one in model_entries(chosen, content, config, shapes)}
+    # A model without a head is saved alone, and without the prefix.
+    bare = bool(chosen.masked_head) and not config.model.masked_head
+    entries = {
+        one.theirs.removeprefix(chosen.prefix if bare else ""): one
+        for one in model_entries(chosen, content, config, shapes)
+    }
+    kept = from_safetensors(small.pop(KEPT).read_bytes()) if KEPT in small else {}
     itemsize = np.dtype(jax.numpy.dtype(file_dtype)).itemsize
     sizes = {name: math.prod(one.shape(shapes)) * itemsize for name, one in entries.items()}
+    sizes |= {name: kept[name].size * itemsize for name in kept}
+
+    def tensor(name: str) -> np.ndarray:
+        array = kept[name] if name in kept else entries[name].to_theirs(leaves)
+        return cast(array, file_dtype, name)
+
     ends = run.tokenizer.ends or (run.tokenizer.boundary_id,)
     content |= {"dtype": file_dtype, "eos_token_id": [*ends] if len(ends) > 1 else ends[0]}
     notes = []
@@ -98,9 +114,7 @@ def export_model(
                 key: before[key] for key in ("architectures", "eos_token_id") if key in before
             }
         (partial / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
-        write_safetensors(
-            partial, lambda name: cast(entries[name].to_theirs(leaves), file_dtype, name), sizes
-        )
+        write_safetensors(partial, tensor, sizes)
         claim.release()
         (partial / LOCK_FILE).unlink()
     return pathlib.Path(out), chosen, notes
@@ -122,14 +136,16 @@ def _small_files(folder: epath.Path, hashes: dict[str, str]) -> dict[str, epath.
     return small
 
 
-def _describe(run: TrainedRun, config: Config, name: str) -> tuple[Family, dict[str, Any]]:
+def _describe(
+    run: TrainedRun, config: Config, name: str, preferred: str
+) -> tuple[Family, dict[str, Any]]:
     """Returns the family `name` and its config.json. Without a name returns the first that can say the
-    model.
+    model, `preferred` before others.
     """
     if name:
         return FAMILIES[name], FAMILIES[name].describe(config)
     refused = []
-    for family in FAMILIES.values():
+    for family in sorted(FAMILIES.values(), key=lambda family: family.name != preferred):
         try:
             content = family.describe(config)
         except ValueError as error:

@@ -52,7 +52,10 @@ class HubFolder(Model):
             for name, tensor in tensors.items():
                 copies.setdefault(name, {})[file] = tensor
         self.tensors |= {  # a tensor in two files is read from the index's
-            name: tensor
+            # TensorFlow's names, in BERT's first files
+            name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+                "LayerNorm.beta", "LayerNorm.bias"
+            ): tensor
             for name, by_file in copies.items()
             for file, tensor in by_file.items()
             if len(by_file) == 1 or path / index.get(name, "") == file

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from alibi.config import Config, replaced
 from alibi.convert.families import Entry, Family, HubConfig, fairseq, family_of
 from alibi.convert.folder import HubFolder, find_folder
-from alibi.convert.tensors import CONFIG, FLOATS, Model
+from alibi.convert.tensors import CONFIG, FLOATS, Model, to_safetensors
 from alibi.convert.work_directory import empty_run, write_run
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, read_dictionary, read_tokenizer
 from alibi.devices.memory import check_memory
@@ -29,6 +29,8 @@ from alibi.runs.trained import fitting_mesh
 from alibi.storage.cache import file_sha256
 from alibi.training.optimizer import make_optimizer
 
+MASKS = "[MASK]", "<mask>"  # names of the mask token
+KEPT = "kept.safetensors"  # in HUB: the tensors that the model doesn't use
 HUB = "hub"  # the folder in the work directory with the small files of the hub's folder
 
 # Each is written beside config.json, for `train.py --config=DIR/config.py`.
@@ -102,7 +104,7 @@ def import_model(
       ValueError: an unknown architecture or key, another objective, a file, tensor or tokenizer that
         is missing, damaged or doesn't fit, too little memory, a work directory with files.
     """
-    run = empty_run(workdir, config)
+    run = empty_run(workdir)
     folder = HubFolder(find_folder(model, revision))
     family, config = describe(folder, config, ignored)
     if config.model.num_layers > len(folder.tensors):  # to build so many would take long
@@ -115,29 +117,40 @@ def import_model(
     rows = config.model.vocab_rows
     tokenizer = read_tokenizer(file, [end for end in folder.ends if 0 <= end < rows], rows)
     hashes = "".join(map(file_sha256, [folder.path / CONFIG, *folder.files]))
-    keys = {
+    keys: dict[str, Any] = {
         "imported_from": hashlib.sha256(hashes.encode()).hexdigest(),
         "data.tokenizer": "bpe",
         "data.tokenizer_file": str(file),
         "model.param_dtype": _param_dtype(folder, family) if dtype == "keep" else dtype,
     }
+    if family.masked_head:
+        masks = [tokenizer.special_ids[name] for name in MASKS if name in tokenizer.special_ids]
+        if not masks:
+            raise ValueError(
+                f"{file} has no special token {' or '.join(MASKS)}, which stands for masked tokens; give the tokenizer "
+                "of this model by --tokenizer_file"
+            )
+        keys["objective.mask_id"] = masks[0]
     config = replaced(config, keys)
     hosts.check_alike({**process_facts(config), "tokenizer": tokenizer.fingerprint()})
+    small = {file.name: file.read_bytes() for file in folder.kept}
+    if kept := [name for name in folder.tensors if re.fullmatch(family.kept, name)]:
+        small[KEPT] = to_safetensors({name: folder.tensors[name].read() for name in kept})
     origin = {
         "model": model,
         "revision": revision,
         "family": family.name,
         "architecture": folder.config["architectures"][0],
         "sha256": config.imported_from,
-        "files": {file.name: file_sha256(file) for file in folder.kept},
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in small.items()},
     }
     params = read_params(folder, family, config, tokenizer.vocab_size)
     state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=None)
 
     def keep(path: Any) -> None:
         (path / HUB).mkdir()
-        for file in folder.kept:
-            (path / HUB / file.name).write_bytes(file.read_bytes())
+        for name, content in small.items():
+            (path / HUB / name).write_bytes(content)
 
     write_run(
         run, config, tokenizer, state, _provenance(state, tokenizer, origin), STARTED_FILE, keep
@@ -171,7 +184,7 @@ def import_fairseq(
         raise ValueError(
             f"position={position!r} is none of fairseq's; use one of {', '.join(fairseq.POSITIONS)}"
         )
-    run = empty_run(workdir, config)
+    run = empty_run(workdir)
     model = fairseq.read_checkpoint(pathlib.Path(os.path.expanduser(checkpoint)))
     _, config = describe(model, config, family=fairseq.FAMILY)
     tokenizer, rows = WordTokenizer(read_dictionary(dictionary)), model.config["vocab_size"]
@@ -227,8 +240,16 @@ def describe(
     try:
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             raise ValueError(f"config.json has architectures={named!r}, which is no list of names")
-        family = family or family_of(model.config)
+        family = family or family_of(model.config, model.tensors)
         settings = family.settings(model.config, ignored) | {"model.scan_layers": False}
+        if family.masked_head:
+            has_head = any(name.startswith(family.masked_head) for name in model.tensors)
+            settings |= {"objective.name": "masked", "model.masked_head": has_head}
+        elif not config.objective.causal:
+            raise ValueError(
+                f"objective={config.objective.name} doesn't go with models that predict the next token; use "
+                "objective=next_token"
+            )
         return family, replaced(dataclasses.replace(config, position_options={}), settings)
     except ValueError as error:
         raise ValueError(f"{model.path}: {error}") from error
@@ -334,7 +355,7 @@ def _names(
     left = [
         name
         for name in sorted(tensors.keys() - set(names.values()))
-        if not re.fullmatch(family.buffers, name)
+        if not re.fullmatch(f"{family.buffers}|{family.kept}", name)
     ]
     first = names[entries[0].theirs]
     tied = family.tied or {"lm_head.weight": first}

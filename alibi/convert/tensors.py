@@ -155,6 +155,21 @@ def list_dense(content: Any, file: pathlib.Path) -> dict[str, Tensor]:
     }
 
 
+def to_safetensors(tensors: dict[str, Array]) -> bytes:
+    """Returns a safetensors file."""
+    needs("tensors that a model doesn't use", "safetensors")
+    from safetensors.numpy import save
+
+    return save(tensors)
+
+
+def from_safetensors(content: bytes) -> dict[str, Array]:
+    """Returns the tensors in a safetensors file."""
+    from safetensors.numpy import load
+
+    return load(content)
+
+
 def write_safetensors(
     folder: pathlib.Path, read: Callable[[str], Array], sizes: Mapping[str, int]
 ) -> None:

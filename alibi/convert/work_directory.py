@@ -22,15 +22,8 @@ from alibi.storage.files import check_writable, is_address, listed, made_whole, 
 WRITTEN = 1 << 24  # bytes of parameters that are written at a time, beside the largest
 
 
-def empty_run(workdir: str | os.PathLike[str], config: Config) -> RunDirectory:
-    """Returns a work directory's run. Raises ValueError if it has files, or for another objective than
-    the next token.
-    """
-    if not config.objective.causal:
-        raise ValueError(
-            f"objective={config.objective.name} doesn't go with models that predict the next token; use "
-            "objective=next_token"
-        )
+def empty_run(workdir: str | os.PathLike[str]) -> RunDirectory:
+    """Returns a work directory's run. Raises ValueError if it has files."""
     run = RunDirectory(workdir)
     check_empty(run.path, f"work directory {run}", "--workdir")
     return run

@@ -1,4 +1,4 @@
-"""A decoder layer: attention with any position method, and a feed-forward layer."""
+"""A layer: attention with any position method, and a feed-forward layer."""
 
 import functools
 from collections.abc import Callable
@@ -52,8 +52,8 @@ class BlockCall:
 
 
 class Block(nn.Module):
-    """A decoder layer with a norm before attention and before the feed-forward layer, each on a
-    residual branch.
+    """A layer of attention and a feed-forward layer, each on a residual branch, with norms where
+    `model.norms` says.
 
     Attributes:
       config: the model's config.
@@ -81,8 +81,12 @@ class Block(nn.Module):
         """
         config = self.config
         products = Products.of(config.products, DTYPES[config.dtype])
-        # Norms run in float32 whatever the compute dtype; the products cast their results.
-        normed = products.norm(make_norm(config, "attention_norm"), x)
+
+        def norm(name: str, x: Array) -> Array:
+            # in float32 whatever the compute dtype; the products cast its result
+            return products.norm(make_norm(config, name), x)
+
+        normed = norm("attention_norm", x) if config.norms == "before" else x
         of_layer = position_params(
             self, functools.partial(init_layer, kind.position, kind.logit_scale)
         )
@@ -91,11 +95,17 @@ class Block(nn.Module):
         y = make_attention(config, attention_fn, queries)(
             queries, normed, deterministic=deterministic
         )
-        x = x[:, -last:] + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
-        if not config.parallel:
-            queries = products.norm(make_norm(config, "feed_forward_norm"), x)
+        before = x[:, -last:]
+        x = before + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
+        if config.norms == "after_twice":
+            x = before + norm("attention_output_norm", x)
+        if config.norms != "before":
+            x = queries = norm("attention_norm", x)
+        elif not config.parallel:
+            queries = norm("feed_forward_norm", x)
         y = self._feed_forward(queries, products, deterministic)
-        return x + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
+        x = x + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
+        return x if config.norms == "before" else norm("feed_forward_norm", x)
 
     def _feed_forward(
         self, x: Float[Array, "batch last width"], products: Products, deterministic: bool
@@ -110,7 +120,10 @@ class Block(nn.Module):
             dot_general=products.dot_general,
         )
         widen = functools.partial(
-            dense, config.feed_forward, bias_init=initialization.bias(config.width)
+            dense,
+            config.feed_forward,
+            use_bias=config.feed_forward_bias and config.up_bias,
+            bias_init=initialization.bias(config.width),
         )
         activated, hidden = ACTIVATIONS[config.activation], widen(name="up")(x)
         hidden = activated(widen(name="gate")(x)) * hidden if config.gated else activated(hidden)

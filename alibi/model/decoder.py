@@ -17,7 +17,8 @@ from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.attention import DTYPES, check_backend
-from alibi.model.block import Block, BlockCall, position_params
+from alibi.model.block import ACTIVATIONS, Block, BlockCall, position_params
+from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
 from alibi.model.loss import Embedding, Head, TokenLoss, cross_entropy
 from alibi.model.norms import make_norm
@@ -71,6 +72,10 @@ class DecoderLM(nn.Module):
         config = self.config
         self.products = Products.of(config.products, DTYPES[config.dtype])
         self.vocabulary = self._make_vocabulary()
+        self.types = None
+        if config.token_types:
+            init = nn.initializers.normal(config.width**-0.5, jnp.float32)
+            self.types = self.param("token_types", init, (config.token_types, config.width))
         self.shared = self._shared_params()
         if config.scan_layers:
             self.stacked = self._stacked_params()
@@ -100,7 +105,26 @@ class DecoderLM(nn.Module):
         if config.embedding == "normalised":
             norms = jnp.linalg.norm(output.astype(jnp.float32), axis=-1, keepdims=True)
             output = output / jnp.maximum(norms, 1e-12)
-        return Embedding(embedding, output, head, config.logits_scale)
+        if not config.masked_head:
+            return Embedding(embedding, output, head, config.logits_scale)
+        self.head_dense = nn.Dense(
+            config.width,
+            dtype=self.products.layer_dtype,
+            kernel_init=INITIALIZATIONS[config.initialization].feed_forward,
+            dot_general=self.products.dot_general,
+        )
+        self.head_norm = make_norm(config, "head_norm")
+        bias = self.param("head_bias", nn.initializers.zeros, shape[:1], jnp.float32)
+        return Embedding(
+            embedding, output, head, config.logits_scale, bias, self._before_masked_softmax
+        )
+
+    def _before_masked_softmax(
+        self, features: Float[Array, "batch length width"]
+    ) -> Float[Array, "batch length width"]:
+        """Returns the input to the softmax's matrix with `model.masked_head`."""
+        activated = ACTIVATIONS[self.config.activation](self.head_dense(features))
+        return self.products.norm(self.head_norm, activated)
 
     def _shared_params(self) -> tuple[Params, ...]:
         """Returns, for each kind of layer, the parameters that its position method shares.
@@ -176,6 +200,7 @@ class DecoderLM(nn.Module):
         *,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
         fresh: bool = False,
@@ -189,6 +214,7 @@ class DecoderLM(nn.Module):
           positions: integers `[length]` or `[batch, length]`. Defaults to 0, 1, ...
           segment_ids: a token sees only tokens in its own segment (packed documents, padding). Give
             positions too if they restart.
+          token_types: with `model.token_types`, the type of each token. Defaults to 0.
           deterministic: no dropout. Otherwise `rngs={"dropout": key}` is needed.
           decode: append each sequence's tokens to a key-value cache, the collection "cache" in the
             variables, and attend to the whole cache: a prompt, in one piece or several, then token by
@@ -211,6 +237,7 @@ class DecoderLM(nn.Module):
             tokens,
             positions=positions,
             segment_ids=segment_ids,
+            token_types=token_types,
             deterministic=deterministic,
             decode=decode,
             fresh=fresh,
@@ -260,6 +287,7 @@ class DecoderLM(nn.Module):
         *,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
+        token_types: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
         fresh: bool = False,
@@ -267,8 +295,8 @@ class DecoderLM(nn.Module):
         chunk: int | None = None,
         last: int | None = None,
     ) -> Float[Array, "batch last width"]:
-        """Returns the softmax layer's input for the `last` last tokens, float32. Arguments are as in
-        `__call__`, and `last` defaults to all tokens.
+        """Returns the last layer's output, normed, for the `last` last tokens, float32. Arguments are as
+        in `__call__`, and `last` defaults to all tokens.
 
         Without `decode`, `total` is the length of a sequence that begins with these tokens, for methods
         that depend on it.
@@ -294,6 +322,9 @@ class DecoderLM(nn.Module):
             placed = randomised_positions(placed, total, config.max_position, tokens.shape[0], key)
         scale = jnp.asarray(config.embedding_scale or config.width**0.5, jnp.float32)
         x = self.vocabulary.embed(tokens).astype(jnp.float32) * scale
+        if self.types is not None:
+            types = jnp.zeros_like(tokens) if token_types is None else token_types
+            x = x + self.types[types].astype(jnp.float32)
         x = pattern[0].position.embed(self.shared[0], x, jnp.asarray(placed))
         if self.first_norm is not None:
             x = self.products.norm(self.first_norm, x)

@@ -40,6 +40,7 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
         ends = model.width * (rows + model.width)
     else:
         ends = model.width * max(vocab_size, model.vocab_rows)
+        ends += model.masked_head * model.width**2
     causal = config.objective.causal
     keys = sum(keys_seen(window, length, causal=causal) for window in model.by_layer("window"))
     attention = 2 * model.num_heads * model.head_dim * keys / length

@@ -160,12 +160,16 @@ class Embedding:
       output: the softmax's matrix.
       head: computes the logits.
       logits_scale: multiplies them.
+      bias: added to each word's logits, or None.
+      transform: changes features before the softmax's matrix, or None.
     """
 
     embedding: Float[Array, "vocabulary width"]
     output: Float[Array, "vocabulary width"]
     head: Head
     logits_scale: float
+    bias: Float[Array, " vocabulary"] | None = None
+    transform: Callable[[Array], Array] | None = None
 
     def embed(self, tokens: Int[Array, "batch length"]) -> Float[Array, "batch length width"]:
         """Returns the tokens' rows in the matrix."""
@@ -175,8 +179,19 @@ class Embedding:
         self, features: Float[Array, "batch length width"], deterministic: bool = True
     ) -> Float[Array, "batch length vocabulary"]:
         """Returns the features' logits, float32."""
+        return self._of_transformed(self._transformed(features))
+
+    def _transformed(
+        self, features: Float[Array, "batch length width"]
+    ) -> Float[Array, "batch length width"]:
+        return features if self.transform is None else self.transform(features)
+
+    def _of_transformed(
+        self, features: Float[Array, "batch length width"]
+    ) -> Float[Array, "batch length vocabulary"]:
         logits = self.head.logits(features, self.output)
-        return logits if self.logits_scale == 1 else logits * self.logits_scale
+        logits = logits if self.logits_scale == 1 else logits * self.logits_scale
+        return logits if self.bias is None else logits + self.bias.reshape(1, 1, -1)
 
     def token_losses(
         self,
@@ -186,7 +201,9 @@ class Embedding:
         deterministic: bool = True,
     ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
         """Returns each target's loss and NLL, as `Head.token_losses`."""
-        return self.head.token_losses(self.logits, features, targets, loss)
+        # Flax's modules can't be called in the loop over chunks.
+        features = self._transformed(features)
+        return self.head.token_losses(self._of_transformed, features, targets, loss)
 
 
 @jax.custom_jvp

@@ -24,7 +24,13 @@ def make_objective(config: Config, *, vocab_size: int, boundary_id: int) -> Obje
     text, options = (vocab_size, boundary_id), config.objective
     objective: Objective = NextToken(*text)
     if options.name == "masked":
-        objective = Masked(*text, options.mask_rate, options.mask_random, options.mask_kept)
+        if options.mask_id >= vocab_size:
+            raise ValueError(
+                f"objective.mask_id={options.mask_id} is no token of the vocabulary's {vocab_size:,}; use the id of "
+                "its mask token, or -1 for a new one"
+            )
+        rates = options.mask_rate, options.mask_random, options.mask_kept
+        objective = Masked(*text, *rates, options.mask_id)
     elif options.name == "answers":
         objective = Answers(*text)
     if positions := config.data.isolate_documents:

@@ -18,8 +18,8 @@ class Masked(Objective):
     Attributes:
       rate: share of tokens that are predicted.
       random: share among them replaced by a token drawn uniformly from the text's vocabulary.
-      kept: share among them left as they are. All others become the mask token, the id after the text's
-        vocabulary, which is never predicted.
+      kept: share among them left as they are. All others become the mask token.
+      mask_id: the mask token's id. -1 is the id after the text's vocabulary, which is never predicted.
     """
 
     causal = False
@@ -28,13 +28,19 @@ class Masked(Objective):
     rate: float
     random: float
     kept: float
+    mask_id: int = -1
+
+    @property
+    def mask_token(self) -> int:
+        """The id that stands for a hidden token in the inputs."""
+        return self.vocab_size if self.mask_id < 0 else self.mask_id
 
     def batch(self, sequences: Sequences, seed: int = 0, step: int = 0) -> Batch:
         tokens = sequences.tokens[:, 1:]
         of_rows = [_lots(first, tokens.shape[1], seed, step) for first in sequences.first]
         lots = np.array(of_rows, np.uint64).reshape(*tokens.shape, 4)
         kind, drawn = _uniform(lots[..., 1]), lots[..., 2] % np.uint64(self.vocab_size)
-        hidden = np.where(kind < self.random, drawn.astype(np.int32), np.int32(self.vocab_size))
+        hidden = np.where(kind < self.random, drawn.astype(np.int32), np.int32(self.mask_token))
         hidden = np.where((kind >= self.random) & (kind < self.random + self.kept), tokens, hidden)
         predicted = (_uniform(lots[..., 0]) < self.rate) & (tokens >= 0)
         shown = np.where(tokens < 0, np.int32(self.boundary_id), tokens)

@@ -114,6 +114,11 @@ class Parent:
 
     def about(self) -> dict[str, Any]:
         """Returns the entry `parent` of the run's provenance."""
+        record = self.run.provenance()
+        origin = record.get("imported_from") or record.get("parent") or {}
+        family = (
+            {"family": origin["family"]} if "family" in origin else {}
+        )  # of the hub, for exports
         return {
             "workdir": str(self.run),
             "step": self.step,
@@ -121,6 +126,7 @@ class Parent:
             "taken": self.parameters,
             "new": self._new,
             "dropped": self._dropped,
+            **family,
         }
 
     def describe(self) -> str:

@@ -7,6 +7,7 @@
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -30,6 +31,7 @@ from alibi.convert.importing import import_model
 from alibi.generation import generate
 from alibi.runs.trained import TrainedRun
 from tests.convert.described import FAMILIES as DESCRIBED
+from tests.convert.described_encoders import ENCODERS
 
 LENGTH = 16  # of training
 LIMIT = 8 * LENGTH  # tokens compared; the training length where transformers goes no further
@@ -38,6 +40,10 @@ VOCABULARY = 320
 RECORDED = pathlib.Path(__file__).parent / "imported.npz"
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, LIMIT))
 SHOWN = slice(7, None, 16)  # the tokens whose logits are recorded
+# Encoders read texts of L, 2 L and 8 L tokens in one batch, padded to the longest.
+ENDS = np.array([LENGTH, 2 * LENGTH, LIMIT])
+TEXTS = np.random.default_rng(1).integers(5, 300, (3, LIMIT))
+VISIBLE = np.arange(LIMIT) < ENDS[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Case:
         logits.
       about: what differs from the family's default.
       exports: whether transformers loads what is exported.
+      masked: whether the model predicts masked tokens.
     """
 
     family: str
@@ -58,30 +65,49 @@ class Case:
     folder: Callable[[pathlib.Path], Callable[[np.ndarray], np.ndarray]]
     about: str
     exports: bool = True
+    masked: bool = False
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """The tokens that are compared, [rows, LIMIT]."""
+        return TEXTS if self.masked else TOKENS
+
+    @property
+    def visible(self) -> np.ndarray:
+        """Which of them are no padding, [rows, LIMIT]."""
+        return VISIBLE if self.masked else np.ones_like(TOKENS, bool)
 
     def __str__(self) -> str:
         return f"{self.family}-{self.about}".replace(" ", "-").replace(",", "")
 
 
-def save_tokenizer(folder: pathlib.Path) -> hf.Tokenizer:
-    """Writes byte-level BPE with an end-of-text token, and returns it."""
+SPECIAL = ["[SEP]", "[CLS]", "[MASK]", "[UNK]", "[PAD]"]
+
+
+def save_tokenizer(folder: pathlib.Path, masked: bool = False) -> hf.Tokenizer:
+    """Writes byte-level BPE with an end-of-text token, or with those of masked models, and returns it."""
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = hf.decoders.ByteLevel()
     trainer = hf.trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["</s>"],
+        special_tokens=SPECIAL if masked else ["</s>"],
         initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
+    if masked:
+        tokenizer.post_processor = hf.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[SEP]", 0), ("[CLS]", 1)]
+        )
     tokenizer.save(str(folder / "tokenizer.json"))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    about |= {"mask_token": "[MASK]"} if masked else {"eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     return tokenizer
 
 
-def of_transformers(name: str, **keys: Any) -> Callable[[pathlib.Path], Callable]:
+def of_transformers(name: str, kind: str = "", **keys: Any) -> Callable[[pathlib.Path], Callable]:
     """Returns a function that makes a random model of `transformers`."""
 
     def make(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
@@ -89,15 +115,14 @@ def of_transformers(name: str, **keys: Any) -> Callable[[pathlib.Path], Callable
         import transformers
 
         config = getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **keys)
-        kind = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
         how = {"attn_implementation": implementation(name.lower())}
-        model = getattr(transformers, kind)._from_config(config, **how).eval()
+        model = getattr(transformers, kind or f"{name}ForCausalLM")._from_config(config, **how)
         model.save_pretrained(folder)
         tensors = weights({name: x.shape for name, x in load_file(folder / WEIGHTS).items()})
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         tensors = {name: torch.from_numpy(x) for name, x in tensors.items()}
         assert not model.load_state_dict(tensors, strict=False).unexpected_keys
-        return transformers_logits(model)
+        return transformers_logits(model.eval())
 
     return make
 
@@ -117,7 +142,7 @@ def record() -> None:
     for case in CASES:
         if case.peer == "transformers":
             with tempfile.TemporaryDirectory() as folder:
-                logits = case.folder(pathlib.Path(folder))(TOKENS)
+                logits = case.folder(pathlib.Path(folder))(case.tokens)
                 config = json.loads(pathlib.Path(folder, "config.json").read_text())
                 tensors = load_file(pathlib.Path(folder, WEIGHTS))
             about = {"config": config, "shapes": {name: x.shape for name, x in tensors.items()}}
@@ -131,7 +156,7 @@ def recorded(case: Case, folder: pathlib.Path) -> np.ndarray:
         about, logits = json.loads(str(file[f"{case}/about"])), file[f"{case}/logits"]
     (folder / "config.json").write_text(json.dumps(about["config"]))
     save_file(weights(about["shapes"]), folder / WEIGHTS)
-    save_tokenizer(folder)
+    save_tokenizer(folder, case.masked)
     return logits
 
 
@@ -172,8 +197,9 @@ def transformers_logits(model: Any) -> Callable[[np.ndarray], np.ndarray]:
     import torch
 
     def logits(tokens: np.ndarray) -> np.ndarray:
+        masks = {"attention_mask": torch.from_numpy(VISIBLE.astype(int))} if tokens is TEXTS else {}
         with torch.no_grad():
-            return model(torch.from_numpy(tokens)).logits.float().numpy()
+            return model(torch.from_numpy(tokens), **masks)[0].float().numpy()
 
     return logits
 
@@ -182,12 +208,21 @@ def of_description(name: str, **keys: Any) -> Callable[[pathlib.Path], Callable]
     """Returns a function that makes a random model of `described`."""
 
     def make(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
-        family = DESCRIBED[name]
+        family = (DESCRIBED | ENCODERS)[name]
         config = family.config(vocab=VOCABULARY, length=LENGTH, **keys)
         tensors = family.tensors(config, 0)
         (folder / "config.json").write_text(json.dumps(config))
         save_file(tensors | family.buffers(config), folder / WEIGHTS)
-        return lambda tokens: family.logits(config, tensors, tokens)
+
+        def logits(tokens: np.ndarray) -> np.ndarray:
+            if name in DESCRIBED:
+                return family.logits(config, tensors, tokens)
+            # each text alone, so that no padding can matter
+            rows = zip(tokens, ENDS, strict=True)
+            alone = [family.logits(config, tensors, row[None, :end])[0] for row, end in rows]
+            return np.stack([np.pad(row, ((0, LIMIT - len(row)), (0, 0))) for row in alone])
+
+        return logits
 
     return make
 
@@ -234,7 +269,9 @@ def _cases() -> Iterator[Case]:
     keys = falcon | {"num_attention_heads": 4, "ffn_hidden_size": 96}
     yield Case("falcon", made, of_transformers("Falcon", **keys), "7B, parallel, rotary")
     gpt2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": LIMIT}
-    yield Case("gpt2", made, of_transformers("GPT2", **gpt2), "learned positions")
+    yield Case(
+        "gpt2", made, of_transformers("GPT2", "GPT2LMHeadModel", **gpt2), "learned positions"
+    )
     for name, heads, kv_heads, more in (
         ("Llama", 8, 2, {"attention_bias": True, "mlp_bias": True}),
         (
@@ -264,6 +301,13 @@ def _cases() -> Iterator[Case]:
     full = {"attn_config": {"qk_ln": True, "clip_qkv": 0.7, "alibi_bias_max": 16}}
     mpt = of_description("mpt", heads=12, logit_scale="inv_sqrt_d_model", **full)
     yield Case("mpt", said, mpt, "qk_ln, clip_qkv, bias_max 16, logit_scale", exports=False)
+    keys = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    keys |= {"num_attention_heads": 4, "max_position_embeddings": LIMIT}
+    for kind, about in (("BertForMaskedLM", "masked tokens"), ("BertModel", "without a head")):
+        yield Case("bert", made, of_transformers("Bert", kind, **keys), about, masked=True)
+    for name, heads in (("mosaic_bert", 12), ("jina_bert", 8), ("jina_bert_qk", 8)):
+        make = of_description(name, heads=heads)
+        yield Case(name, said, make, f"{heads} heads", exports=False, masked=True)
 
 
 CASES = tuple(_cases())
@@ -276,7 +320,8 @@ class Differences:
     Attributes:
       logits, nll: at up to `LIMIT` tokens, float32.
       spread: the standard deviation of the peer's logits.
-      tokens_equal: of 8 tokens that were generated greedily, those that equal the peer's.
+      tokens_equal: of 8 tokens that were generated greedily, those that equal the peer's; None: the
+        model predicts masked tokens.
       ids_equal: whether the tokenizer gives the ids of the folder's.
       exported_equal: whether tensors written again are equal bit for bit.
       exported_logits: of transformers with the exported folder; None: it lacks the family.
@@ -285,7 +330,7 @@ class Differences:
     logits: float
     nll: float
     spread: float
-    tokens_equal: int
+    tokens_equal: int | None
     ids_equal: bool
     exported_equal: bool
     exported_logits: float | None
@@ -296,23 +341,19 @@ def compare(case: Case, folder: pathlib.Path) -> Differences:
     hub, workdir, out = (folder / name for name in ("hub", "run", "out"))
     hub.mkdir(parents=True)
     peer = case.folder(hub)
-    tokenizer = save_tokenizer(hub)
+    tokenizer = save_tokenizer(hub, case.masked)
     import_model(str(hub), workdir, Config())
     run = TrainedRun(workdir)
-    tokens, expected, ours = TOKENS, peer(TOKENS), our_logits(run)
+    tokens, expected, ours = case.tokens, peer(case.tokens), our_logits(run)
+    expected, ours = expected[case.visible], ours[case.visible]
+    targets = (tokens if case.masked else np.roll(tokens, -1, 1))[case.visible]
     nll, our_nll = (
         np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1))
         + x.max(-1)
-        - np.take_along_axis(x, np.roll(tokens, -1, 1)[..., None], -1)[..., 0]
+        - np.take_along_axis(x, targets[:, None] % x.shape[-1], -1)[:, 0]
         for x in (expected.astype(np.float64), ours.astype(np.float64))
     )
-    prompt, alike = tokens[:1, :LENGTH], 0
-    generated = np.asarray(generate(run.model, run.params, prompt.astype(np.int32), 8))[0]
-    following = prompt
-    for token in generated[-8:]:
-        best = peer(following)[0, -1].argmax()
-        alike += int(best == token)
-        following = np.append(following, [[best]], axis=1)
+    alike = None if case.masked else _alike(run, peer)
     export_model(workdir, out)
     same = are_equal(hub, out)
     again = None
@@ -321,24 +362,43 @@ def compare(case: Case, folder: pathlib.Path) -> Differences:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            named = json.loads((out / "config.json").read_text())["architectures"][0]
+            loaded = getattr(transformers, named).from_pretrained(
                 out, attn_implementation=implementation(case.family)
             )
-        again = float(np.abs(transformers_logits(loaded.eval())(tokens) - expected).max())
+        found = transformers_logits(loaded.eval())(tokens)[case.visible]
+        again = float(np.abs(found - expected).max())
     return Differences(
         logits=float(np.abs(ours - expected).max()),
-        nll=float(np.abs(nll - our_nll)[:, :-1].max()),
+        nll=float(np.abs(nll - our_nll).max()),
         spread=float(expected.std()),
         tokens_equal=alike,
-        ids_equal=run.tokenizer.encode(TEXT).tolist()[:-1] == tokenizer.encode(TEXT).ids,
+        ids_equal=run.tokenizer.encode(TEXT).tolist()[:-1]
+        == tokenizer.encode(TEXT, add_special_tokens=False).ids,
         exported_equal=same,
         exported_logits=again,
     )
 
 
+def _alike(run: TrainedRun, peer: Callable[[np.ndarray], np.ndarray]) -> int:
+    """Returns how many of 8 tokens that are generated greedily equal the peer's."""
+    prompt, alike = TOKENS[:1, :LENGTH], 0
+    generated = np.asarray(generate(run.model, run.params, prompt.astype(np.int32), 8))[0]
+    following = prompt
+    for token in generated[-8:]:
+        best = peer(following)[0, -1].argmax()
+        alike += int(best == token)
+        following = np.append(following, [[best]], axis=1)
+    return alike
+
+
 def our_logits(run: TrainedRun) -> np.ndarray:
-    apply = jax.jit(run.model.apply)
-    return np.asarray(apply({"params": run.params}, jnp.asarray(TOKENS, jnp.int32)))
+    """Returns the logits, or the last layer's output of a masked model without a head."""
+    masked = not run.config.objective.causal
+    method = "features" if masked and not run.config.model.masked_head else None
+    apply = jax.jit(functools.partial(run.model.apply, method=method))
+    tokens, segments = (TEXTS, {"segment_ids": 1 - VISIBLE.astype(int)}) if masked else (TOKENS, {})
+    return np.asarray(apply({"params": run.params}, jnp.asarray(tokens, jnp.int32), **segments))
 
 
 def are_equal(hub: pathlib.Path, out: pathlib.Path) -> bool:
@@ -368,9 +428,10 @@ def page(rows: list[tuple[Case, Differences]]) -> str:
     for case, found in rows:
         again = "-" if found.exported_logits is None else f"{found.exported_logits:.0e}"
         words = ["equal" if same else "differ" for same in (found.ids_equal, found.exported_equal)]
+        alike = "-" if found.tokens_equal is None else f"{found.tokens_equal} of 8"
         lines.append(
             f"| {case.family} | {case.about} | {case.peer} | {found.logits:.0e} ({found.spread:.1f}) | "
-            f"{found.nll:.0e} | {found.tokens_equal} of 8 | {words[0]} | {words[1]} | {again} |"
+            f"{found.nll:.0e} | {alike} | {words[0]} | {words[1]} | {again} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,6 @@ from alibi.runs.trained import TrainedRun
 from tests.convert.imported import (
     CASES,
     SHOWN,
-    TOKENS,
     Case,
     are_equal,
     compare,
@@ -29,10 +28,11 @@ def test_every_family_has_a_case() -> None:
     assert named == FAMILIES.keys()
 
 
-# A family with ALiBi, one with learned positions, one with rotary, and one that transformers lacks.
+# A family with ALiBi, one with learned positions, one with rotary, and one that transformers lacks;
+# three encoders.
 QUICK = [
     next(case for case in CASES if case.family == family)
-    for family in ("bloom", "gpt2", "llama", "refact")
+    for family in ("bloom", "gpt2", "llama", "refact", "bert", "mosaic_bert", "jina_bert_qk")
 ]
 MARKED = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 
@@ -47,12 +47,14 @@ def test_an_imported_model_computes_as_recorded(case: Case, tmp_path: pathlib.Pa
     if case.peer == "transformers":
         expected = recorded(case, hub)
     else:
-        expected = case.folder(hub)(TOKENS)[:, SHOWN]
-        save_tokenizer(hub)
+        expected = case.folder(hub)(case.tokens)[:, SHOWN]
+        save_tokenizer(hub, case.masked)
     import_model(str(hub), tmp_path / "run", Config())
     run = TrainedRun(tmp_path / "run")
     assert expected.std() > 0.1  # else any two models would agree
-    np.testing.assert_allclose(our_logits(run)[:, SHOWN], expected, atol=1e-4 * expected.std())
+    seen = case.visible[:, SHOWN]
+    ours, atol = our_logits(run)[:, SHOWN][seen], 1e-4 * expected.std()
+    np.testing.assert_allclose(ours, expected[seen], atol=min(atol, 5e-5) if case.masked else atol)
     export_model(tmp_path / "run", tmp_path / "out")
     assert are_equal(hub, tmp_path / "out")
 
@@ -73,7 +75,7 @@ def test_an_imported_model_computes_as_its_own_code(
     assert found.spread > 0.1  # else any two models would agree
     assert found.logits < 1e-4
     assert found.nll < 1e-4
-    assert found.tokens_equal == 8
+    assert found.tokens_equal in (None, 8)
     assert found.ids_equal
     assert found.exported_equal
     assert found.exported_logits in (None, 0.0)

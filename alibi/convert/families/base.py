@@ -172,7 +172,7 @@ class Family:
 
     Attributes:
       name: the family's name here.
-      architectures: its names in config.json.
+      architectures: its names in config.json. Of a masked model the second has no head.
       entries: maps config.json to tensors. Those for parameters that the model lacks are ignored.
       to_ours: maps config.json to our keys, and takes each of its keys.
       to_theirs: maps our config to config.json.
@@ -184,6 +184,12 @@ class Family:
       file: the config's name in messages.
       unread: maps our config to the keys of config.json that the model needs and transformers' own
         code ignores.
+      mark: a part of a tensor's name, for families that share architectures. The one without a mark
+        is taken if no mark is found.
+      masked_head: begins the names of the head's tensors in models of masked tokens. Models without
+        it predict the next token.
+      kept: matches names of tensors that the model doesn't use. An export writes them again.
+      unsaid: our keys that config.json has no words for.
     """
 
     name: str
@@ -197,6 +203,10 @@ class Family:
     untie: str = "set tie_word_embeddings to false there"
     file: str = "config.json"
     unread: Callable[[Config], list[str]] = lambda config: []
+    mark: str = ""
+    masked_head: str = ""
+    kept: str = "$^"
+    unsaid: tuple[str, ...] = ()
 
     def settings(self, content: Mapping[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, Any]:
         """Returns our keys for a config.json.
@@ -224,22 +234,31 @@ class Family:
         Raises:
           ValueError: the family can't say some keys, which the error names.
         """
-        if not config.objective.causal:
+        if config.objective.causal == bool(self.masked_head):
+            predicted = "masked tokens" if self.masked_head else "the next token"
             raise ValueError(
-                f"{self.architectures[0]} predicts the next token, and this model has "
+                f"{self.architectures[0]} predicts {predicted}, and this model has "
                 f"objective={config.objective.name}"
             )
-        content = {"architectures": [self.architectures[0]], **self.to_theirs(config)}
+        has_head = config.model.masked_head
+        content = {
+            "architectures": [self.architectures[bool(self.masked_head) and not has_head]],
+            **self.to_theirs(config),
+        }
         hub, options = HubConfig(content), known_options(config.position)
+        head = {"model.masked_head": has_head} if self.masked_head else {}
         try:
             read = replaced(
-                dataclasses.replace(config, position_options={}), DEFAULTS | self.to_ours(hub)
+                dataclasses.replace(config, position_options={}),
+                DEFAULTS | self.to_ours(hub) | head,
             )
         except ValueError as error:
             raise ValueError(f"{self.architectures[0]} can't say this model: {error}") from error
         defaults = {f"position_options.{name}": value for name, value in options.items()}
         ours, said = defaults | flatten(config), defaults | flatten(read)
-        if differing := sorted(key for key in ours if ours[key] != said.get(key)):
+        if differing := sorted(
+            key for key in ours if ours[key] != said.get(key) and key not in self.unsaid
+        ):
             shown = "; ".join(
                 f"{key} is {ours[key]!r} and would become {said.get(key)!r}" for key in differing
             )

@@ -1,0 +1,192 @@
+"""Encoders of the hub: what their configs and files may hold, training on, and the way back."""
+
+import json
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from alibi.config import Config, load_config, make_config
+from alibi.convert.exporting import export_model
+from alibi.convert.families import FAMILIES, family_of
+from alibi.convert.importing import import_model
+from alibi.evaluation.scorer import run_objective
+from alibi.model.decoder import build_model
+from alibi.objectives import Sequences, make_objective
+from alibi.runs.trained import TrainedRun
+from alibi.training.loop import train
+from alibi.training.parent import Parent
+from tests.convert.described_encoders import ENCODERS
+from tests.convert.imported import CASES, recorded, save_tokenizer
+
+BERT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 320,
+}
+JINA = BERT | {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+
+
+def jina(folder: pathlib.Path, **keys: Any) -> pathlib.Path:
+    """Makes a work directory of a random jina-embeddings-v2 of one layer."""
+    hub, family = folder / "hub", ENCODERS["jina_bert"]
+    hub.mkdir()
+    content = family.config(layers=1, heads=4, vocab=320, length=16, **keys)
+    (hub / "config.json").write_text(json.dumps(content))
+    save_file(family.tensors(content, 0), hub / "model.safetensors")
+    save_tokenizer(hub, masked=True)
+    import_model(str(hub), folder / "run", Config())
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, r"position_embedding_type='relative"),
+        ("bert", {"is_decoder": True}, r"is_decoder=True"),
+        ("bert", {"hidden_act": "mish"}, r"hidden_act='mish'.*only 'gelu'"),
+        ("bert", {"rotary": 1}, r"not known here: rotary=1"),
+        ("mosaic_bert", {"hidden_act": "silu"}, r"hidden_act='silu'"),
+        ("mosaic_bert", {"layer_norm_eps": 1e-5}, r"layer_norm_eps=1e-05"),
+        ("jina_bert", JINA | {"feed_forward_type": "original"}, r"feed_forward_type='original'"),
+        ("jina_bert", JINA | {"position_embedding_type": "absolute"}, r"type='absolute'"),
+    ],
+)
+def test_what_an_encoder_asks_for_beyond_this_is_refused(
+    family: str, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        FAMILIES[family].settings(BERT | keys)
+    assert "\n" not in str(error.value)
+
+
+def test_tensors_tell_families_of_one_architecture_apart() -> None:
+    """MosaicBERT and DNABERT-2 call themselves BERT, and both layouts of jina-embeddings-v2 alike."""
+    for names, family in (
+        (["bert.encoder.layer.0.attention.self.query.weight"], "bert"),
+        (["bert.encoder.layer.0.attention.self.Wqkv.weight"], "mosaic_bert"),
+    ):
+        assert family_of({"architectures": ["BertForMaskedLM"]}, names).name == family
+    for names, family in (
+        (["encoder.layer.0.mlp.gated_layers.weight"], "jina_bert"),
+        (["encoder.layer.0.attention.self.layer_norm_q.weight"], "jina_bert_qk"),
+    ):
+        assert family_of({"architectures": ["JinaBertModel"]}, names).name == family
+
+
+def test_the_first_berts_files_are_read(tmp_path: pathlib.Path) -> None:
+    """Their norms have TensorFlow's names. The copy of a tied matrix and of a bias add nothing, and
+    what the model doesn't use goes along to an export.
+    """
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    recorded(next(case for case in CASES if case.family == "bert"), hub)
+    tensors, random = load_file(hub / "model.safetensors"), np.random.default_rng(0)
+    kept = {
+        "bert.pooler.dense.weight": random.normal(size=(64, 64)).astype(np.float32),
+        "bert.pooler.dense.bias": random.normal(size=64).astype(np.float32),
+        "cls.seq_relationship.weight": random.normal(size=(2, 64)).astype(np.float32),
+        "cls.seq_relationship.bias": random.normal(size=2).astype(np.float32),
+    }
+    copies = {
+        "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"],
+        "cls.predictions.decoder.bias": tensors["cls.predictions.bias"],
+        "bert.embeddings.position_ids": np.arange(128)[None],
+    }
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(old | kept | copies, hub / "model.safetensors")
+    import_model(str(hub), tmp_path / "run", Config())
+    export_model(tmp_path / "run", tmp_path / "out")
+    found, expected = load_file(tmp_path / "out" / "model.safetensors"), tensors | kept
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(found[name], tensor)
+    copies["cls.predictions.decoder.bias"] = copies["cls.predictions.decoder.bias"] + 1
+    save_file(old | copies, hub / "model.safetensors")
+    with pytest.raises(ValueError, match=r"decoder\.bias differs from cls\.predictions\.bias"):
+        import_model(str(hub), tmp_path / "other", Config())
+
+
+def test_the_mask_token_is_the_tokenizers(tmp_path: pathlib.Path) -> None:
+    """It has a row of the embedding, so the model gets no further one."""
+    run = TrainedRun(jina(tmp_path))
+    mask = run.tokenizer.special_ids["[MASK]"]
+    assert (run.config.objective.name, run.config.objective.mask_id) == ("masked", mask)
+    assert run.params["embedding"].shape == (320, 32)
+    tokens = np.random.default_rng(0).integers(5, 300, (4, 65)).astype(np.int32)
+    batch = run_objective(run).batch(Sequences(tokens, np.arange(4) * 64))
+    hidden = batch.inputs == mask
+    assert hidden.any()
+    assert (batch.targets[hidden] == tokens[:, 1:][hidden]).all()
+    assert batch.inputs.max() < 300
+    text = {"vocab_size": 300, "boundary_id": 0}
+    with pytest.raises(ValueError, match=r"objective\.mask_id=300 is no token of the vocabulary's"):
+        make_objective(make_config("objective=masked,objective.mask_id=300"), **text)
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: pathlib.Path) -> None:
+    jina(tmp_path)
+    save_tokenizer(tmp_path / "hub")
+    with pytest.raises(ValueError, match=r"no special token \[MASK\] or <mask>, which stands"):
+        import_model(str(tmp_path / "hub"), tmp_path / "other", Config())
+
+
+def test_a_shorter_training_keeps_the_table_of_positions(tmp_path: pathlib.Path) -> None:
+    """And its export says the table's rows, which are the longest text."""
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    recorded(next(case for case in CASES if case.family == "bert"), hub)
+    import_model(str(hub), tmp_path / "run", Config())
+    config = load_config(f"{tmp_path}/run/config.py:length=32")
+    about = Parent(config, build_model(config, 300)).about()
+    assert (about["new"], about["dropped"]) == ([], [])
+    content = FAMILIES["bert"].describe(config)
+    assert (content["max_position_embeddings"], content["type_vocab_size"]) == (128, 2)
+    with pytest.raises(ValueError, match=r"BertForMaskedLM predicts masked tokens, and this model"):
+        FAMILIES["bert"].describe(make_config())
+
+
+def test_a_model_without_a_head_gets_one_in_training(tmp_path: pathlib.Path) -> None:
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    recorded([case for case in CASES if case.family == "bert"][1], hub)
+    import_model(str(hub), tmp_path / "run", Config())
+    config = load_config(f"{tmp_path}/run/config.py:model.masked_head=true")
+    about = Parent(config, build_model(config, 300)).about()
+    parts = ["bias", "dense/bias", "dense/kernel", "norm/bias", "norm/scale"]
+    assert (about["new"], about["dropped"]) == ([f"head_{part}" for part in parts], [])
+    assert about["family"] == "bert"
+
+
+@pytest.mark.slow
+def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
+    """The description computes with the exported tensors as the run does; the parameters have moved."""
+    jina(tmp_path)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 100)
+    text = f"data.corpus=text,data.train={tmp_path}/text.txt,data.valid={tmp_path}/text.txt"
+    small = "train.steps=2,train.batch_tokens=64,eval.max_tokens=64,log.tensorboard=false"
+    config = load_config(f"{tmp_path}/run/config.py:{text},{small}")
+    train(config, str(tmp_path / "on"))
+    export_model(tmp_path / "on", tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert content["architectures"] == ["JinaBertForMaskedLM"]  # its parent's, not MosaicBERT's
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    before = load_file(tmp_path / "hub" / "model.safetensors")
+    assert tensors.keys() == before.keys()
+    moved = [name for name in before if not np.array_equal(before[name], tensors[name])]
+    assert len(moved) > len(before) / 2
+    tokens = np.random.default_rng(0).integers(5, 300, (2, 32))
+    run = TrainedRun(tmp_path / "on")
+    ours = np.asarray(run.model.apply({"params": run.params}, jnp.asarray(tokens)))
+    expected = ENCODERS["jina_bert"].logits(content, tensors, tokens)
+    np.testing.assert_allclose(ours, expected, atol=5e-5)
