@@ -18,11 +18,10 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from alibi.config.override import Override
 from alibi.evaluation.output import print_once
-from alibi.evaluation.scorer import unrounded
 from alibi.extras import needs
 from alibi.generation.sampling import Sampling
 from alibi.generation.texts import Prompt, Writer
-from alibi.model.decoder import DecoderLM
+from alibi.model.decoder import DecoderLM, unrounded
 from alibi.parallel.sharding import batch_parts
 from alibi.progress import Progress
 from alibi.runs.trained import TrainedRun

@@ -1,7 +1,6 @@
 """The negative log-likelihood (NLL) of every token in a stream, on any number of devices and hosts."""
 
 import collections
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from alibi.evaluation.windows import (
     scored_targets,
     windows_of,
 )
-from alibi.model.decoder import DecoderLM
+from alibi.model.decoder import DecoderLM, unrounded
 from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
@@ -259,13 +258,3 @@ def wrong_tokens(model: DecoderLM) -> NllFunction:
         return jnp.asarray(jnp.argmax(logits, axis=-1) != targets, jnp.float32)
 
     return wrong
-
-
-def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which accelerators, too, compute the products of a float32 model in
-    float32.
-
-    By default they round the operands to fewer bits.
-    """
-    rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
-    return jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext()

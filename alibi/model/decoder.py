@@ -1,5 +1,6 @@
 """A decoder language model for any position method, with tied or adaptive embeddings."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -583,6 +584,16 @@ def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
 def evaluated(model: DecoderLM, config: Config) -> DecoderLM:
     """Returns the model for evaluation, with products in `config.eval.dtype`."""
     return model.clone(config=dataclasses.replace(model.config, dtype=config.eval.dtype))
+
+
+def unrounded(model: DecoderLM) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which accelerators, too, compute the products of a float32 model in
+    float32.
+
+    By default they round the operands to fewer bits.
+    """
+    rounds = jax.default_backend() != "cpu" and model.config.dtype == "float32"
+    return jax.default_matmul_precision("highest") if rounds else contextlib.nullcontext()
 
 
 def param_shapes(model: DecoderLM) -> PyTree:

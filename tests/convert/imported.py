@@ -413,7 +413,9 @@ def page(rows: list[tuple[Case, Differences]]) -> str:
         "",
         "Random models of other families, imported by `scripts/import_hf.py`'s code and compared with "
         f"their own code in float32, at up to {LIMIT} tokens with L = {LENGTH} (L = {LIMIT} for MPT and GPT-2 of "
-        "transformers, which go no further); written again by `scripts/export_hf.py`'s code.",
+        "transformers, which go no further); written again by `scripts/export_hf.py`'s code. Encoders (bert and "
+        f"below) read texts of {', '.join(map(str, ENDS))} tokens in one padded batch; their NLL is that of the "
+        "token at its own place, and without a head their last layer's output is compared.",
         "",
         "    python -m tests.convert.imported results/imported/differences.md",
         "",

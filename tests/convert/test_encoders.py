@@ -32,11 +32,11 @@ BERT = {
 JINA = BERT | {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 
 
-def jina(folder: pathlib.Path, **keys: Any) -> pathlib.Path:
-    """Makes a work directory of a random jina-embeddings-v2 of one layer."""
-    hub, family = folder / "hub", ENCODERS["jina_bert"]
+def jina(folder: pathlib.Path, name: str = "jina_bert") -> pathlib.Path:
+    """Makes a work directory of a random jina-embeddings-v2 of one layer; the second layout has no head."""
+    hub, family = folder / "hub", ENCODERS[name]
     hub.mkdir()
-    content = family.config(layers=1, heads=4, vocab=320, length=16, **keys)
+    content = family.config(layers=1, heads=4, vocab=320, length=16)
     (hub / "config.json").write_text(json.dumps(content))
     save_file(family.tensors(content, 0), hub / "model.safetensors")
     save_tokenizer(hub, masked=True)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Tokenizer(abc.ABC):
     ends: tuple[int, ...] = ()  # an answer ends at these ids
     file: str = ""  # the name of the vocabulary's file, if there is one
     bos_id: int | None = None  # the token that the tokenizer puts before a text
+    # the ids that its template puts before a text and after it, such as [CLS] and [SEP]
+    around: tuple[Sequence[int], Sequence[int]] = ((), ())
     unknown_id: int | None = None  # for words outside the vocabulary
     special_ids: Mapping[str, int] = {}  # by names, which a text spells instead
     # Whether a document cut at a `BORDER` has the same ids.

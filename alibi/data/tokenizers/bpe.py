@@ -119,6 +119,9 @@ class BpeTokenizer(Tokenizer):
         self.bos_id = (
             whole[0] if whole[1 : len(plain) + 1] == plain != whole[: len(plain)] else None
         )
+        begins = range(len(whole) - len(plain) + 1)
+        first = next((n for n in begins if whole[n : n + len(plain)] == plain), 0)
+        self.around = whole[:first], whole[first + len(plain) :]
         special = (
             tokenizer.control_pieces
             if isinstance(tokenizer, SentencePiece)

@@ -1,0 +1,224 @@
+"""Imported encoders fill masks and give vectors: both beside a description in NumPy."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tokenizers as hf
+from safetensors.numpy import load_file, save_file
+
+from alibi.cli import command_line, fill_mask, vectors
+from alibi.config import Config
+from alibi.convert.importing import import_model
+from alibi.data.tokenizers import BpeTokenizer
+from alibi.generation import GREEDY, encoders
+from alibi.generation.encoders import Vectors, encode, fill_masks, write_vectors
+from alibi.generation.texts import Writer
+from alibi.runs.trained import TrainedRun
+from tests.convert.described import FAMILIES
+from tests.convert.described_encoders import ENCODERS
+from tests.convert.imported import save_tokenizer
+from tests.convert.test_encoders import jina
+
+LINES = [
+    "a line of text",
+    "another, much longer line with tabs and spaces and çodes",
+    "a",
+    "a line of text",
+    "数字 12 345 and an end",
+]
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    """A random model of masked tokens, L = 16."""
+    return TrainedRun(jina(tmp_path_factory.mktemp("masked")))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    """A random model without a head, L = 16."""
+    return TrainedRun(jina(tmp_path_factory.mktemp("bare"), "jina_bert_qk"))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    """A random model of the next token."""
+    folder = tmp_path_factory.mktemp("decoder")
+    hub, family = folder / "hub", FAMILIES["mpt"]
+    hub.mkdir()
+    content = family.config(layers=1, vocab=320, length=16)
+    (hub / "config.json").write_text(json.dumps(content))
+    save_file(family.tensors(content, 0), hub / "model.safetensors")
+    save_tokenizer(hub)
+    return TrainedRun(import_model(str(hub), folder / "run", Config()).path)
+
+
+def described(run: TrainedRun, name: str, ids: list[int]) -> np.ndarray:
+    """Returns the result of the description for one text alone, [length, ...]."""
+    hub = pathlib.Path(str(run)).parent / "hub"
+    content = json.loads((hub / "config.json").read_text())
+    return ENCODERS[name].logits(content, load_file(hub / "model.safetensors"), np.array([ids]))[0]
+
+
+def test_likeliest_tokens_are_those_of_each_text_alone(masked: TrainedRun) -> None:
+    """With several masks, in one batch with padding, beyond the training length."""
+    texts = ["a [MASK] of text", "[MASK][MASK] end", f"{LINES[1]} {LINES[1]} [MASK]"]
+    filled = fill_masks(masked, texts, 3)
+    assert [len(masks) for masks in filled] == [1, 2, 1]
+    assert len(encode(masked, texts[2])) > 2 * masked.config.train_length
+    for text, masks in zip(texts, filled, strict=True):
+        ids = encode(masked, text)
+        scores = described(masked, "jina_bert", ids)[np.array(ids) == 2]
+        shares = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        for likeliest, share in zip(masks, shares[:, :300], strict=True):
+            best = np.argsort(-share)[:3].tolist()
+            assert [word for word, _ in likeliest] == [masked.tokenizer.decode([t]) for t in best]
+            np.testing.assert_allclose([p for _, p in likeliest], share[best], rtol=1e-4)
+
+
+def test_a_text_has_the_ids_of_the_hubs_tokenizer() -> None:
+    """With its template and its mask, as WordPiece of BERT has them."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = hf.Tokenizer(hf.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = hf.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        LINES, hf.trainers.WordPieceTrainer(vocab_size=90, special_tokens=special)
+    )
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    again = hf.Tokenizer.from_str(tokenizer.to_str())
+
+    class Run:
+        """The part of a run that `encode` reads."""
+
+        tokenizer = BpeTokenizer(again, "[SEP]")
+
+        class config:  # noqa: N801
+            class objective:  # noqa: N801
+                mask_id = 4
+
+    for text in ("The [MASK] of Text, with [MASK].", "[MASK]", "a line", "数字[MASK]  345"):
+        assert encode(Run, text) == tokenizer.encode(text).ids  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_vectors_are_those_of_sentence_transformers(
+    bare: TrainedRun, tmp_path: pathlib.Path, pooling: str, normalised: bool
+) -> None:
+    """Its pooling by formula: the mean over the text's tokens with [CLS] and [SEP], or [CLS] alone,
+    over max(1e-12, length). Each text is computed alone.
+    """
+    how = Vectors(pooling, normalised, max_tokens=64)
+    found = write_vectors(bare, LINES, tmp_path / "vectors.npy", how)
+    np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), found)
+    assert (found.dtype, found.shape) == (np.float32, (len(LINES), 32))
+    for line, vector in zip(LINES, found, strict=True):
+        last = described(bare, "jina_bert_qk", encode(bare, line))
+        expected = last.mean(0) if pooling == "mean" else last[0]
+        expected = expected / np.linalg.norm(expected) if normalised else expected
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+    np.testing.assert_allclose(found[0], found[3], atol=1e-6)
+    assert [*tmp_path.iterdir()] == [tmp_path / "vectors.npy"]
+
+
+def test_a_stopped_command_goes_on(
+    bare: TrainedRun, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that are there are not computed again; another text begins anew."""
+    seen: list[int] = []
+    whole, on_devices = encoders.batches, encoders._on_devices
+
+    def stopping(*arguments: object) -> object:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(0)
+        return on_devices(*arguments)  # type: ignore[arg-type]
+
+    how = Vectors(max_tokens=64)
+    expected = write_vectors(bare, LINES, tmp_path / "whole.npy", how)
+    batches = [rows for rows, _ in whole(bare, [encode(bare, line) for line in LINES])]
+    assert [len(rows) for rows in batches] == [1, 4]  # the long line is the first
+    monkeypatch.setattr(encoders, "_on_devices", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        write_vectors(bare, LINES, tmp_path / "vectors.npy", how)
+    assert not (tmp_path / "vectors.npy").exists()
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):  # of another text nothing is there
+        write_vectors(bare, LINES[::-1], tmp_path / "vectors.npy", how)
+    seen.clear()
+    found = write_vectors(bare, LINES, tmp_path / "vectors.npy", how)
+    assert len(seen) == 1
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_wrong_requests_are_one_line(
+    masked: TrainedRun, bare: TrainedRun, decoder: TrainedRun, tmp_path: pathlib.Path
+) -> None:
+    def refused(message: str, call: object, *arguments: object) -> None:
+        with pytest.raises(ValueError, match=message) as error:
+            call(*arguments)  # type: ignore[operator]
+        assert "\n" not in str(error.value)
+
+    out, how = tmp_path / "vectors.npy", Vectors()
+    refused(r"objective=next_token, and filling masks needs", fill_masks, decoder, ["[MASK]"])
+    refused(
+        r"and a vector of a text needs objective=masked", write_vectors, decoder, ["a"], out, how
+    )
+    refused(r"objective=masked, which fills in tokens", Writer, masked, GREEDY, 8)
+    refused(r"imported without a head", fill_masks, bare, ["[MASK]"])
+    refused(r"'no mask here' has no \[MASK\]", fill_masks, masked, ["no mask here"])
+    refused(r"line 2 has \d+ tokens and 16 are allowed", write_vectors, bare, LINES, out, how)
+    refused(r"there is no line of text", write_vectors, bare, [], out, how)
+    refused(r"pooling='max' must be one of mean, first", Vectors, "max")
+    assert not [*tmp_path.iterdir()]
+    out.write_text("mine")
+    refused(r"is there already; remove it", write_vectors, bare, LINES[:1], out, how)
+
+
+def test_long_lines_are_cut_if_asked_for(bare: TrainedRun, tmp_path: pathlib.Path) -> None:
+    """Their last token stays the template's, as in transformers' own cutting."""
+    found = write_vectors(bare, LINES, tmp_path / "vectors.npy", Vectors(cut=True))
+    ids = encode(bare, LINES[1])
+    last = described(bare, "jina_bert_qk", [*ids[:15], ids[-1]]).mean(0)
+    np.testing.assert_allclose(found[1], last / np.linalg.norm(last), atol=1e-5)
+
+
+def test_the_commands(
+    masked: TrainedRun, bare: TrainedRun, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+) -> None:
+    words = [
+        "fill_mask.py",
+        f"--workdir={masked}",
+        "--text=a [MASK]",
+        "--text=[MASK] b",
+        "--count=2",
+    ]
+    assert command_line.execute(fill_mask.main, words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0::2] == ["a [MASK]", "[MASK] b"]
+    (of_first,), _ = fill_masks(masked, ["a [MASK]", "[MASK] b"], 2)
+    assert printed[1] == "  1: " + ", ".join(f"{word!r} {share:.4f}" for word, share in of_first)
+    (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n")
+    words = [
+        "vectors.py",
+        f"--workdir={bare}",
+        f"--text_file={tmp_path}/lines.txt",
+        f"--output={tmp_path}/vectors.npy",
+        "--max_tokens=64",
+        "--cosines=2",
+    ]
+    assert command_line.execute(vectors.main, words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    unit = np.load(tmp_path / "vectors.npy")
+    assert printed[0].endswith("5 vectors of 32 numbers")
+    assert printed[1:] == [
+        f"lines 1 and 2: {unit[0] @ unit[1]:.4f}",
+        f"lines 3 and 4: {unit[2] @ unit[3]:.4f}",
+    ]
+    assert command_line.execute(vectors.main, words) == 1
+    assert "vectors.npy is there already" in capsys.readouterr().err
