@@ -3,6 +3,7 @@ optional real corpora.
 """
 
 import atexit
+import functools
 import gc
 import math
 import os
@@ -84,6 +85,25 @@ def smallest_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> 
 # Before any module takes the name from there.
 sharding.make_mesh = smallest_mesh
 
+from alibi.training import optimizer, step
+
+optimizer.make_optimizer = functools.cache(optimizer.make_optimizer)
+make_train_step = step.make_train_step
+STEPS: dict[tuple, Any] = {}
+
+
+def one_train_step(*arguments: Any, **options: Any) -> jax.stages.Wrapped:
+    """Returns the step of earlier trainings with the same model, optimizer and seed, which JAX need
+    not trace again.
+    """
+    key = (*jax.tree.leaves((arguments, options)),)
+    if key not in STEPS:
+        STEPS[key] = make_train_step(*arguments, **options)
+    return STEPS[key]
+
+
+step.make_train_step = one_train_step
+
 from alibi.cli import command_line
 
 # Tracing makes many small objects that live on; at Python's own pace, searching all of them for
@@ -106,6 +126,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in measured or SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:
             item.add_marker("slow")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Slow tests don't check annotations, a tenth of their time: the quick ones call the same functions."""
+    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("slow") is not None)
 
 
 @pytest.fixture(scope="session")
@@ -204,7 +229,7 @@ def tiny_config(
     def make(**overrides: object) -> Config:
         return make_config(
             "length=16,train.steps=6,train.batch_tokens=128,optimizer.warmup_steps=2,data.corpus=text,"
-            "model.num_layers=2,model.width=16,model.num_heads=2,model.feed_forward=32,eval.every_steps=3,"
+            "model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=32,eval.every_steps=3,"
             "eval.batch_tokens=64,checkpoint.every_steps=2,log.every_steps=1,log.tensorboard=false",
             **(files | overrides),
         )

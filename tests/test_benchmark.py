@@ -1,7 +1,6 @@
-"""The benchmarks: attention at short lengths, and other benchmarks with made-up seconds."""
+"""The benchmarks: attention at short lengths, and what others measure."""
 
 import argparse
-import collections
 import importlib
 import json
 import os
@@ -22,34 +21,6 @@ pytestmark = pytest.mark.slow
 
 def load(name):
     return importlib.import_module(f"benchmarks.{name}")
-
-
-@pytest.fixture
-def run(monkeypatch):
-    """Runs a command whose contenders are built in this process, and their parts run once, with
-    given seconds; returns the rows.
-    """
-    rounds = load("rounds")
-
-    def rows_of(module, words, seconds):
-        def run_rounds(contenders, number, **_):
-            runners = {}
-            for name, contender in contenders.items():
-                step = contender.build(*contender.arguments)
-                for part in step.parts.values():
-                    part(1)
-                runners[name] = rounds.Runner(contender, facts=step.facts, seconds=seconds[name])
-            facts = {"flops": 1e11, "dtype": "float32", "device": None}
-            return runners, rounds.Runner(None, facts=facts, seconds={"run": [1.0]})
-
-        monkeypatch.setattr(rounds, "run_rounds", run_rounds)
-        parser = argparse.ArgumentParser()
-        getattr(module, "add_decode_arguments" if "decode" in words else "add_arguments")(parser)
-        parser.add_argument("--rounds", type=int, default=1)
-        arguments = parser.parse_args([word for word in words if word != "decode"])
-        return arguments.command(arguments)
-
-    return rows_of
 
 
 def test_a_ratio_is_the_median_of_those_of_the_rounds():
@@ -126,13 +97,6 @@ def test_a_contender_that_cannot_run_is_a_row_with_its_reason(monkeypatch, capsy
     assert "fails could not run: ValueError" in capsys.readouterr().out
 
 
-def test_the_memory_of_a_call_is_its_own():
-    growth = load("attention_contenders").growth_of_peak_memory(lambda: bytearray(b"\x01" * 2**25))
-    if growth is not None:
-        # The bytes, and the copy of them; the system counts pages in lots, on each processor.
-        assert growth == pytest.approx(2**26, abs=2**23)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -207,13 +171,6 @@ def test_a_step_is_profiled_by_its_parts(tiny_config, monkeypatch, capsys):
     assert "| feed-forward" in capsys.readouterr().out
 
 
-def test_shapes_take_keys_and_none():
-    shapes = load("training").SHAPES
-    sizes = {name: (make("").model.width, make("").train_length) for name, make in shapes.items()}
-    assert sizes == {"quickstart": (128, 128), "wide": (512, 512)}
-    assert {make("position=rotary").position for make in shapes.values()} == {"rotary"}
-
-
 def test_attention_that_costs_nothing_keeps_its_projections(tiny_config, monkeypatch):
     """XLA would not compute an array without a part in the loss: then the projections would count
     as attention.
@@ -241,29 +198,6 @@ def test_the_work_of_a_sliding_window_is_counted():
     of_one = 2 * 2 * 64 * 64 + 2 * 2 * 64 * 256  # its query and out; feed-forward
     attention, head = 2 * 2 * 64 * 4, 2 * 64 * 2002
     assert evaluate.window_flops(config, 4, 1) == keys_and_values + of_one + attention + head
-
-
-def test_a_token_against_a_cache_is_a_row_for_each_way(run, monkeypatch, capsys):
-    attention = load("attention")
-    # it compiles as much as the others
-    monkeypatch.delitem(attention.TOKEN_WAYS, "dense, slots first")
-    seconds = {"dense": {"run": [3e-3]}, "dense, copied": {"run": [1e-3]}}
-    words = ["decode", "--lengths=64", "--heads=2", "--head_dim=8"]
-    rows = run(attention, words, seconds)
-    assert [(row["contender"], row["length"], row["of_dense"]) for row in rows] == [
-        ("dense", 64, 1.0), ("dense, copied", 64, pytest.approx(3.0))
-    ]  # fmt: skip
-    assert "| dense, copied |      1,000 |     3.0 |" in capsys.readouterr().out
-
-
-def test_generation_is_measured_by_its_parts(run):
-    seconds = {"prefill": [1e-3], "decode": [4e-3], "memory": [1e-3]}
-    words = ["--shapes=quickstart", "--batches=2", "--prompts=6", "--tokens=2"]
-    (row,) = run(load("generate"), words, collections.defaultdict(lambda: seconds))
-    assert row["prefill"]["tokens_per_second"] == pytest.approx(12_000)
-    assert row["decode"]["tokens_per_second"] == pytest.approx(1000)
-    assert row["share_of_memory"] == pytest.approx(0.25)
-    assert row["logits_error"] < 1e-5
 
 
 def test_the_peer_of_generation_is_the_same_model(tiny_config):
@@ -365,21 +299,3 @@ def test_cycles_are_counted_by_part_and_loops_times_their_rounds():
         "optimizer": 7,
     }
     assert unknown == 1
-
-
-def test_a_step_is_compiled_for_tpus_only_with_their_compiler(monkeypatch):
-    compiled = load("compiled")
-    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package libtpu; install it by bash scripts"):
-        compiled.tpu_devices("v5e:2x2")
-
-
-def test_a_table_wider_than_a_terminal_is_printed_in_parts(capsys) -> None:
-    rounds = load("rounds")
-    columns = [rounds.Column(f"a title of some length {i}", "value", ".1f") for i in range(6)]
-    rounds.print_rows([{"contender": "alibi auto", "value": 1.5}], columns)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 120
-    assert sum("some length" in line for line in lines) == 2
-    assert "".join(lines).count("1.5") == 6
-    assert sum(line.startswith("| alibi auto") for line in lines) == 2

@@ -40,51 +40,45 @@ from alibi.testing.model import (
 
 SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 # One for each place where a position enters: the logits by a line and by a table of the distance, by
-# the queries and by the layer's input; the queries and keys; the embedding.
+# the queries, which adds values too, by the layer's input, and by both sides; the queries and keys,
+# also with other sizes and with data of the tokens before; the embedding.
+WHOLE = {
+    "alibi": {},
+    "t5": {},
+    "shaw": {"values": True},
+    "fox": {},
+    "deberta": {},
+    "rotary": {},
+    "pope": {},
+    "selective_rope": {},
+    "sinusoidal": {},
+}
 QUICK = {"alibi", "t5", "shaw", "fox", "rotary", "sinusoidal"}
-# They differ from another method in numbers alone.
-DERIVED = (
-    "alibi_learned",
-    "alibi_interpolated",
-    "alibi_ntk",
-    "kerple_log",
-    "kerple_power",
-    "rotary_interpolated",
-    "rotary_ntk",
-)
 # One for each kind of field that devices split.
 SPLIT = {"alibi", "t5", "shaw", "fox", "deberta"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in METHODS
-        if name not in DERIVED
-    ],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WHOLE],
 )
-def test_registered_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_for_each_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name not in SPLIT:
         monkeypatch.setattr(jax, "device_count", lambda: 1)
-    check_position_method(name)
+    check_position_method(name, **WHOLE[name])
 
 
-@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in WHOLE])
 def test_methods_with_other_numbers(name: str) -> None:
+    """They enter where another one does; its formula is tested in positions/."""
+    options = {"per_layer": True} if name == "alibi_learned" else {}
     for length in (16, 64):
-        method = make_position(name, **SIZES).at_length(length)
+        method = make_position(name, **SIZES, options=options).at_length(length)
         for check in (check_finite, check_bounds):
             check(method)
     check_few_tokens(method)  # a power of the distance 0 may have no gradient
-    if name.startswith("kerple"):  # learned numbers that no other method has
+    if name.startswith(("kerple", "fire")):  # learned numbers that no other method has
         check_tiles(method)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "option"), [("alibi_learned", "per_layer"), ("shaw", "values")])
-def test_options_that_add_parameters(name: str, option: str) -> None:
-    check_position_method(name, **{option: True})
 
 
 def test_slopes_of_two_sides() -> None:

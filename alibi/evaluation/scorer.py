@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -206,6 +207,9 @@ class Scorer:
         return batch._replace(targets=scored_targets(batch.targets, windows))
 
 
+@functools.lru_cache(
+    maxsize=16
+)  # JAX keeps the programs of a function: runs with the same model share them
 def model_nll(model: DecoderLM) -> NllFunction:
     """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
 

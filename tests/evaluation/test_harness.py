@@ -77,7 +77,11 @@ def expected(run, context, continuation, length):
     ("tokenizer", "position", "keys"),
     [
         ("words", "rotary", ADAPTIVE),
-        ("bpe", "alibi,none", {"model__scan_layers": True, "data__bpe_vocab_size": 300}),
+        (
+            "bpe",
+            "alibi,none",
+            {"model__num_layers": 2, "model__scan_layers": True, "data__bpe_vocab_size": 300},
+        ),
         ("bytes", "rotary_ntk", {}),
         ("bytes", "alibi", {"model__max_position": 64, "model__logits_chunk": 8}),
     ],

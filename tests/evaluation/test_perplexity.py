@@ -99,6 +99,7 @@ def test_what_bfloat16_has_trained_is_scored_in_float32(monkeypatch):
     np.testing.assert_array_equal(found, exact(params, *batch))
     assert np.abs(np.asarray(rounded(params, *batch)) - np.asarray(found)).max() > 1e-4
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    model_nll.cache_clear()
     for model, precision in ((evaluated(trained, config), {"HIGHEST"}), (trained, {"DEFAULT"})):
         lowered = jax.jit(model_nll(model)).lower(params, *batch).as_text()
         assert set(re.findall(r"precision = \[(\w+), \w+\]", lowered)) == precision

@@ -12,7 +12,7 @@ MADE: dict[tuple, tuple[DecoderLM, dict]] = {}
 
 
 def make(tiny_config, position: str, **overrides: object) -> tuple[DecoderLM, dict]:
-    """Returns a model of 2 layers for up to 16 tokens, and its variables; tests share them."""
+    """Returns a model of a layer, unless told otherwise, for up to 16 tokens, and its variables; tests share them."""
     key = (position, *sorted(overrides.items()))
     if key not in MADE:
         model = build_model(tiny_config(position=position, **overrides), VOCABULARY)

@@ -200,7 +200,7 @@ def test_memory_of_a_training_step_grows_linearly_with_the_length(tiny_config) -
 
 def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
     """By gradient: two layers of window 3 reach back 2 tokens each, so 4 in all, and no farther."""
-    model, variables = make(tiny_config, "sinusoidal", model__window=3)
+    model, variables = make(tiny_config, "sinusoidal", model__num_layers=2, model__window=3)
     embedding = variables["params"]["embedding"]
 
     def last_logits(rows: jax.Array) -> jax.Array:

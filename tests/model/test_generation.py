@@ -137,8 +137,9 @@ def test_with_a_total_prompts_of_all_lengths_share_their_programs(tiny_config, c
 
 def test_layers_as_a_loop_generate_the_same_tokens_one_by_one(tiny_config) -> None:
     """No token may copy each layer's parameters out of their stack."""
-    model, params = make(tiny_config, "fox")
-    scanned, stack = make(tiny_config, "fox", model__scan_layers=True)[0], stacked(params)
+    two = {"model__num_layers": 2}
+    model, params = make(tiny_config, "fox", **two)
+    scanned, stack = make(tiny_config, "fox", **two, model__scan_layers=True)[0], stacked(params)
     with pytest.raises(ValueError, match="decode=True needs layers with parameters of their own"):
         new_cache(scanned, 1, 8)
     one_by_one, restored = unrolled(scanned, stack)

@@ -82,7 +82,7 @@ def test_the_last_tokens_copy_no_part_of_the_stack(tiny_config) -> None:
 
 
 def test_dropout_of_scanned_layers_differs_between_them(tiny_config) -> None:
-    model, variables = make(tiny_config, "alibi", model__dropout=0.5)
+    model, variables = make(tiny_config, "alibi", model__num_layers=2, model__dropout=0.5)
     apply = jax.jit(functools.partial(changed(model, scan_layers=True).apply, deterministic=False))
     variables = {"params": stacked(variables["params"])}
     one, same, other = (

@@ -55,6 +55,7 @@ def prompt_of(text, seed=0):
             "bpe",
             {
                 "position": "alibi,none",
+                "model__num_layers": 2,
                 "model__window": "4,0",
                 "model__scan_layers": True,
                 "data__bpe_vocab_size": 300,

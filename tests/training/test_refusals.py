@@ -81,10 +81,9 @@ def test_another_config_is_refused_with_its_differing_keys(
     assert RunDirectory(finished).differing(tiny_config(model__window=5)) == {
         "model.window": (0, 5)
     }
-    differing = RunDirectory(finished).differing(
-        tiny_config(position="alibi,none", model__window=(5, 0))
-    )
-    assert differing == {"position": ("alibi", "alibi,none"), "model.window": (0, [5, 0])}
+    layers = tiny_config(position="alibi,none", model__num_layers=2, model__window=(5, 0))
+    lists = {"position": ("alibi", "alibi,none"), "model.window": (0, [5, 0])}
+    assert RunDirectory(finished).differing(layers) == lists | {"model.num_layers": (1, 2)}
     assert config_hash(RunDirectory(finished).config()) == config_hash(tiny_config())
 
 
