@@ -253,7 +253,9 @@ def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[
 
 
 def count_words(utf8: bytes) -> int:
-    """Returns `len(utf8.decode().split())`, many times as fast."""
+    """Returns `len(utf8.decode().split())`, many times as fast for a long text."""
+    if len(utf8) < 500:
+        return len(utf8.decode().split())
     data = np.frombuffer(utf8, np.uint8)
     space = data - np.uint8(9) < 5  # tab to carriage return
     space |= data - np.uint8(28) < 5  # separators of files to units, and the space

@@ -155,15 +155,13 @@ def _flip_flop(random: np.random.Generator, length: int) -> Made:
     pairs = (length - 1) // 2
     orders = random.choice([write, ignore, ASK], pairs, p=[0.1, 0.8, 0.1])
     orders[0], orders[-1] = write, ASK
-    tokens: list[int] = []
-    gaps, written = [], 0
-    for place, order in enumerate(orders):
-        if order == write:
-            written = place
-        bit = tokens[2 * written + 1] if order == ASK else OWN + int(random.integers(2))
-        tokens += [int(order), bit]
-        gaps += [0, 2 * (place - written) if order == ASK else 0]
-    return tokens, gaps
+    reads, places = orders == ASK, np.arange(pairs)
+    written = np.maximum.accumulate(np.where(orders == write, places, 0))
+    bits = np.empty(pairs, int)
+    bits[~reads] = random.integers(2, size=pairs - reads.sum()) + OWN
+    bits[reads] = bits[written[reads]]
+    gaps = np.where(reads, 2 * (places - written), 0)
+    return np.stack([orders, bits], 1).ravel(), np.stack([0 * gaps, gaps], 1).ravel()
 
 
 def _recall(pairs: int, symbols: int = 60) -> Make:
