@@ -140,8 +140,10 @@ def takes_several(annotation: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as a flag's text, several with commas."""
+    """Returns a value as a flag's text: several with commas, a list over updates as 0:64;100:128."""
     several = isinstance(value, tuple) and len(value) > 1
+    if several and isinstance(value[0], tuple):
+        return ";".join(f"{update}:{as_text(each)}" for update, each in value)
     return ",".join(map(str, value)) if several else str(value)
 
 

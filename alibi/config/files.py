@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from alibi.config.fields import nearest
-from alibi.config.tree import Config, check_key, flatten, read_value, replaced
+from alibi.config.tree import (
+    OVER_UPDATES,
+    Config,
+    check_key,
+    flatten,
+    read_over_updates,
+    read_value,
+    replaced,
+)
 from alibi.errors import is_watched
 from alibi.extras import needs
 
@@ -119,9 +127,13 @@ def apply(config: ml_collections.ConfigDict, arg: str) -> ml_collections.ConfigD
 
 
 def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
-    """Sets a key (dotted or a short name) to a value, or to the value of a text."""
+    """Sets a key (dotted or a short name) to a value, to a list over updates, or to the value of a text."""
     key = check_key(key)
     section, _, name = key.rpartition(".")
+    if key in OVER_UPDATES:  # what refers to the key refers to its last value
+        pairs = read_over_updates(key, value)
+        config.changes = *(one for one in config.changes if one[0] != key), *pairs
+        value = pairs[-1][2] if pairs else value
     value = read_value(key, value)
     if section == "position_options":
         with config.unlocked(), config.ignore_type():
@@ -141,10 +153,12 @@ def whole_sequences(
 
 def as_file(config: Config) -> str:
     """Returns a config file's text with every key in `config`."""
-    lines = []
+    lines, over = [], config.over_updates
     for key, value in flatten(config).items():
-        value = tuple(value) if isinstance(value, list) else value
-        option = key.startswith("position_options.")
+        value = over.get(key, tuple(value) if isinstance(value, list) else value)
+        option = key.startswith("position_options.") or key in over
+        if key == "changes":
+            continue
         lines.append(
             f'    base.set_key(config, "{key}", {value!r})'
             if option

@@ -1,15 +1,30 @@
 """Every config key once: its default, range, unit and meaning."""
 
 import dataclasses
+import functools
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.config.fields import COMPUTED, INT32, Section, choice, nearest, number, parsed, setting
+from alibi.config.fields import (
+    COMPUTED,
+    INT32,
+    Section,
+    as_text,
+    choice,
+    nearest,
+    number,
+    parsed,
+    setting,
+    without_lists,
+)
 from alibi.config.model import DTYPES, NO_DTYPES, ModelConfig
 
 # Short names of keys, wherever keys are set.
 SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
+# Keys that may change over updates: each may be a list of (update, value).
+OVER_UPDATES = ("position", "train_length", "model.window", "model.logit_scale")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +267,9 @@ class Config(Section):
     # Options of the position method, by the names of its class's fields (alibi/positions). A list
     # for an option that takes one value is repeated over the layers.
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # What lists of (update, value) in other keys say: each a key, an update, and the value after it.
+    # The key itself has the last one.
+    changes: tuple[tuple[str, int, Any], ...] = ()
     objective: ObjectiveConfig = ObjectiveConfig()
     model: ModelConfig = dataclasses.field(default=ModelConfig())
     data: DataConfig = DataConfig()
@@ -276,6 +294,74 @@ class Config(Section):
                 f"log.profile_steps={self.log.profile_steps} asks for updates beyond train.steps={self.train.steps}; "
                 "give earlier ones"
             )
+        by_key = sorted(self.changes, key=operator.itemgetter(0))  # equal, however it was said
+        object.__setattr__(self, "changes", tuple(by_key))
+        for key, pairs in self.over_updates.items():
+            updates, shown = [update for update, _ in pairs], f"{key}={as_text(pairs)}"
+            if key not in OVER_UPDATES:
+                raise ValueError(f"{key} can't change over updates; {', '.join(OVER_UPDATES)} can")
+            if updates != sorted({0, *updates}):
+                raise ValueError(
+                    f"{shown} must begin with update 0, and each update be later than the one before, as in "
+                    f"{key}={as_text(((0, pairs[0][1]), (100, pairs[-1][1])))}"
+                )
+            if functools.reduce(getattr, key.split("."), self) not in dict(pairs).values():
+                raise ValueError(
+                    f"changes has {shown}, without the config's own {key}; set {key} to the list"
+                )
+            if updates[-1] >= self.train.steps:
+                raise ValueError(
+                    f"{shown} changes after update {updates[-1]:,}, and the run ends with train.steps="
+                    f"{self.train.steps}; give earlier updates, or more steps"
+                )
+        longest = max(lengths := [value for _, value in self.pairs("train_length")])
+        if odd := [length for length in lengths if longest % length]:
+            raise ValueError(
+                f"train_length={odd[0]} does not divide {longest}, the longest over the updates, whose blocks are "
+                "split into rows; use a divisor"
+            )
+
+    @property
+    def over_updates(self) -> dict[str, tuple[tuple[int, Any], ...]]:
+        """The list of (update, value) of each key that changes."""
+        return {
+            key: tuple((update, value) for each, update, value in self.changes if each == key)
+            for key in dict.fromkeys(key for key, *_ in self.changes)
+        }
+
+    def pairs(self, key: str) -> tuple[tuple[int, Any], ...]:
+        """Returns the list of (update, value) of a key outside of sections, or its only value's."""
+        return self.over_updates.get(key, ((0, self[key]),))
+
+    @property
+    def positions(self) -> str:
+        """The methods of all updates, as a list in `position`."""
+        return ",".join(dict.fromkeys(value for _, value in self.pairs("position")))
+
+    @property
+    def longest(self) -> int:
+        """The longest train_length over the updates: a block of the text."""
+        return max(value for _, value in self.pairs("train_length"))
+
+    @property
+    def last_length(self) -> int:
+        """The last train_length, by which position methods and logit scales are made for all updates."""
+        return self.pairs("train_length")[-1][1]
+
+    def began(self, step: int) -> int:
+        """Returns the update after which the values of update `step` (counted from 1) apply."""
+        return max((first for _, first, _ in self.changes if first < step), default=0)
+
+    def at(self, step: int) -> "Config":
+        """Returns the config with each key's value in update `step`, counted from 1."""
+        now = {key: value for key, first, value in self.changes if first <= self.began(step)}
+        return replaced(self, now | {"changes": self.changes}) if now else self
+
+    @property
+    def stretches(self) -> tuple[tuple[int, "Config"], ...]:
+        """The updates after which values change, 0 first, each with the config from there on."""
+        firsts = sorted({0, *(first for _, first, _ in self.changes)})
+        return tuple((first, self.at(first + 1)) for first in firsts)
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -365,18 +451,46 @@ def read_value(key: str, value: Any) -> Any:
     return (type(_DEFAULT[section]) if section else Config).read(name, value)
 
 
+def read_over_updates(key: str, value: Any) -> tuple[tuple[str, int, Any], ...]:
+    """Returns a list of (update, value), or its text 0:64;100:128, as `Config.changes` holds it; () for
+    a single value. Raises ValueError for another list or a refused value.
+    """
+    pairs: Any = without_lists(value)
+    if isinstance(value, str):
+        pairs = (
+            tuple(tuple(part.split(":", 1)) for part in value.split(";")) if ";" in value else ()
+        )
+    if not isinstance(pairs, tuple) or not any(isinstance(pair, tuple) for pair in pairs):
+        return ()
+    if not all(
+        isinstance(pair, tuple) and len(pair) == 2 and str(pair[0]).isdecimal() for pair in pairs
+    ):
+        raise ValueError(
+            f"{key}={value!r} must list pairs of an update and a value, such as ((0, VALUE), (100, VALUE)) in Python "
+            "or 0:VALUE;100:VALUE in a flag"
+        )
+    return tuple((key, int(update), read_value(key, each)) for update, each in pairs)
+
+
 def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
     """Returns `config` with other values for some keys.
 
     Args:
-      changes: values, or texts of values, by dotted key.
+      changes: values, lists over updates, or texts of either, by dotted key.
 
     Raises:
       ValueError: an unknown key, or a refused value.
     """
     sections: dict[str, dict[str, Any]] = {}
+    over: tuple[Any, ...] = Config.read("changes", changes.get("changes", config.changes))
     for key, value in changes.items():
-        section, _, name = check_key(key).rpartition(".")
+        section, _, name = (key := check_key(key)).rpartition(".")
+        if key == "changes":
+            continue
+        pairs = read_over_updates(key, value) if key in OVER_UPDATES else ()
+        if pairs or "changes" not in changes:  # a single pair is no change
+            over = *(one for one in over if one[0] != key), *(pairs if len(pairs) > 1 else ())
+        value = pairs[-1][2] if pairs else value
         sections.setdefault(section, {})[name] = read_value(key, value)
     whole = sections.pop("", {})
     for section, values in sections.items():
@@ -384,4 +498,4 @@ def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
         whole[section] = (
             {**old, **values} if isinstance(old, Mapping) else dataclasses.replace(old, **values)
         )
-    return dataclasses.replace(config, **whole)
+    return dataclasses.replace(config, **whole, changes=over)

@@ -18,7 +18,8 @@ class TrainBatches:
 
     Blocks are `length` tokens long, cross document borders and are the same in each epoch. The last
     one may be shorter, or begins earlier if the objective sees both sides. An epoch holds each block
-    once (arXiv 2108.12409, fairseq's "none" break mode). Batches may cross epochs.
+    once (arXiv 2108.12409, fairseq's "none" break mode). Batches may cross epochs. With `split`, blocks
+    have `split * length` tokens, and each is that many rows: an update has the text of longer rows.
     """
 
     def __init__(
@@ -30,28 +31,30 @@ class TrainBatches:
         seed: int,
         objective: Objective,
         echoes: int = 0,
+        split: int = 1,
     ):
         """Checks the sizes.
 
         Args:
           tokens: a split, `[N]`.
-          echoes: longest gap of the echoes in the blocks; 0 for none.
+          batch_size: rows in an update, a multiple of `split`.
+          echoes: longest gap of the echoes in the rows; 0 for none.
 
         Raises:
-          ValueError: a split shorter than `length` or than an update, or echoes longer than a block.
+          ValueError: a split shorter than a block or than an update, or echoes longer than a row.
         """
-        if length > len(tokens):
+        if length * split > len(tokens):
             raise ValueError(
-                f"train_length={length:,} is longer than the corpus, which has {len(tokens):,} tokens; "
+                f"train_length={length * split:,} is longer than the corpus, which has {len(tokens):,} tokens; "
                 "use a shorter length or more text"
             )
         self._tokens, self.length, self.batch_size = tokens, length, batch_size
-        self._objective = objective
-        self.num_blocks = -(-len(tokens) // length)
-        if batch_size > self.num_blocks:
+        self._objective, self._split = objective, split
+        self.num_blocks = -(-len(tokens) // (length * split))
+        if batch_size > (most := self.num_blocks * split):
             raise ValueError(
                 f"train.batch_tokens={batch_size * length:,} is more than the corpus, which has {len(tokens):,} "
-                f"tokens, and an update reads no token twice; use at most {self.num_blocks * length:,}, or more text"
+                f"tokens, and an update reads no token twice; use at most {most * length:,}, or more text"
             )
         self._seed, self._echoes = seed, echoes
         if echoes and not LEAST_GAP <= echoes <= length - ECHO:
@@ -74,9 +77,12 @@ class TrainBatches:
         for row in rows:
             if not 0 <= row < self.batch_size:
                 raise ValueError(f"row {row} is outside the batch of {self.batch_size} rows")
-        starts = [self.block(step, row) * self.length for row in rows]
+        whole = self.length * self._split
+        starts = [self.block(step, row) * whole for row in rows]
         if not self._objective.causal:  # padding would be seen
-            starts = [min(start, len(self._tokens) - self.length) for start in starts]
+            starts = [min(start, len(self._tokens) - whole) for start in starts]
+        parts = zip(starts, rows, strict=True)
+        starts = [start + row % self._split * self.length for start, row in parts]
         if isinstance(self._tokens, TokenStream):
             for start in starts:
                 self._tokens.will_read(max(start - 1, 0), start + self.length)
@@ -98,4 +104,4 @@ class TrainBatches:
 
     def block(self, step: int, row: int) -> int:
         """Returns the block for `row` in update `step`."""
-        return int(self._order[step * self.batch_size + row])
+        return int(self._order[(step * self.batch_size + row) // self._split])

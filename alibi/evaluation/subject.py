@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Int32
 
+from alibi.config import flatten
 from alibi.data.corpus import Corpus
 from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import Manifest, TokenFile
@@ -233,5 +234,6 @@ def row_of(run: TrainedRun, **measured: Any) -> Row:
         trained_on=run.trained_on,
         override=run.override,
         objective=config.objective.recorded,
+        over_updates={key: flatten(config)[key] for key in config.over_updates},
         **measured,
     )

@@ -50,7 +50,7 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
     """Returns the kinds of layers: layer i has kind i modulo their number.
 
     Each list in the config, such as position=rotary,none or model.window=32,0, is repeated over the
-    layers. A position option goes to the methods that know it.
+    layers. A position option goes to the methods that know it, of all updates.
 
     Raises:
       ValueError: as `make_position`, and for a list longer than the layers, for one of several methods
@@ -72,8 +72,8 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
                 num_heads=model.num_heads,
                 head_dim=model.head_dim,
                 width=model.width,
-                # positions that training covers
-                train_length=model.max_position or config.train_length,
+                # positions that training covers by its end
+                train_length=model.max_position or config.last_length,
                 causal=config.objective.causal,
                 options=options,
             )
@@ -101,7 +101,7 @@ def _options_by_layer(config: Config, names: tuple[str, ...]) -> list[dict[str, 
     `make_position` refuses.
     """
     takes_tuple: dict[str, dict[str, bool]] = {}
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys((*names, *method_names(config.positions))):
         method, types = method_class(name), annotations(method_class(name))
         # an option that takes a tuple has the same one in all layers
         takes_tuple[name] = {option: takes_several(types[option]) for option in method.options()}

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh
 
 from alibi.config import Config, DataConfig
@@ -54,8 +55,10 @@ class TrainingPlan:
 
     Attributes:
       mesh: devices along each axis.
+      micro_batches, memory: of the largest updates, if values change over updates.
       parameters: learned numbers.
-      flops_per_token: training operations, without the forward pass that remat repeats.
+      flops_per_token: training operations, without the forward pass that remat repeats; the mean over
+        the run.
       checkpoint_bytes: size of one checkpoint.
     """
 
@@ -104,20 +107,35 @@ def make_plan(
     check_trainable(config, devices)
     vocabulary = Vocabulary(vocab_size) if vocab_size else Vocabulary.of(config.data)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
+    starts, configs = zip(*config.stretches, strict=True)
+    updates = [
+        end - start for start, end in zip(starts, (*starts[1:], config.train.steps), strict=True)
+    ]
+    flops = [model_flops(each, vocabulary.size) for each in configs]
     state = abstract_state(
         build_model(config, vocabulary.size), optimizer, AbstractMesh((1, 1, 1), AXES)
     )
     saved = jax.tree.leaves((state.params, state.opt_state))
+    memory, micro = max(
+        (
+            (
+                step_memory(each, vocabulary.size, mesh, state),
+                micro_batches(each, batch_parts(batch_sharding(mesh))),
+            )
+            for each in configs
+        ),
+        key=lambda pair: pair[0].total,
+    )
     return TrainingPlan(
         config=config,
         kind=kind,
         devices=devices,
         vocabulary=vocabulary,
         mesh=dict(mesh.shape),
-        micro_batches=micro_batches(config, batch_parts(batch_sharding(mesh))),
+        micro_batches=micro,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        memory=step_memory(config, vocabulary.size, mesh, state),
-        flops_per_token=model_flops(config, vocabulary.size),
+        memory=memory,
+        flops_per_token=float(np.average(flops, weights=updates)),
         checkpoint_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in saved),
     )
 

@@ -88,6 +88,8 @@ class Row:
     documents: str | None = None
     # keys of the config's section, of a run that doesn't predict the next token
     objective: Mapping[str, Any] | None = None
+    # the values, at the checkpoint, of the config's keys that change over updates
+    over_updates: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     evaluator_code: str | None = None  # the hash of an evaluator from outside the package
     limit: bool = False  # the error is final: the method or the text has no such cell
     error: str | None = None  # why there is no result

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import flax.struct
@@ -28,6 +28,7 @@ Restored = TypeVar("Restored")
 PARAMS, OPTIMIZER = "params", "optimizer"  # items of a checkpoint, beside ABOUT
 # Keys of `about`, beside SHA256. VALID_TOKENS counts the tokens in the last validation so far.
 CHECKSUMS, VALID_NLL, VALID_TOKENS = "checksums", "valid_nll", "valid_tokens"
+BEGAN = "began"  # the update after which the config's values at the checkpoint apply
 # Words in errors by the machine or the network, which leave a checkpoint whole.
 _MACHINE = (
     *(
@@ -100,12 +101,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
                 lightweight_initialize=True,  # else a damaged checkpoint makes all unreadable
             ),
         )
-        # by step: validation NLL (None without one) and scored tokens
-        self._valid: dict[int, tuple[float | None, int | None]] = {}
+        # by step: validation NLL (None without one), and its scored tokens and BEGAN
+        self._valid: dict[int, tuple[float | None, tuple[int | None, int]]] = {}
         for step in self._manager.all_steps():
             with contextlib.suppress(DamagedError):
                 about = self.about(step)
-                self._valid[step] = about[VALID_NLL], about.get(VALID_TOKENS)
+                self._valid[step] = about[VALID_NLL], validated(about)
 
     @property
     def latest(self) -> int | None:
@@ -120,12 +121,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     @property
     def ranked(self) -> list[tuple[int, float]]:
         """The saved steps with their validation NLL, lowest first. Only validations count that scored
-        as many tokens as the newest, since eval.max_tokens may change.
+        as many tokens as the newest, since eval.max_tokens may change, and a model of the same values.
         """
         scored = [
-            (step, nll, tokens)
+            (step, nll, of)
             for step in sorted(self._manager.all_steps())
-            for nll, tokens in [self._valid.get(step, (None, None))]
+            for nll, of in [self._valid.get(step, (None, None))]
             if nll is not None
         ]
         return sorted(
@@ -141,7 +142,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             return
         sums = checksums({PARAMS: state.params, OPTIMIZER: state.opt_state})
         content = about | {STEP: step, CHECKSUMS: sums, VALID_NLL: valid_nll}
-        self._valid[step] = valid_nll, about.get(VALID_TOKENS)
+        self._valid[step] = valid_nll, validated(about)
         items = {
             PARAMS: ocp.args.StandardSave(state.params),
             ABOUT: ocp.args.JsonSave(content | {SHA256: digest(content)}),
@@ -308,6 +309,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     def __exit__(self, *_: object) -> None:
         """Waits as `wait` does, then releases the manager's threads."""
         self._manager.close()
+
+
+def validated(about: Mapping[str, Any]) -> tuple[int | None, int]:
+    """Returns what validations have in common whose losses compare: tokens, and BEGAN."""
+    return about.get(VALID_TOKENS), about.get(BEGAN, 0)
 
 
 class _LatestAndBest:

@@ -78,6 +78,7 @@ def defining(config: Config) -> dict[str, Any]:
     Text files count by name alone, so that rows agree wherever the text lies. Rows tell texts with
     equal names apart by `Row.trained_on` and `Row.tokens_sha256`.
     """
+    config = config.at(config.train.steps)  # of one run, whichever its checkpoint
     leaves = {key: value for key, value in flatten(config).items() if role_of(key) != COMPUTED}
     if config.data.corpus == "text":
         text = TextFiles(config.data)

@@ -61,12 +61,15 @@ def overridden(config: Config, override: Override | None) -> Config:
     tested = replaced(config, {f"model.{key}": value for key, value in override.model.items()})
     if override.position is not None:
         tested = dataclasses.replace(
-            tested, position=override.position, position_options=dict(override.options)
+            tested,
+            position=override.position,
+            position_options=dict(override.options),
+            changes=tuple(change for change in config.changes if change[0] == "train_length"),
         )
     trained_model, tested_model = (
         build_model(each, UNKNOWN_VOCABULARY) for each in (config, tested)
     )
-    has, needs = _parameters(trained_model), _parameters(tested_model)
+    has, needs = position_parameters(trained_model), position_parameters(tested_model)
     refused = f"{_named(tested, config)} can't be tested on a run of position={config.position}"
     pairs = tested_model.method_pairs(trained_model)
     if has == needs and not all(trained.shares_parameters(method) for method, trained in pairs):
@@ -103,7 +106,7 @@ def _named(tested: Config, config: Config) -> str:
     return f"position={tested.position} with " + ", ".join(changed)
 
 
-def _parameters(model: DecoderLM) -> list[str]:
+def position_parameters(model: DecoderLM) -> list[str]:
     """Returns names and shapes of position parameters, shared and for each layer."""
     key, several = jax.eval_shape(lambda: jax.random.key(0)), len(model.methods) > 1
     layers: dict[str, list[int]] = {}

@@ -33,6 +33,7 @@ class TrainedRun:
 
     Attributes:
       step: updates before the checkpoint.
+      config: the run's, with the values of the last of these updates.
 
     Raises:
       ValueError: no work directory, no such checkpoint, or an override with other parameters, or when
@@ -48,8 +49,8 @@ class TrainedRun:
         override: Override | None = None,
     ):
         self.directory = RunDirectory(workdir)
-        self.config = self.directory.config()
         self.step = hosts.broadcast(lambda: _find_steps(self.directory, checkpoint))[0]
+        self.config = self.directory.config().at(self.step)
         self.override = None if override is None else effective(override, self.config)
         self._tested = overridden(self.config, self.override)
         self._checkpoint = checkpoint
@@ -88,7 +89,7 @@ class TrainedRun:
     def model(self) -> DecoderLM:
         now = method_files(self._tested.position)
         if self._tested.position == self.config.position:
-            self.directory.tell_changed_files(now)
+            self.directory.tell_changed_files(method_files(self.config.positions))
         model = build_model(
             self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh)
         )
@@ -129,6 +130,11 @@ class TrainedRun:
             self.step, params, _ = checkpoints.first_whole(
                 lambda step: checkpoints.restore_params(step, abstract),
                 lambda lost: _find_steps(self.directory, self._checkpoint) if lost else [self.step],
+            )
+        if self.config.at(self.step) != self.config:
+            raise ValueError(
+                f"{self} has lost its checkpoint, and that of update {self.step:,} was trained with other values; "
+                f"give --checkpoint={self.step}"
             )
         return params
 

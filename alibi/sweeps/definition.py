@@ -13,7 +13,8 @@ for the sweep or for a run: `multiples` or `lengths`, `evaluators` (a name or se
 perplexity), any option of these evaluators, such as `split` or `stride` (a list: each in turn),
 `override` (test the run with other values than it was trained with, any of {"position":
 "rotary_ntk", "options": {"factor": 4}, "window": 256}) and `evaluations`, a list of dictionaries
-with these keys. Values in `product` or `runs` replace values in `config`.
+with these keys. Values in `product` or `runs` replace values in `config`. A list over updates is one
+value: "train_length": [128, ((0, 32), (200, 128))] makes two runs.
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ from alibi.config import Config
 from alibi.config import files as config_files
 from alibi.config.fields import as_text, did_you_mean, without_lists
 from alibi.config.override import MODEL_KEYS, Override
+from alibi.config.tree import check_key
 from alibi.evaluation.base import Cell, Evaluator, make_evaluators, options_by_name
 from alibi.reporting.measure import EVALUATORS, make_evaluator
 from alibi.reporting.names import grouped
@@ -168,11 +170,12 @@ def make_sweep(definition: Mapping[str, Any], *, title: str) -> Sweep:
 
 def run_name(config: Config, overrides: Mapping[str, Any]) -> str:
     """Returns a readable name: method, train length, the run's other keys, and seed."""
+    over = {key: as_text(pairs) for key, pairs in config.over_updates.items()}
     standard = {"position", "train_length", "length", "seed"}
     others = [
-        f"{key.rpartition('.')[2]}={value}"
+        f"{key.rpartition('.')[2]}={over.get(check_key(key), value)}"
         for key, value in overrides.items()
-        if key not in standard
+        if key not in standard or check_key(key) in over
     ]
     name = "-".join([config.position, f"L{config.train_length}", *others, f"seed{config.seed}"])
     return re.sub(r"[^\w.=+-]+", "_", name)

@@ -38,18 +38,18 @@ class Parent:
 
     def __init__(self, config: Config, model: DecoderLM):
         self.run, self._child = RunDirectory(config.init_from), config
-        self.config = self.run.config()
+        self.step = hosts.broadcast(self._latest)
+        self.config = self.run.config().at(self.step)
         if (there := self.config.objective.name) != (here := config.objective.name):
             raise ValueError(
                 f"init_from={self.run} was trained for objective={there}, and this run is for objective={here}; "
                 "start from a run of the same objective, or train from the start"
             )
-        self.step = hosts.broadcast(self._latest)
         self._tokenizer = self.run.tokenizer()
         tokenizer = given_tokenizer(config.data)  # None if it is known only with the train text
         if tokenizer or config.data.tokenizer != self._tokenizer.name:
             self.check_vocabulary(tokenizer.fingerprint() if tokenizer else "")
-        self.run.tell_changed_files(method_files(self.config.position))
+        self.run.tell_changed_files(method_files(self.config.positions))
         laid_out_alike = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(laid_out_alike, self._tokenizer.vocab_size)
         self._check_model(model)

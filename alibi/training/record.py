@@ -15,12 +15,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from alibi.config import Config
 from alibi.devices.kinds import find_device_kind
 from alibi.errors import UserError
 from alibi.model.flops import model_flops
 from alibi.parallel import hosts
 from alibi.progress import Progress, print_line
-from alibi.runs.checkpoint import VALID_TOKENS, Checkpoints
+from alibi.runs.checkpoint import BEGAN, VALID_TOKENS, Checkpoints, validated
 from alibi.storage.files import is_address
 from alibi.training.metric_writers import METRICS_FILE, Values, open_writers
 from alibi.training.setup import Job
@@ -56,7 +57,9 @@ class Record:
         config, run = job.config, job.run
         self._config, self._run, self._checkpoints = config, run, checkpoints
         self._index = () if index is None else index  # x[()] is x
-        self._peak = _peak_tokens_per_second(job)
+        self._peaks = {
+            each.first: _peak_tokens_per_second(job, each.config) for each in job.stretches
+        }
         self._before = run.status()  # left by the process that trained here last
         self.best = hosts.broadcast(lambda: checkpoints.best)
         self._writers = open_writers(config, run, step) if hosts.is_primary() else []
@@ -71,7 +74,8 @@ class Record:
         # counts from the last.
         about = checkpoints.about(step) if step else {}
         self._sums = np.array(about.get(UNLOGGED, [0.0, 0.0]))
-        self._valid_tokens = about.get(VALID_TOKENS)  # in the last validation
+        # of the last validation: its tokens, and the update after which its values apply
+        self._valid_tokens, self._valid_began = validated(about)
         saved, there = about.get(ROWS), self._rows()
         if saved and there and saved != there:
             print_line(
@@ -110,7 +114,8 @@ class Record:
         self.speed.update()
         rate = self.speed.tokens_per_second
         speed = f", {rate:,.0f} tokens/s" if rate else ""
-        speed += f", {rate / self._peak:.0%} MFU" if rate and self._peak else ""
+        peak = self._peaks[self._config.began(step)]
+        speed += f", {rate / peak:.0%} MFU" if rate and peak else ""
         self._bar.update(1, f"loss {nll:.3f} nats ({nll / math.log(2):.3f} bits){speed}")
         if step % self._config.log.every_steps == 0 or step == self._config.train.steps:
             self._log(step, values)
@@ -122,6 +127,7 @@ class Record:
             UNLOGGED: self._sums.tolist(),
             ROWS: self._rows(),
             VALID_TOKENS: self._valid_tokens,
+            BEGAN: self._valid_began,
         }
 
     def _rows(self) -> list[Any]:
@@ -145,15 +151,15 @@ class Record:
         self._last_row = step, self._waited
         if rate := self.speed.tokens_per_second:
             row["tokens_per_second"] = rate
-            if self._peak:
-                row["mfu"] = rate / self._peak
+            if peak := self._peaks[self._config.began(step)]:
+                row["mfu"] = rate / peak
         self._write(step, row)
         self.write_status("running", step)
         self._checkpoints.check()
 
     def validated(self, step: int, nll: float, tokens: int) -> bool:
-        """Records a validation. Returns whether it is the best so far of as many tokens. Raises
-        NonFiniteLossError.
+        """Records a validation. Returns whether it is the best so far of as many tokens and of the
+        config's values at this update. Raises NonFiniteLossError.
         """
         if not math.isfinite(nll):
             self._refuse(f"update {step}: validation loss {nll}")
@@ -165,8 +171,9 @@ class Record:
             )
         self._write(step, {"valid_nll": nll, "valid_tokens": float(tokens)})
         # With another eval.max_tokens than before, all before is of another sample.
-        improved = self.best is None or tokens != self._valid_tokens or nll < self.best[1]
-        self._valid_tokens = tokens
+        before, now = (self._valid_tokens, self._valid_began), (tokens, self._config.began(step))
+        improved = self.best is None or now != before or nll < self.best[1]
+        self._valid_tokens, self._valid_began = now
         if improved:
             self.best = step, nll
         return improved
@@ -271,11 +278,11 @@ class Speed:
         return len(self._seconds) * self._tokens_per_step / seconds if seconds else None
 
 
-def _peak_tokens_per_second(job: Job) -> float | None:
+def _peak_tokens_per_second(job: Job, config: Config) -> float | None:
     """Returns the training speed at the devices' peak, or None with an unknown device."""
     kinds = [find_device_kind(device.device_kind) for device in job.mesh.devices.flat]
-    peaks = [kind.peak(job.config.model.dtype) for kind in kinds if kind]
-    flops = model_flops(job.config, job.model.vocab_size)
+    peaks = [kind.peak(config.model.dtype) for kind in kinds if kind]
+    flops = model_flops(config, job.model.vocab_size)
     return sum(peaks) / flops if len(peaks) == len(kinds) else None
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import optax
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jaxtyping import PyTree
 
 from alibi.config import Config, DataConfig
+from alibi.config.fields import as_text
 from alibi.data.batches import TrainBatches
 from alibi.data.tokens import TokenFile, check_paths, check_sources, prepare
 from alibi.evaluation.scorer import Score, Scorer, model_nll
@@ -28,10 +29,27 @@ from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.positions.base import PositionMethod
 from alibi.runs import RunDirectory, method_files
 from alibi.runs.code import own_files
+from alibi.runs.overrides import position_parameters
 from alibi.testing import check_few_tokens, check_finite
 from alibi.training.metric_writers import check_writers
 from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """The updates of a run from `first` on, until values over updates change.
+
+    Attributes:
+      config: the run's, with the values of these updates.
+      sampler: made by `make_sampler`, or None without eval.sample_prompt.
+    """
+
+    first: int
+    config: Config
+    model: DecoderLM
+    batches: TrainBatches
+    sampler: Callable[[PyTree], str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +60,23 @@ class Job:
       parent: the run that this run's parameters come from, or None without init_from or after the
         first checkpoint.
       files, corpus: tokens and manifest by split.
-      sampler: made by `make_sampler`, or None without eval.sample_prompt.
+      stretches: in order, one without values over updates. They share parameters and optimizer state.
     """
 
     config: Config
     run: RunDirectory
     mesh: Mesh
     parent: Parent | None
-    model: DecoderLM
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     files: Mapping[str, TokenFile]
     corpus: dict[str, Any]
-    batches: TrainBatches
-    sampler: Callable[[PyTree], str] | None
+    stretches: tuple[Stretch, ...]
+
+    @property
+    def model(self) -> DecoderLM:
+        """The model of the first updates."""
+        return self.stretches[0].model
 
 
 def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
@@ -63,11 +84,9 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     directory.
     """
     sharding = batch_sharding(mesh)
-    check_config(config, mesh)
-    model = build_model(config, UNKNOWN_VOCABULARY, sharding=sharding)
-    hosts.check_alike({**own_files(), **method_files(config.position)})  # loaded now
+    first, *_ = check_stretches(config, mesh)
+    hosts.check_alike({**own_files(), **method_files(config.positions)})  # loaded now
     hosts.broadcast(lambda: check_writers(config))
-    check_model(model, config.train_length)
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
     if config.imported_from and state == "missing":
@@ -76,7 +95,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
             f"import_fairseq.py made a run of, and {run} holds no run; leave it empty, or give the imported run's "
             "--workdir"
         )
-    parent = Parent(config, model) if config.init_from and not begun else None
+    parent = Parent(config.at(1), first) if config.init_from and not begun else None
     hosts.broadcast(lambda: run.check(config))
 
     files = prepare_files(config.data)
@@ -88,23 +107,56 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
         )
     if parent:
         parent.check_vocabulary(text.tokenizer_fingerprint)
-    batches = TrainBatches(
-        files["train"].tokens,
-        length=config.train_length,
-        batch_size=sequences_per_update(config, batch_parts(sharding)),
-        seed=config.seed,
-        objective=objective_of(config, files["train"]),
-        echoes=config.data.echoes,
-    )
     corpus = {split: dataclasses.asdict(file.manifest) for split, file in files.items()}
     hosts.check_alike(
         {key: value for file in files.values() for key, value in file.manifest.identity.items()}
     )
-    hosts.broadcast(lambda: run.check_same(corpus, method_files(config.position)))
-    model = build_model(config, text.vocab_size, sharding=sharding)
-    sampler = make_sampler(config, model, files["train"]) if config.eval.sample_prompt else None
-    parts = model, optimizer, schedule, files, corpus, batches, sampler
-    return Job(config, run, mesh, parent, *parts)
+    hosts.broadcast(lambda: run.check_same(corpus, method_files(config.positions)))
+    stretches = tuple(
+        make_stretch(first, each, files["train"], sharding) for first, each in config.stretches
+    )
+    return Job(config, run, mesh, parent, optimizer, schedule, files, corpus, stretches)
+
+
+def make_stretch(first: int, config: Config, text: TokenFile, sharding: NamedSharding) -> Stretch:
+    """Returns the updates after the `first` ones, which have `config`. Raises ValueError for a text
+    too short.
+    """
+    batches = TrainBatches(
+        text.tokens,
+        length=config.train_length,
+        batch_size=sequences_per_update(config, batch_parts(sharding)),
+        seed=config.seed,
+        objective=objective_of(config, text),
+        echoes=config.data.echoes,
+        split=config.longest // config.train_length,
+    )
+    model = build_model(config, text.manifest.vocab_size, sharding=sharding)
+    sampler = make_sampler(config, model, text) if config.eval.sample_prompt else None
+    return Stretch(first, config, model, batches, sampler)
+
+
+def check_stretches(config: Config, mesh: Mesh | AbstractMesh) -> list[DecoderLM]:
+    """Returns the models of a run, one for each stretch of updates. Raises ValueError for a run that
+    can't be trained on `mesh`, or whose position parameters change over its updates.
+    """
+    for _, each in config.stretches:
+        check_config(each, mesh)
+    models = [build_model(each, UNKNOWN_VOCABULARY) for _, each in config.stretches]
+    for (first, each), model in zip(config.stretches, models, strict=True):
+        check_model(model, each.train_length)
+        if not first:
+            continue
+        has, needs = map(position_parameters, (models[0], model))
+        pairs = model.method_pairs(models[0])
+        if has != needs or not all(now.shares_parameters(before) for now, before in pairs):
+            named = [f"{key}={as_text(value)}" for key, value in config.over_updates.items()]
+            raise ValueError(
+                f"{', '.join(named)}: after update {first:,} the position parameters are {needs or 'none'}, and "
+                f"before {has or 'none'}{', of another meaning' * (has == needs)}; they must stay the same over the "
+                "updates: give other values, or train a second run by --init_from"
+            )
+    return models
 
 
 def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
@@ -149,8 +201,7 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
     """
     check_paths(config.data)
     fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
-    check_config(config, abstract_mesh(config.mesh, devices or fewest))
-    check_model(build_model(config, UNKNOWN_VOCABULARY), config.train_length)
+    check_stretches(config, abstract_mesh(config.mesh, devices or fewest))
     make_optimizer(config.optimizer, config.train.steps)
 
 

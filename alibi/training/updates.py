@@ -18,19 +18,21 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from alibi.config import Config
+from alibi.config import Config, flatten
+from alibi.config.fields import as_text, without_lists
 from alibi.errors import Interrupted, is_watched, masked
 from alibi.evaluation.scorer import Score
 from alibi.model.loss import training_loss
 from alibi.parallel import hosts
 from alibi.parallel.sharding import batch_parts, batch_sharding
+from alibi.progress import print_line
 from alibi.runs import RunDirectory, make_provenance, method_files
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.checksums import check_replicas
 from alibi.storage.claims import LostError
 from alibi.storage.files import write_whole
 from alibi.training.record import NonFiniteLossError, Record
-from alibi.training.setup import Job, make_validator, micro_batches, validation_windows
+from alibi.training.setup import Job, Stretch, make_validator, micro_batches, validation_windows
 from alibi.training.step import Feed, TrainStep, abstract_state, initial_state, make_train_step
 
 
@@ -57,7 +59,7 @@ class SeedRun:
                 parameters=sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params)),
                 vocab_size=model.vocab_size,
                 corpus=job.corpus,
-                method_files=method_files(config.position),
+                method_files=method_files(config.positions),
             ),
         }
 
@@ -85,7 +87,7 @@ class SeedRun:
     def save(
         self,
         state: TrainState,
-        validator: Callable[[PyTree], Score] | None,
+        program: "Program",
         step: int,
         save: bool,
         validate: bool,
@@ -95,11 +97,12 @@ class SeedRun:
         """
         if jax.process_count() > 1:  # before each decides by its own loss whether to save
             check_replicas(state, f"after update {step}")
+        validator, sampler = program.validator, program.stretch.sampler
         score = validator(state.params) if validate and validator else None
         nll, tokens = (score.total_nats / score.tokens, score.tokens) if score else (None, 0)
         improved = nll is not None and self.record.validated(step, nll, tokens)
-        if validate and self.job.sampler:
-            self.record.sampled(step, self.job.sampler(state.params))
+        if validate and sampler:
+            self.record.sampled(step, sampler(state.params))
         # Seeds together are saved at the same updates, so that they can go on together.
         save |= improved or self.index is not None
         if save:
@@ -114,6 +117,16 @@ class SeedRun:
         self.record.close()  # before the line "finished"
 
 
+@dataclasses.dataclass
+class Program:
+    """All that the updates of a stretch run."""
+
+    stretch: Stretch
+    feed: Feed
+    train_step: TrainStep
+    validator: Callable[[PyTree], Score] | None
+
+
 class Updates:
     """The compiled step, batches, and state after the latest update. Several seeds have one step, and their
     state has a first axis of seeds.
@@ -122,13 +135,14 @@ class Updates:
       stack: closes the runs' files and threads.
 
     Attributes:
+      program: of the next update.
       left: the runs that have not diverged.
       diverged: why the others of several seeds ended.
     """
 
     def __init__(self, jobs: Sequence[Job], stack: contextlib.ExitStack):
         self.job, self.together = job, together = jobs[0], len(jobs) > 1
-        config, model, optimizer, mesh = job.config, job.model, job.optimizer, job.mesh
+        self._jobs, self._stack, config, mesh = jobs, stack, job.config, job.mesh
         places = range(len(jobs)) if together else [None]
         runs = [SeedRun(each, stack, index) for each, index in zip(jobs, places, strict=True)]
         self.left, self.diverged = runs, list[str]()
@@ -141,7 +155,7 @@ class Updates:
             lambda state, index: jax.tree.map(lambda leaf: leaf[index], state),
             out_shardings=shardings,
         )
-        seed: Any = [each.config.seed for each in jobs] if together else config.seed
+        self._seed: Any = [each.config.seed for each in jobs] if together else config.seed
         if together:
             shardings = NamedSharding(mesh, PartitionSpec())
             abstract = jax.tree.map(
@@ -153,26 +167,14 @@ class Updates:
         if hosts.is_primary() and not is_watched():
             print(_headline(jobs, runs[0].about), file=sys.stderr)
 
-        micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
-        feed = Feed(job.batches, mesh, micro, [each.batches for each in jobs[1:]])
-        self.feed = stack.enter_context(contextlib.closing(feed))
-        self.feed.read_ahead(latest)
-        step = make_train_step(
-            model,
-            optimizer,
-            seed,
-            loss=training_loss(config),
-            schedule=job.schedule,
-            state_shardings=shardings,
-        )
-        self.train_step: TrainStep = step
-        if not jax.config.values["jax_disable_jit"]:
-            self.train_step = step.lower(abstract, *self.feed.abstract).compile()
-        self.validator = (
-            make_validator(config, model, job.files["valid"]) if "valid" in job.files else None
-        )
+        self._abstract, self._shardings = abstract, shardings
+        self._programs = dict[int, Program]()
+        self._begin(latest)
+        for stretch in job.stretches:  # all programs now: a refusal comes before the first update
+            if stretch.first > latest:
+                self._program(stretch)
 
-        initial = None if latest else initial_state(model, optimizer, mesh, seed)
+        initial = None if latest else initial_state(job.model, job.optimizer, mesh, self._seed)
         states = [
             run.begin(None if initial is None else self._state_of(run, initial), stack)
             for run in runs
@@ -182,6 +184,36 @@ class Updates:
             check_one_update(jobs, [int(state.step) for state in states])
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
             self.state = jax.device_put(stacked, shardings)
+        if self.step != latest:  # that was damaged
+            self._begin(self.step)
+
+    def _begin(self, done: int) -> None:
+        """Takes the program of the update after `done`, and starts to read its batch."""
+        began = self.job.config.began(done + 1)
+        self.program = self._program(next(s for s in self.job.stretches if s.first == began))
+        self.program.feed.read_ahead(done)
+
+    def _program(self, stretch: Stretch) -> Program:
+        """Returns the compiled program of a stretch, the same for stretches of the same values."""
+        alike = [each.config == stretch.config for each in self.job.stretches]
+        if (place := alike.index(True)) in self._programs:
+            return self._programs[place]
+        config, model, mesh, files = stretch.config, stretch.model, self.job.mesh, self.job.files
+        micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
+        batches, *others = (job.stretches[place].batches for job in self._jobs)
+        feed = self._stack.enter_context(contextlib.closing(Feed(batches, mesh, micro, others)))
+        step: Any = make_train_step(
+            model,
+            self.job.optimizer,
+            self._seed,
+            loss=training_loss(config),
+            schedule=self.job.schedule,
+            state_shardings=self._shardings,
+        )
+        if not jax.config.values["jax_disable_jit"]:
+            step = step.lower(self._abstract, *feed.abstract).compile()
+        validator = make_validator(config, model, files["valid"]) if "valid" in files else None
+        return self._programs.setdefault(place, Program(stretch, feed, step, validator))
 
     def _state_of(self, run: SeedRun, state: TrainState) -> TrainState:
         """Returns a run's own state."""
@@ -195,14 +227,20 @@ class Updates:
         first, last = config.log.traced
         if 0 < first <= done and hosts.is_primary():
             print(f"no trace: update {first} of log.profile_steps is done", file=sys.stderr)
+        ends = {*(stretch.first for stretch in self.job.stretches), steps}
         while step < steps and self.left:
+            if step in ends and step > done:
+                self._begin(step)
+                if hosts.is_primary():
+                    print_line(f"{self.job.run.name}: {_values(self.job.config, step)}")
             if step + 1 == first:
                 jax.block_until_ready(self.state)
                 self._trace.enter_context(jax.profiler.trace(self.job.run.path / "trace"))
-            batch = self.feed.get(step, last=step + 1 == steps)
+            batch = self.program.feed.get(step, last=step + 1 in ends)
+            waited = sum(each.feed.waited for each in self._programs.values())
             step += 1
             with jax.profiler.StepTraceAnnotation("update", step_num=step):
-                self.state, metrics = self.train_step(self.state, *batch)
+                self.state, metrics = self.program.train_step(self.state, *batch)
             if step == last:
                 jax.block_until_ready(self.state)
                 self._trace.close()
@@ -210,7 +248,7 @@ class Updates:
                 check_replicas(self.state, f"after update {step}")
             for run in tuple(self.left):
                 with self._ends_alone(run):
-                    run.record.dispatched(step, metrics, data_wait_seconds=self.feed.waited)
+                    run.record.dispatched(step, metrics, data_wait_seconds=waited)
             stop, save = request.reached(step), _is_save_due(config, step, saved_at)
             # A run that stops is not validated: that may take longer than there is left to save.
             validate = step == steps or (_due(step, config.eval.every_steps) and not stop)
@@ -232,7 +270,7 @@ class Updates:
             for run in tuple(self.left):
                 with self._ends_alone(run):
                     state = self._state_of(run, self.state)
-                    saved |= run.save(state, self.validator, step, save, validate)
+                    saved |= run.save(state, self.program, step, save, validate)
         return saved
 
     def _end(self, state: str, step: int, reason: str = "") -> None:
@@ -321,6 +359,13 @@ class StopRequest:
         )
 
 
+def _values(config: Config, done: int) -> str:
+    """Returns the values over updates that apply after update `done`."""
+    now = flatten(config.at(done + 1))
+    values = (f"{key}={as_text(without_lists(now[key]))}" for key in config.over_updates)
+    return f"from update {done + 1:,} on {', '.join(values)}"
+
+
 def _headline(jobs: Sequence[Job], about: dict[str, Any]) -> str:
     """Returns four lines: devices, model, corpus, and where checkpoints go."""
     job, config = jobs[0], jobs[0].config
@@ -332,10 +377,11 @@ def _headline(jobs: Sequence[Job], about: dict[str, Any]) -> str:
         f"{split} {manifest['tokens']:,} tokens of {textwrap.shorten(manifest['source'], 60, placeholder=' ...')}"
         for split, manifest in job.corpus.items()
     )
+    methods = ", then ".join(name for _, name in config.pairs("position"))
     valid = validation_windows(config, job.corpus.get("valid", {"tokens": 1})["tokens"])
     return (
         f"devices: {job.mesh.size} x {kinds}{hosted}, mesh {axes}\n"
-        f"model: {config.position}, {about['parameters']:,} parameters; "
+        f"model: {methods}, {about['parameters']:,} parameters; "
         f"{batch:,} tokens a step, {steps * batch:,} in {steps:,} steps\n"
         f"corpus ({config.data.tokenizer}): {'; '.join(texts)}"
         + f"; a validation scores {valid.num_tokens:,} tokens, spread evenly (eval.max_tokens)"

@@ -128,6 +128,32 @@ def test_no_corpus_is_too_long_to_be_addressed():
         np.testing.assert_array_equal(inputs[:, 0], [(128 * block - 1) % 2**31 for block in blocks])
 
 
+@pytest.mark.parametrize("split", [2, 5])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("stored", [False, True])
+def test_blocks_in_shorter_rows_are_the_same_text(split, causal, stored, tmp_path):
+    """Each update has the tokens of the longer rows, in their order; the last block is short."""
+    tokens = np.arange(103, dtype=np.uint16)
+    if stored:
+        tokens.tofile(tmp_path / "tokens")
+        tokens = np.memmap(tmp_path / "tokens", np.uint16)
+    objective = NextToken(BOUNDARY + 1, BOUNDARY)
+    object.__setattr__(objective, "causal", causal)  # whether the last block begins earlier
+    given = {"seed": 3, "objective": objective}
+    long = TrainBatches(tokens, length=10, batch_size=4, **given)
+    short = TrainBatches(tokens, length=10 // split, batch_size=4 * split, **given, split=split)
+    for step in range(12):  # beyond an epoch of 11 blocks
+        expected, (inputs, targets, *_) = (
+            long.rows(step, range(4)),
+            short.rows(step, range(4 * split)),
+        )
+        assert inputs.shape == (4 * split, 10 // split)
+        np.testing.assert_array_equal(targets.ravel(), expected.targets.ravel())
+        np.testing.assert_array_equal(inputs.ravel(), expected.inputs.ravel())
+    with pytest.raises(ValueError, match=r"train_length=200 is longer than the corpus"):
+        TrainBatches(tokens, length=50, batch_size=4, **given, split=4)
+
+
 def test_one_block_in_eight_has_an_echo():
     """A pure function of seed, step and row, so a resume and other hosts read the same."""
     tokens = np.arange(64 * 400)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from alibi.config import Config, DataConfig, as_file, load_config, make_config
+from alibi.config import Config, DataConfig, as_file, load_config, make_config, replaced
 from alibi.devices.kinds import GIB
 from alibi.model.decoder import build_model
 from alibi.model.flops import training_flops
@@ -110,6 +110,20 @@ def test_hours_and_checkpoints_by_hand() -> None:
     # model.scan_layers.
     assert plan.memory.total == pytest.approx(3.235 * GIB, rel=0.1)
     assert "at 50% of the peak" in describe(plan)
+
+
+def test_a_plan_of_values_that_change_over_updates() -> None:
+    """Hours of each stretch by itself; the memory of the largest, which here is the middle one."""
+    changes = {"train_length": "0:256;100:1024;400:512", "train.steps": 500}
+    config = replaced(medium(model__attention="reference"), changes)
+    plan, *parts = (
+        make_plan(replaced(config, {"train_length": length} if length else {}), 1, "L4")
+        for length in (0, 256, 1024, 512)
+    )
+    assert plan.memory == parts[1].memory
+    assert plan.memory.total > max(parts[0].memory.total, parts[2].memory.total)
+    hours = sum(n / 500 * part.hours(0.5) for n, part in zip((100, 300, 100), parts, strict=True))
+    assert plan.hours(0.5) == pytest.approx(hours)
 
 
 def test_a_run_that_does_not_fit() -> None:

@@ -86,14 +86,14 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(
     run = loop.Updates.run
 
     def poisoning(updates: loop.Updates, request: loop.StopRequest) -> None:
-        train_step = updates.train_step
+        train_step = updates.program.train_step
 
         def poisoned(state: TrainState, *batch: jax.Array) -> tuple[TrainState, Metrics]:
             if int(state.step) == 4:
                 state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
             return train_step(state, *batch)
 
-        updates.train_step = poisoned
+        updates.program.train_step = poisoned
         run(updates, request)
 
     monkeypatch.setattr(loop.Updates, "run", poisoning)

@@ -130,7 +130,7 @@ def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -
     run = loop.Updates.run
 
     def poisoning(updates: loop.Updates, request: loop.StopRequest) -> None:
-        step = updates.train_step
+        step = updates.program.train_step
 
         def poisoned(state, *batch):
             if int(state.step[0]) == 4:
@@ -139,7 +139,7 @@ def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -
                 )
             return step(state, *batch)
 
-        updates.train_step = poisoned
+        updates.program.train_step = poisoned
         run(updates, request)
 
     with monkeypatch.context() as patch:

@@ -1,0 +1,21 @@
+"""DroPE: rotary for three quarters of the updates, then no position method (Gelberg et al. 2025, arXiv
+2512.12167).
+
+python train.py --config=configs/drope.py:length=128 --workdir=workdirs/drope
+
+Published: pretrained models lose their rotary positions and are trained on shortly at the same length.
+Then they read longer contexts than before, and keep their quality at the old length. Here one run does
+both, with one optimizer and one learning rate schedule. The model is the quickstart's, so the second part
+is a larger share than in the paper.
+"""
+
+import ml_collections
+
+from configs import base, quickstart
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    config = quickstart.get_config(arg)
+    dropped = config.train.steps * 3 // 4
+    base.set_key(config, "position", ((0, "rotary"), (dropped, "none")))
+    return base.apply(config, arg)

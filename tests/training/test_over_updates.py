@@ -1,0 +1,277 @@
+"""Values that change over updates: one run, which goes on bit for bit, each program compiled once."""
+
+import os
+import pathlib
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from alibi.config import Config, as_file, load_config, make_config, read_config, replaced
+from alibi.config.fields import as_text
+from alibi.runs import RunDirectory, config_hash
+from alibi.runs.checkpoint import Checkpoints
+from alibi.runs.trained import TrainedRun
+from alibi.sweeps.definition import make_sweep
+from alibi.training import loop, setup, updates
+from tests.hosts import ROOT
+from tests.training.runs import assert_same, final_state, rows, stop_at
+
+# Of 6 updates: changes after 2 and 4, so that three stretches have other programs.
+CHANGES = {
+    "model.window": ((0, 4), (2, 0)),
+    "train_length": ((0, 8), (2, 16)),
+    "position": ((0, "rotary"), (4, "none")),
+}
+
+
+@pytest.fixture(scope="session")
+def config(tiny_config) -> Config:
+    return replaced(
+        tiny_config(checkpoint__keep=9, checkpoint__every_steps=1, eval__every_steps=1), CHANGES
+    )
+
+
+@pytest.fixture(scope="session")
+def changed(config, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The run of `config`, without a stop."""
+    workdir = tmp_path_factory.mktemp("changed") / "run"
+    loop.train(config, str(workdir))
+    return workdir
+
+
+def figures(workdir: pathlib.Path) -> list[dict]:
+    return [
+        row | dict.fromkeys(("tokens_per_second", "data_wait_seconds"), 0) for row in rows(workdir)
+    ]
+
+
+@pytest.mark.parametrize("update", [1, 2, 3, 5])
+def test_it_goes_on_bit_for_bit_amid_a_stretch_and_at_its_end(
+    update, config, changed, tmp_path, monkeypatch, capsys
+) -> None:
+    """After update 2, where values change, and after 1, 3 and 5, amid the three stretches."""
+    with monkeypatch.context() as patch:
+        stop_at(patch, update - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(loop.Interrupted, match=f"stopped at update {update} of 6"):
+            loop.train(config, str(tmp_path / "run"))
+    loop.train(config, str(tmp_path / "run"))
+    assert_same(final_state(config, tmp_path / "run"), final_state(config, changed))
+    assert figures(tmp_path / "run") == [
+        row
+        for row in figures(changed)
+        # a run that stops is not validated there
+        if "valid_nll" not in row or row["step"] != update
+    ]
+    said = capsys.readouterr().err
+    assert "run: from update 5 on model.window=0, position=none, train_length=16" in said
+
+
+def test_each_stretch_computes_what_a_run_of_its_values_does(
+    config, changed, tmp_path, tiny_config
+) -> None:
+    """The first ends as a plain run does that is stopped there; a wrong window or length would show."""
+    plain = tiny_config(position="rotary", model__window=4, train_length=8)
+    assert config.at(2) == replaced(
+        plain,
+        {
+            "checkpoint.keep": 9,
+            "checkpoint.every_steps": 1,
+            "eval.every_steps": 1,
+            "changes": config.changes,
+        },
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        # the text in blocks of 16, as the lengths after it have them
+        longest = property(lambda config: 16)
+        patch.setattr(Config, "longest", longest)
+        patch.setattr(Config, "last_length", longest)
+        with pytest.raises(loop.Interrupted):
+            loop.train(plain, str(tmp_path / "plain"))
+    with Checkpoints(changed / "checkpoints", read_only=True) as checkpoints:
+        ours = checkpoints.restore(2, final_state(config, changed))
+    assert_same(ours, final_state(plain, tmp_path / "plain"))
+
+
+def test_a_list_of_one_value_is_that_value(tiny_config, whole, tmp_path, monkeypatch) -> None:
+    """Once as a list of one pair, once of two with equal values: bit for bit, by one program."""
+    made, compiled = [], updates.make_train_step
+    monkeypatch.setattr(
+        updates, "make_train_step", lambda *args, **how: made.append(args) or compiled(*args, **how)
+    )
+    plain = tiny_config()
+    assert replaced(plain, {"train_length": ((0, plain.train_length),)}) == plain
+    twice = replaced(plain, {"train_length": ((0, plain.train_length), (3, plain.train_length))})
+    assert config_hash(twice) != config_hash(plain)
+    loop.train(twice, str(tmp_path / "run"))
+    assert len(made) == 1
+    assert_same(final_state(plain, tmp_path / "run"), final_state(plain, whole))
+
+
+def test_each_value_is_compiled_once(config, tmp_path, monkeypatch) -> None:
+    """Before the first update, and again only what a run that goes on still needs."""
+    made, compiled = [], updates.make_train_step
+    monkeypatch.setattr(
+        updates,
+        "make_train_step",
+        lambda model, *args, **how: (
+            made.append(model.config.window) or compiled(model, *args, **how)
+        ),
+    )
+    turns = replaced(
+        config,
+        {"changes": (), "position": "alibi", "train_length": 16, "model.window": "0:4;2:8;3:4;5:0"},
+    )
+    seen = []
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, lambda: (seen.extend(made), os.kill(os.getpid(), signal.SIGINT)))
+        with pytest.raises(loop.Interrupted):
+            loop.train(turns, str(tmp_path / "run"))
+    assert seen == made == [4, 8, 0], "three values, one of them twice"
+    loop.train(turns, str(tmp_path / "run"))
+    assert made[3:] == [4, 0]
+
+
+def test_a_checkpoint_knows_the_values_it_was_trained_with(config, changed) -> None:
+    """And is of one run, whose hash and directory stay."""
+    for step, values in {
+        2: ("rotary", 8, 4),
+        3: ("rotary", 16, 0),
+        4: ("rotary", 16, 0),
+        6: ("none", 16, 0),
+    }.items():
+        run = TrainedRun(changed, str(step))
+        at = run.config
+        assert (at.position, at.train_length, at.model.window) == values
+        assert run.model.pattern[0].window == values[2]
+        assert config_hash(at) == config_hash(config)
+        assert all(bool(np.isfinite(leaf).all()) for leaf in jax.tree.leaves(run.params))
+    assert RunDirectory(changed).config() == config
+
+
+def test_the_best_checkpoint_is_of_the_last_values(config, changed) -> None:
+    """Losses at length 8, or by another method, compare with none at 16."""
+    valid = {row["step"]: row["valid_nll"] for row in rows(changed) if "valid_nll" in row}
+    assert sorted(valid) == [1, 2, 3, 4, 5, 6]
+    best = min((5, 6), key=lambda step: valid[step])
+    assert RunDirectory(changed).status()["best"]["step"] == best
+    with Checkpoints(changed / "checkpoints", read_only=True) as checkpoints:
+        assert [step for step, _ in checkpoints.ranked] == sorted((5, 6), key=valid.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("position", "3:rotary;0:none", "must begin with update 0"),
+        ("position", "1:rotary;3:none", "must begin with update 0"),
+        ("model.window", "0:4;3:8;3:0", "each update be later than the one before"),
+        ("model.window", "0:4;6:8", r"after update 6, and the run ends with train\.steps=6"),
+        ("model.window", ((0, 4, 1), (3, 8)), "must list pairs of an update and a value"),
+        ("model.window", "0:4;x:8", "must list pairs of an update and a value"),
+        ("model.window", "0:4;3:-1", r"model\.window=-1 must be at least 0"),
+        ("train_length", "0:6;3:16", "train_length=6 does not divide 16"),
+        ("changes", (("seed", 0, 1), ("seed", 3, 2)), "seed can't change over updates; position,"),
+        (
+            "changes",
+            (("model.window", 0, 1), ("model.window", 3, 2)),
+            "set model.window to the list",
+        ),
+    ],
+)
+def test_a_wrong_list_is_refused(key, value, reason, tiny_config) -> None:
+    with pytest.raises(ValueError, match=reason) as refused:
+        replaced(tiny_config(), {key: value})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("values", ["0:alibi;3:t5", "0:t5;3:none", "0:none;3:learned"])
+def test_position_parameters_that_come_or_go_are_refused(values, tiny_config) -> None:
+    with pytest.raises(
+        ValueError, match=r"after update 3 the position parameters .* must stay the same"
+    ):
+        setup.check_trainable(tiny_config(position=values))
+    with pytest.raises(ValueError, match="another meaning"):
+        setup.check_trainable(tiny_config(position="0:kerple_log;3:kerple_power"))
+
+
+def test_options_go_to_the_methods_that_know_them(tiny_config) -> None:
+    """Rotary's base is none of `none`, and an option that neither has is refused."""
+    setup.check_trainable(tiny_config(position="0:rotary;3:none", position_options__base=100.0))
+    with pytest.raises(ValueError, match="has no option 'bases'"):
+        setup.check_trainable(
+            tiny_config(position="0:rotary;3:none", position_options__bases=100.0)
+        )
+
+
+def test_methods_and_scales_are_made_for_the_last_length(tiny_config) -> None:
+    """So learned tables keep their size, and ln n / ln L is one function over all updates."""
+    config = tiny_config(position="learned", train_length="0:8;3:16", model__logit_scale="log_n")
+    for _, each in config.stretches:
+        (kind, *_) = setup.build_model(each, 10).pattern
+        assert (kind.position.train_length, kind.position.max_length) == (16, 16)
+
+
+def test_a_list_is_one_in_files_flags_and_python(config, tmp_path) -> None:
+    texts = {key: as_text(value) for key, value in CHANGES.items()}
+    assert texts["position"] == "0:rotary;4:none"
+    plain = replaced(config, {"position": "alibi", "train_length": 16, "model.window": 0})
+    assert plain.changes == ()
+    assert replaced(plain, texts) == config
+    namespace: dict = {}
+    exec(as_file(config), namespace)
+    assert read_config(namespace["get_config"]()) == config
+    again = read_config(namespace["get_config"]("model.window=3,length=0:8;2:16"))
+    assert again == replaced(config, {"model.window": 3})
+    with pytest.raises(ValueError, match="must be of type"):
+        make_config(seed=((0, 1), (3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "pairs"),
+    [
+        ("drope", "position", ((0, "rotary"), (300, "none"))),
+        ("skyladder", "train_length", ((0, 8), (36, 16), (109, 32), (256, 64))),
+        ("growing_window", "model.window", ((0, 8), (100, 16), (200, 32), (300, 0))),
+    ],
+)
+def test_the_configs_follow_steps_and_length(name, key, pairs) -> None:
+    """SkyLadder's line 1/8 + 7/8 t / 256 is at a quarter after 36.6 updates, at half after 109.7."""
+    keys = {"train.steps": 400, "train_length": 64}
+    config = load_config(str(ROOT / f"configs/{name}.py") + ":train.steps=400,length=64")
+    assert config.over_updates == {key: pairs}
+    assert config.train_length == 64
+    setup.check_trainable(config)
+    if key != "train_length":  # a value that is given replaces the list
+        value = "alibi" if key == "position" else 5
+        given = load_config(str(ROOT / f"configs/{name}.py"), keys | {key: value})
+        assert not given.changes
+
+
+def test_a_list_is_a_value_of_a_sweep() -> None:
+    """With the list in its name, and the same config by the flags of its process."""
+    lists = [64, ((0, 16), (200, 64))]
+    sweep = make_sweep(
+        {
+            "config": "configs/quickstart.py",
+            "product": {"train_length": lists, "model.window": [((0, (8, 0)), (9, 0))]},
+            "multiples": [1],
+        },
+        title="lists",
+    )
+    assert [run.name for run in sweep.runs] == [
+        "alibi-L64-window=0_8_0_9_0-seed0",
+        "alibi-L64-train_length=0_16_200_64-window=0_8_0_9_0-seed0",
+    ]
+    for run, value in zip(sweep.runs, lists, strict=True):
+        window = {"model.window": ((0, (8, 0)), (9, 0))}
+        flags = dict(flag.removeprefix("--").split("=", 1) for flag in run.config_flags)
+        given = {
+            key.removeprefix("config."): text for key, text in flags.items() if key != "config"
+        }
+        assert load_config(flags["config"], given) == run.config
+        assert run.config.over_updates == window | (
+            {"train_length": value} if isinstance(value, tuple) else {}
+        )
+        assert run.evaluations[0].lengths == (64,)
