@@ -15,7 +15,7 @@ from configs import base, quickstart
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    config = quickstart.get_config(arg)
+    config = quickstart.get_config(f"position=rotary,{arg}")
     dropped = config.train.steps * 3 // 4
-    base.set_key(config, "position", ((0, "rotary"), (dropped, "none")))
-    return base.apply(config, arg)
+    base.set_key(config, "position", ((0, config.position), (dropped, "none")))
+    return config

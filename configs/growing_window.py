@@ -14,8 +14,7 @@ from configs import base, quickstart
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    config = quickstart.get_config(arg)
-    config.position = "rotary"
+    config = quickstart.get_config(f"position=rotary,{arg}")
     length, quarter = config.train_length, config.train.steps // 4
     windows = [
         (0, length // 8),
@@ -24,4 +23,4 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         (3 * quarter, 0),
     ]
     base.set_key(config, "model.window", windows)
-    return base.apply(config, arg)
+    return config

@@ -14,8 +14,7 @@ from configs import base, quickstart
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    config = quickstart.get_config(arg)
-    config.position = "rotary"
+    config = quickstart.get_config(f"position=rotary,{arg}")
     length, full = config.train_length, config.train.steps * 64 // 100
     # 1/8 + 7/8 t is a quarter, a half and 1 at t = 1/7, 3/7 and 1
     rows = [
@@ -23,4 +22,4 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         for sevenths, part in ((0, 8), (1, 4), (3, 2), (7, 1))
     ]
     base.set_key(config, "train_length", rows)
-    return base.apply(config, arg)
+    return config
