@@ -38,13 +38,14 @@ class Parent:
 
     def __init__(self, config: Config, model: DecoderLM):
         self.run, self._child = RunDirectory(config.init_from), config
-        self.step = hosts.broadcast(self._latest)
-        self.config = self.run.config().at(self.step)
+        self.config = self.run.config()
         if (there := self.config.objective.name) != (here := config.objective.name):
             raise ValueError(
                 f"init_from={self.run} was trained for objective={there}, and this run is for objective={here}; "
                 "start from a run of the same objective, or train from the start"
             )
+        self.step = hosts.broadcast(self._latest)
+        self.config = self.config.at(self.step)
         self._tokenizer = self.run.tokenizer()
         tokenizer = given_tokenizer(config.data)  # None if it is known only with the train text
         if tokenizer or config.data.tokenizer != self._tokenizer.name:

@@ -209,4 +209,9 @@ def test_configs_as_files(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "same.py").write_text(as_file(config))
     again = load_config(str(tmp_path / "same.py"))
     assert again == config
-    assert load_config(f"{tmp_path / 'same.py'}:train.steps=7").train.steps == 7
+    shorter = f"{tmp_path / 'same.py'}:train.steps=7"
+    if config.changes:
+        with pytest.raises(ValueError, match=r"and the run ends with train\.steps=7; give earlier"):
+            load_config(shorter)
+    else:
+        assert load_config(shorter).train.steps == 7
