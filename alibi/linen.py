@@ -33,7 +33,8 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
 
     Raises:
       ValueError: when it is called, as `alibi.attention_fn`; for `decode=True` with a method that
-        keeps data for each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
+        keeps data for each token (fox, deberta, asentmax, selective_rope, repo), which Flax's cache
+        doesn't hold.
 
     Example:
       >>> import jax

@@ -31,7 +31,8 @@ class SelfAttention(nnx.MultiHeadAttention):
 
     Raises:
       ValueError: as `alibi.attention_fn`; when it is called, for `decode=True` with a method that
-        keeps data for each token (fox, deberta, selective_rope), which Flax's cache doesn't hold.
+        keeps data for each token (fox, deberta, asentmax, selective_rope, repo), which Flax's cache
+        doesn't hold.
 
     Example:
       >>> import jax

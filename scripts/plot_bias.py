@@ -46,6 +46,7 @@ def added_to_logits(kind, length):
     import numpy as np
 
     from alibi.model.positions import bias_scale, init_layer, scaled_queries
+    from alibi.positions.bias import MASKED
     from alibi.positions.scaled import ScaledBias
 
     method = kind.position
@@ -75,10 +76,15 @@ def added_to_logits(kind, length):
             of_head = bias_scale(kind.logit_scale, method, params)
         bias = method.content_bias(params, scaled if of_head is None else query, kept, kept)
         bias = bias if bias is None or of_head is None else ScaledBias(bias, of_head)
-        added = logits(scaled, key) - logits(content, content)
-        if bias is not None:
-            added = added + bias(positions, positions).reshape(added.shape)
-        return added
+        z, plain = logits(scaled, key), logits(content, content)
+        if bias is None or bias.gives_weights:  # weights are no logits
+            return z - plain
+        if not bias.reads_rows:
+            return z - plain + bias(positions, positions).reshape(z.shape)
+        seen = (positions[:, None] >= positions[None]) | (not method.causal)
+        seen = jnp.broadcast_to(seen[None], z.shape)[None]
+        z = bias.of_rows(jnp.where(seen, z[None], MASKED), seen, positions, positions)
+        return jnp.where(seen, z - plain[None], 0.0)[0]
 
     added, distance = np.asarray(compute()), np.subtract.outer(*[np.arange(length)] * 2)
     if kind.window:

@@ -56,7 +56,7 @@ def test_the_methods_of_the_guide_keep_what_they_declare():
         of for of in variables.values() if isinstance(of, type) and issubclass(of, PositionMethod)
     ]
     names = [of.__name__ for of in own if of is not PositionMethod]
-    assert names == ["Root", "Turn", "TurnByText"]
+    assert names == ["Root", "Turn", "TurnByText", "Softplus"]
     sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
     for name in names[1:]:
         model = SmallModel(make_position(variables[name], **sizes))

@@ -13,7 +13,20 @@ pytestmark = pytest.mark.slow
 SETTINGS = {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
 # One for each place where a position enters; the others differ in numbers, which strict promotion
 # doesn't see and 64 bits do.
-SEAMS = ("alibi", "t5", "fire", "shaw", "deberta", "fox", "rotary", "selective_rope", "sinusoidal")
+SEAMS = (
+    "alibi",
+    "t5",
+    "fire",
+    "shaw",
+    "deberta",
+    "fox",
+    "rotary",
+    "selective_rope",
+    "sinusoidal",
+    "asentmax",
+    "cope",
+    "dape",
+)
 # Traces alone, since an operation between unlike dtypes fails there.
 TRACED = """
 import functools, sys

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import pytest
@@ -16,11 +17,15 @@ from alibi.positions import (
     PositionMethod,
     make_position,
     per_head,
+    per_query,
+    shared,
     static,
 )
 from alibi.positions.alibi import Alibi
+from alibi.positions.bam import Bam, BamBias
 from alibi.positions.fox import Fox, FoxBias
 from alibi.positions.sinusoidal import Sinusoidal
+from alibi.positions.stick_breaking import StickBreaking
 from alibi.testing import (
     PositionMethodError,
     check_blocks,
@@ -41,7 +46,8 @@ from alibi.testing.model import (
 SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 # One for each place where a position enters: the logits by a line and by a table of the distance, by
 # the queries, which adds values too, by the layer's input, and by both sides; the queries and keys,
-# also with other sizes and with data of the tokens before; the embedding.
+# also with other sizes and with data of the tokens before; whole rows, carried, of weights and of all
+# heads; the embedding.
 WHOLE = {
     "alibi": {},
     "t5": {},
@@ -51,11 +57,15 @@ WHOLE = {
     "rotary": {},
     "pope": {},
     "selective_rope": {},
+    "stick_breaking": {},
+    "cope": {},
+    "asentmax": {},
+    "dape": {},
     "sinusoidal": {},
 }
 QUICK = {"alibi", "t5", "shaw", "fox", "rotary", "sinusoidal"}
 # One for each kind of field that devices split.
-SPLIT = {"alibi", "t5", "shaw", "fox", "deberta"}
+SPLIT = {"alibi", "t5", "shaw", "fox", "deberta", "asentmax", "dape"}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +87,7 @@ def test_methods_with_other_numbers(name: str) -> None:
         for check in (check_finite, check_bounds):
             check(method)
     check_few_tokens(method)  # a power of the distance 0 may have no gradient
-    if name.startswith(("kerple", "fire")):  # learned numbers that no other method has
+    if name.startswith(("kerple", "fire", "bam")):  # learned numbers that no other method has
         check_tiles(method)
 
 
@@ -223,6 +233,8 @@ class KeepsMean(PositionMethod):
 class RunningSum(PositionMethod):
     """Queries and keys grow and shrink with a feature's sum over the tokens so far."""
 
+    takes_shared_keys = False  # each head has its own sum
+
     forgets: bool = False
     leaks: bool = False
 
@@ -257,6 +269,110 @@ def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
         lambda: model.model.init(jax.random.key(0), model.tokens, decode=True)["cache"]
     )["layers_0"]["held"]
     assert (held.key.shape, held.kept.shape) == ((2, 4, 8, model.length), (2, 1, 4))
+
+
+class AllKeys(Bias):
+    """Logits of queries with all keys, which each tile gets whole."""
+
+    query: jax.Array = per_query()
+    keys: jax.Array = flax.struct.field(metadata={"axes": {"batch": 0, "heads": 2}})
+    vectors: jax.Array = shared()
+
+    def logits(self):
+        return jnp.einsum("bqhd,bkhd->bhqk", self.query, self.keys) * self.query.shape[-1] ** -0.5
+
+
+class FutureGates(AllKeys):
+    def __call__(self, query_positions, key_positions):
+        later = jnp.arange(self.keys.shape[1])[None] >= query_positions[:, None]
+        counted = jnp.where(later[None, None], jax.nn.sigmoid(self.logits()), 0.0).sum(axis=-1)
+        nearer = (query_positions[:, None] - key_positions[None])[None, None]
+        strength = jnp.einsum("bqhd,d->bhq", self.query, self.vectors)
+        return strength[..., None] * jnp.tanh(counted)[..., None] * nearer
+
+
+class CrossesSegments(AllKeys):
+    """With softmax1 it is stick-breaking, but for the sums, which run over all documents."""
+
+    def __call__(self, query_positions, key_positions):
+        before = jnp.arange(self.keys.shape[1])[None] < key_positions[:, None]
+        return jnp.einsum("bhqk,jk->bhqj", jax.nn.softplus(self.logits()), before)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadsAllKeys(PositionMethod):
+    """As a method had to before whole rows were given: each tile gets all keys by a field of its own.
+
+    The vectors begin at zero, so that nothing wrong shows before they are trained.
+    """
+
+    takes_shared_keys = False
+    kind: str = "future"
+
+    def init_layer(self, key):
+        return {"vectors": jnp.zeros(self.head_dim)}
+
+    def keep(self, params, x, key, padding, before, segments=None):
+        return key.astype(jnp.float32)
+
+    def content_bias(self, params, query, of_queries, of_keys):
+        kind = {"future": FutureGates, "segments": CrossesSegments}[self.kind]
+        return kind(query.astype(jnp.float32), of_keys, params["vectors"])
+
+
+class FalselyBoundedBias(BamBias):
+    """With a power below zero it rises with the distance."""
+
+    bounded = True
+
+
+@dataclasses.dataclass(frozen=True)
+class FalselyBounded(Bam):
+    def bias(self, params):
+        bias = super().bias(params)
+        return FalselyBoundedBias(bias.scale, bias.power, bias.mean, self.epsilon)
+
+
+class HeavyRows(Bias):
+    """Sigmoids of many keys sum to more than 1."""
+
+    reads_rows = True
+    gives_weights = True
+
+    def of_rows(self, logits, visible, query_positions, key_positions):
+        return jax.nn.sigmoid(logits)
+
+
+class LostCarryBias(StickBreaking):
+    """Each tile begins anew."""
+
+    def of_tile(self, logits, visible, query_positions, key_positions, carry):
+        return super().of_tile(logits, visible, query_positions, key_positions, 0.0 * carry)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heavy(PositionMethod):
+    rows: str = "heavy"
+
+    def bias(self, params):
+        return {"heavy": HeavyRows, "carry": LostCarryBias}[self.rows]()
+
+
+def test_wrong_methods_that_once_passed_are_caught() -> None:
+    """Vectors of zeros, a bound at one point, and models without segments hid what they do."""
+    made = {kind: make_position(ReadsAllKeys, **SIZES, options={"kind": kind}) for kind in KINDS}
+    with pytest.raises(PositionMethodError, match="in a sequence of 3 tokens, token 1 depends on"):
+        check_causality(SmallModel(made["future"]))
+    with pytest.raises(PositionMethodError, match="with a segment from token 9 on, token"):
+        check_segments(SmallModel(made["segments"], normalizer="softmax1"))
+    with pytest.raises(PositionMethodError, match="its bias exceeds upper_bound in head"):
+        check_bounds(make_position(FalselyBounded, **SIZES))
+    for rows, message in (("heavy", "HeavyRows .*sum to"), ("carry", "rows of LostCarry.* by til")):
+        with pytest.raises(PositionMethodError, match=message):
+            check_finite(make_position(Heavy, **SIZES, options={"rows": rows}))
+
+
+KINDS = ("future", "segments")
 
 
 @pytest.mark.parametrize(
@@ -375,6 +491,35 @@ class IntegerMethod(PositionMethod):
         return Counts(jnp.ones(4))
 
 
+class Misdeclared(Bias):
+    """Of one number a head, and no second axis."""
+
+    m: jax.Array = per_head(axis=1)
+    kind: str = shared()
+
+    def __call__(self, query_positions, key_positions):
+        return jnp.zeros((4, query_positions.size, key_positions.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class MisdeclaredMethod(PositionMethod):
+    kind: str = "axis"
+
+    def bias(self, params):
+        m = jnp.ones(4) if self.kind == "axis" else jnp.ones((1, 4))
+        return Misdeclared(m, jnp.ones(()) if self.kind == "axis" else "text")
+
+
+class NoTile(Bias):
+    m: jax.Array = per_head()
+    reads_rows = True
+    carried = 1
+
+
+class NoRows(NoTile):
+    carried = 0
+
+
 class Silent(Bias):
     m: jax.Array = per_head()
 
@@ -401,7 +546,7 @@ class Lacking(PositionMethod):
     kind: str = "Silent"
 
     def bias(self, params):
-        classes = (Silent, NoFunction, Unbounded, AddsNothing)
+        classes = (Silent, NoFunction, Unbounded, AddsNothing, NoTile, NoRows)
         return {bias.__name__: bias for bias in classes}[self.kind](jnp.ones(4))
 
 
@@ -438,6 +583,8 @@ def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) 
         ("NoFunction", r"NoFunction needs at\(distance\)"),
         ("Unbounded", r"Unbounded is bounded and needs upper_bound\(blocks\)"),
         ("AddsNothing", r"AddsNothing adds values and needs of_values\(weights, ...\)"),
+        ("NoTile", r"bias.py.* NoTile declares a carry and needs of_tile\(logits, visible"),
+        ("NoRows", r"bias.py.* NoRows reads rows and needs of_rows\(logits, visible"),
     ],
 )
 def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: str) -> None:
@@ -467,6 +614,15 @@ def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: 
 def test_a_method_from_outside_that_is_none_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_position(name, num_heads=4, head_dim=8, width=32, train_length=16)
+
+
+def test_a_field_that_lies_otherwise_than_declared_is_named() -> None:
+    for kind, message in (
+        ("axis", r"Misdeclared.m \(.*test_testing.py:\d+\) is an array of shape \[4\], and it "),
+        ("text", r"Misdeclared.kind \(.*test_testing.py:\d+\) is 'text', and it declares an array"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_position(MisdeclaredMethod, **SIZES, options={"kind": kind})
 
 
 class Bare(PositionMethod):

@@ -14,11 +14,13 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.cpu.saved import cannot_save, saved_attention
 from alibi.attention.cpu.single import cannot_single, single_attention
 from alibi.attention.reference import dense
+from alibi.attention.rows import rows_attention
 
 # The features that not every backend has, with the reason why a backend refuses a call.
 REASONS = {
     "weights": "it gives no weights and takes no einsum",
     "added values": "its bias adds to the values",
+    "rows": "its bias reads the logits of whole rows",
     "dropout": "it has no dropout",
     "masks": "it has no masks or segments",
     "sink": "its softmax has no sink",
@@ -32,7 +34,7 @@ class Backend:
 
     Attributes:
       run: computes a call.
-      features: the features in `REASONS` that it has.
+      features: the features in `REASONS` that it has. A call with any other is refused.
       cannot: returns another reason to refuse a call, in one sentence, or the empty string.
       shares_heads: True if it takes fewer key heads than query heads. Else keys and values are
         repeated.
@@ -40,16 +42,21 @@ class Backend:
     """
 
     run: Callable[[AttentionCall], Array]
-    features: frozenset[str] = frozenset(REASONS)
+    features: frozenset[str]
     cannot: Callable[[AttentionCall], str] = lambda call: ""
     shares_heads: bool = False
     one_query: bool = False
 
 
+def _by_tiles(call: AttentionCall) -> Array:
+    return (rows_attention if "rows" in call.features else blocked_attention)(call)
+
+
+TILED = frozenset({"added values", "rows", "dropout", "masks", "sink", "logit cap"})
 BACKENDS = {
-    "reference": Backend(dense),
+    "reference": Backend(dense, TILED | {"weights"}),
     "saved": Backend(saved_attention, frozenset({"sink"}), cannot_save),
-    "blocked": Backend(blocked_attention, frozenset(REASONS) - {"weights"}),
+    "blocked": Backend(_by_tiles, TILED),
     "augmented": Backend(augmented_attention, frozenset(), cannot_augment),
     "fused": Backend(
         fused_attention,
@@ -59,7 +66,7 @@ BACKENDS = {
     ),
     "single": Backend(
         single_attention,
-        frozenset(REASONS) - {"weights"},
+        TILED,
         cannot_single,
         shares_heads=True,
         one_query=True,

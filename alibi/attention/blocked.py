@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionCall
 from alibi.attention.online import Online
-from alibi.attention.reference import MASKED, capped
+from alibi.attention.reference import capped
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
     Sides,
@@ -38,7 +38,7 @@ from alibi.attention.tiles import (
 )
 from alibi.numerics.products import transposed, written_out
 from alibi.numerics.sums import dot_rows, sum_first
-from alibi.positions.bias import Part
+from alibi.positions.bias import MASKED, Part
 
 Leaves = tuple[Any, ...]
 
@@ -98,17 +98,17 @@ def _forward(
     def add_group(out: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
         index, ranges = group
         tree = jax.tree.unflatten(bias_tree, bias)
-        own = _Group.take(index, q, k, v, tree, sink, sides, tiling)
+        own = Group.take(index, q, k, v, tree, sink, sides, tiling)
         rows, lse = lax.map(
             lambda block: _forward_rows(own, *block), (jnp.arange(tiling.q_blocks), ranges)
         )
-        return put_group(out, tiling, index, _joined(rows)), _joined(lse)
+        return put_group(out, tiling, index, joined(rows)), joined(lse)
 
     out = jnp.zeros((*q.shape[:3], v.shape[-1]), dtype)
     return lax.scan(add_group, out, (jnp.arange(tiling.groups), ranges))
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """Batch entries and heads that are computed together.
 
     Attributes:
@@ -138,7 +138,7 @@ class _Group(NamedTuple):
         sink: Array | None,
         sides: Sides,
         tiling: Tiling,
-    ) -> "_Group":
+    ) -> "Group":
         """Returns the group `index` from the whole call's arrays."""
         q = take_group(q, tiling, index, tiling.q_blocks * tiling.q_block)
         k, v = (take_group(x, tiling, index, tiling.k_blocks * tiling.k_block) for x in (k, v))
@@ -167,7 +167,7 @@ def _scaled(
     tiling: Tiling,
 ) -> Float[Array, "batch heads q k"]:
     """Returns a tile's scaled products, float32."""
-    return _product(q, k, 3, 3, tiling) * q.shape[-1] ** -0.5
+    return product(q, k, 3, 3, tiling) * q.shape[-1] ** -0.5
 
 
 def _logits(
@@ -183,21 +183,21 @@ def _logits(
 
 
 def _forward_rows(
-    group: _Group, q_block: Array, key_range: Int[Array, " two"]
+    group: Group, q_block: Array, key_range: Int[Array, " two"]
 ) -> tuple[Array, Array]:
     """Returns `out` and `lse` for a query block.
 
     Args:
       key_range: the first key block to visit, and the block after the last.
     """
-    q = _queries(group.q, q_block, group.tiling)
+    q = queries_of(group.q, q_block, group.tiling)
 
     def add(k_block: Array, softmax: Online) -> Online:
         tile, k, v, bias = group.tile(q_block, k_block)
 
         def attend(exponentials: Array) -> Array:
             dropped = tile.dropout(exponentials)
-            attended = _product(dropped.astype(v.dtype), v, 3, 2, group.tiling)
+            attended = product(dropped.astype(v.dtype), v, 3, 2, group.tiling)
             if bias is not None and bias.adds_values:
                 attended = attended + tile.added_values(bias, dropped)
             return attended
@@ -247,7 +247,7 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
     def add_group(state: tuple[Any, ...], group: tuple[Array, ...]) -> tuple[tuple[Any, ...], Any]:
         dbias, dq, dk, dv = state
         index, lse, ranges = group
-        own = _Group.take(index, q, k, v, bias, sink, sides, tiling)
+        own = Group.take(index, q, k, v, bias, sink, sides, tiling)
         group_dout, group_out = (take_group(x, tiling, index, own.q.shape[2]) for x in (dout, out))
         delta = dot_rows(group_dout, group_out)[..., None]
         rows = functools.partial(_backward_rows, own, group_dout, delta, lse)
@@ -263,7 +263,7 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
             dsink = -(jnp.exp(own.sink - lse) * delta).sum(axis=(0, 2, 3))
         return (
             dbias,
-            put_group(dq, tiling, index, _joined(group_dq) * scale),
+            put_group(dq, tiling, index, joined(group_dq) * scale),
             put_group(dk, tiling, index, group_dk.swapaxes(2, 3) * scale),
             put_group(dv, tiling, index, group_dv.swapaxes(2, 3)),
         ), dsink
@@ -281,7 +281,7 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
 
 
 def _backward_rows(
-    group: _Group,
+    group: Group,
     dout: Float[Array, "batch heads q value_dim"],
     delta: Float[Array, "batch heads q 1"],
     lse: Float[Array, "batch heads q 1"],
@@ -298,7 +298,7 @@ def _backward_rows(
     q_block, key_range = block
     tiling = group.tiling
     rows = (group.q, dout, delta, lse)
-    q, block_dout, delta, lse = (_queries(x, q_block, tiling) for x in rows)
+    q, block_dout, delta, lse = (queries_of(x, q_block, tiling) for x in rows)
     # Products that contract queries take a third of the time on a CPU if the small operand comes
     # first and transposed.
     transposed_q, transposed_dout = transposed(q), transposed(block_dout)
@@ -312,7 +312,7 @@ def _backward_rows(
         cap = functools.partial(capped, most=tiling.logit_cap)
         logits, cap_vjp = jax.vjp(cap, _scaled(q, k, tiling))
         weights = jnp.exp(_logits(tile, logits, added) - lse)
-        dropped, dweights = tile.dropout(weights), _product(block_dout, v, 3, 3, tiling)
+        dropped, dweights = tile.dropout(weights), product(block_dout, v, 3, 3, tiling)
         if bias is not None and bias.adds_values:
             values, values_vjp = jax.vjp(tile.added_values, bias, dropped)
             dbias_of_values, more = values_vjp(block_dout.astype(values.dtype))
@@ -328,9 +328,9 @@ def _backward_rows(
             dbias = dbias.with_added(bias_vjp(shared)[0], tile.part)
         dlogits = cap_vjp(dlogits)[0].astype(q.dtype)
         dropped = dropped.astype(v.dtype)
-        dq = dq + _product(dlogits, k, 3, 2, tiling)
-        dk = _added(dk, _product(transposed_q, dlogits, 3, 2, tiling), tile.part.keys[0])
-        dv = _added(dv, _product(transposed_dout, dropped, 3, 2, tiling), tile.part.keys[0])
+        dq = dq + product(dlogits, k, 3, 2, tiling)
+        dk = _added(dk, product(transposed_q, dlogits, 3, 2, tiling), tile.part.keys[0])
+        dv = _added(dv, product(transposed_dout, dropped, 3, 2, tiling), tile.part.keys[0])
         return dq, dbias, dk, dv
 
     start = (jnp.zeros(q.shape, jnp.float32), *state)
@@ -341,7 +341,9 @@ def _backward_rows(
 _attention.defvjp(_forward_saving, _backward, symbolic_zeros=True)
 
 
-def _queries(x: Float[Array, "batch heads length features"], q_block: Any, tiling: Tiling) -> Array:
+def queries_of(
+    x: Float[Array, "batch heads length features"], q_block: Any, tiling: Tiling
+) -> Array:
     """Returns x's rows for a query block."""
     return lax.dynamic_slice_in_dim(x, q_block * tiling.q_block, tiling.q_block, axis=2)
 
@@ -352,13 +354,13 @@ def _added(x: Float[Array, "batch heads features k"], tile: Array, start: Array)
     return lax.dynamic_update_slice_in_dim(x, old + tile, start, axis=3)
 
 
-def _joined(
+def joined(
     blocks: Float[Array, "blocks batch heads block features"],
 ) -> Float[Array, "batch heads length features"]:
     return jnp.moveaxis(blocks, 0, 2).reshape(*blocks.shape[1:3], -1, blocks.shape[-1])
 
 
-def _product(
+def product(
     a: Array, b: Array, axis_a: int, axis_b: int, tiling: Tiling
 ) -> Float[Array, "batch heads rows columns"]:
     contracted, batch = ((axis_a,), (axis_b,)), ((0, 1), (0, 1))

@@ -116,7 +116,7 @@ class AttentionCall:
     @property
     def features(self) -> set[str]:
         """The features in use that not every backend has: "weights", "dropout", "masks", "added
-        values", "sink", "logit cap".
+        values", "rows", "sink", "logit cap".
         """
         used = {
             "weights": self.sow is not None
@@ -127,6 +127,7 @@ class AttentionCall:
                 x is not None for x in (self.mask, self.query_segments, self.key_segments)
             ),
             "added values": self.bias is not None and self.bias.adds_values,
+            "rows": self.bias is not None and self.bias.reads_rows,
             "sink": self.sink is not None,
             "logit cap": self.options.logit_cap is not None,
         }

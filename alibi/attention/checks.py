@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,13 +94,26 @@ def _check_bias(call: AttentionCall) -> None:
         )
     # Without this check a tile for a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
-    block = jax.eval_shape(
-        lambda bias, *sides: bias.cut(first)(*sides), call.bias, position, position
-    )
+
+    def tile(bias: Bias, *sides: Any) -> Any:
+        own, one = bias.cut(first), jnp.zeros((*call.weights_shape[:-2], 1, 1), jnp.float32)
+        return own.of_rows(one, one == 0, *sides) if own.reads_rows else own(*sides)
+
+    block = jax.eval_shape(tile, call.bias, position, position)
     if block.shape[-3] != call.query.shape[-2]:
         raise ValueError(
             f"the bias has {block.shape[-3]} heads and the query {call.query.shape[-2]}; they must be the same; "
             f"{LAYOUT}"
+        )
+    named = f"{type(call.bias).__qualname__} of {type(call.bias).__module__}"
+    if call.bias.carried and (call.bias.adds_values or not call.bias.reads_rows):
+        raise ValueError(
+            f"{named} declares carried={call.bias.carried}; such a bias needs reads_rows = True and adds no values"
+        )
+    if call.bias.gives_weights and call.sink is not None:
+        raise ValueError(
+            f"{named} gives weights, after which no softmax comes, and a sink is a key of the softmax; use "
+            "model.normalizer=softmax, or give no sink"
         )
     epsilon, slopes = call.options.skip_epsilon, call.known_slopes
     # With epsilon 0 such a slope is allowed: its head skips nothing, and training may lead a slope

@@ -193,7 +193,8 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
     value, options = call.value, call.options
     if 0 in (*call.query.shape, *call.key.shape, *value.shape):
         return jnp.zeros((*call.query.shape[:-1], value.shape[-1]), value.dtype)
-    if call.bias is not None and options.backend != "reference":
+    # A bias with a carry is cut twice, which a table of distances does not allow.
+    if call.bias is not None and options.backend != "reference" and not call.bias.carried:
         call = dataclasses.replace(
             call, bias=call.bias.tabulated(call.query_positions, call.key_positions)
         )
@@ -259,8 +260,8 @@ def on_explicit_mesh(
 def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:
     """Returns the axes in `sharding` that divide batch and heads evenly.
 
-    None if it divides neither, or if the call has a mask, dropout, an einsum or `sow`. Then the
-    compiler splits the work.
+    A bias that mixes heads splits no heads. None if it divides neither, or if the call has a mask,
+    dropout, an einsum or `sow`. Then the compiler splits the work.
     """
     if call.query.ndim != 4 or call.mask is not None or call.features & {"dropout", "weights"}:
         return None
@@ -272,7 +273,8 @@ def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedShard
     )
     if call.query.shape[0] % batch_parts:
         over_batch, batch_parts = None, 1
-    if call.query.shape[2] % head_parts or call.key.shape[2] % head_parts:
+    mixes_heads = call.bias is not None and call.bias.mixes_heads
+    if mixes_heads or call.query.shape[2] % head_parts or call.key.shape[2] % head_parts:
         over_heads, head_parts = None, 1
     if batch_parts * head_parts == 1:
         return None

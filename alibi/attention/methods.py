@@ -70,7 +70,7 @@ def method_attention_fn(
     ) -> Array:
         del is_causal
         held = before = padding = None
-        cached = cache is not None and not cache.reading.fresh
+        cached = in_slots = cache is not None and not cache.reading.fresh
         if cache is not None:
             held, padding = cache.variable.value, cache.reading.padding
             before = None if held is None else jax.tree.map(cache.reading.before.newest, held.kept)
@@ -97,8 +97,23 @@ def method_attention_fn(
         # A bias that is scaled itself gets the queries without their scale.
         of_bias = scaled if bias_scale is None else query
         bias = position.content_bias(params, of_bias, kept_of_queries, kept)
+        ring = cached and cache is not None and cache.reading.after.ring
+        if ring and bias is not None and bias.reads_rows:
+            order = jnp.argsort(places, axis=1)  # a ring's slots in the order of their tokens
+
+            def ordered(x: Array) -> Array:
+                indices = order.reshape(*order.shape, *(1,) * (x.ndim - 2))
+                return jnp.take_along_axis(x, indices, axis=1)
+
+            key, value, places, kept = jax.tree.map(ordered, (key, value, places, kept))
+            bias, in_slots = position.content_bias(params, of_bias, kept_of_queries, kept), False
         if bias is not None and 0 < max_position < query.shape[0] * query.shape[1] * key.shape[1]:
             bias = bias.up_to(max_position - 1)  # fewer distances than pairs
+        if bias is not None and bias_scale is not None and bias.reads_rows:
+            raise ValueError(
+                f"position method {type(position).__name__} reads whole rows of scaled logits, and model.logit_scale "
+                "log_n or ssmax would scale its result again; use log_n_beyond, ssmax_queries or llama4"
+            )
         if bias is not None and bias_scale is not None:
             bias = ScaledBias(bias, bias_scale)
         call = AttentionCall(
@@ -113,7 +128,7 @@ def method_attention_fn(
             key_segments=key_segments,
             sink=sink,
             ascending=ascending,
-            slots_last=cached,
+            slots_last=in_slots,
             options=options,
             **arguments,
         )

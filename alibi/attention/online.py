@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from alibi.attention.reference import MASKED
+from alibi.positions.bias import MASKED
 
 
 class Online(NamedTuple):

@@ -8,12 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from alibi.attention.call import AttentionCall
-from alibi.positions.bias import Bias
+from alibi.positions.bias import MASKED, Bias, like
 from alibi.positions.shapes import PerHead
-
-# The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient
-# of a query that sees no key.
-MASKED = -1e30
 
 
 def reference_attention(
@@ -36,7 +32,8 @@ def reference_attention(
     """Returns softmax(query key^T / sqrt(head_dim) + bias) value, with all logits in memory (paper,
     section 3).
 
-    A bias that adds values changes the result too. Logits, bias and softmax are float32 for inputs in
+    A bias that reads rows changes the logits or gives the weights, and one that adds values changes the
+    result too. Logits, bias and softmax are float32 for inputs in
     any dtype. The result has `value`'s dtype. A query without visible keys gives zeros.
 
     Args:
@@ -52,10 +49,16 @@ def reference_attention(
         jnp.float32
     ) * query.shape[-1] ** -0.5
     logits = capped(logits, logit_cap)
-    if bias is not None:
-        block = bias(query_positions, key_positions)
-        logits = logits + block.reshape((1,) * (logits.ndim - block.ndim) + block.shape)
-    weights = _softmax(logits, visible, sink)
+    if bias is not None and bias.reads_rows:
+        seen = True if visible is None else like(visible, logits)
+        seen = jnp.broadcast_to(seen, logits.shape)
+        logits = bias.of_rows(jnp.where(seen, logits, MASKED), seen, query_positions, key_positions)
+    elif bias is not None:
+        logits = logits + like(bias(query_positions, key_positions), logits)
+    if bias is not None and bias.gives_weights:
+        weights = logits if visible is None else jnp.where(like(visible, logits), logits, 0.0)
+    else:
+        weights = _softmax(logits, visible, sink)
     if sow is not None:
         sow(weights)
     if keep is not None:
@@ -91,7 +94,7 @@ def _softmax(
         return _softmax(logits, visible)[..., :-1]
     if visible is None:
         return jax.nn.softmax(logits, axis=-1)
-    visible = visible.reshape((1,) * (logits.ndim - visible.ndim) + visible.shape)
+    visible = like(visible, logits)
     logits = jnp.where(visible, logits, MASKED)
     largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     exponentials = jnp.where(visible, jnp.exp(logits - largest), 0.0)

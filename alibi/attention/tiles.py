@@ -18,6 +18,7 @@ from alibi.positions.distance import rows_and_columns
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
 # products, larger ones leave the cache and compute more keys above the diagonal.
 BLOCK = 512  # queries or keys
+LEAST_QUERIES = 64  # in a tile of whole rows
 TILE_WEIGHTS = 2**20  # of all batch entries and heads in a group
 # An accelerator does a whole batch at once.
 ACCELERATOR_TILE_WEIGHTS = 2**26
@@ -89,15 +90,21 @@ class Tiling:
 def make_tiling(call: AttentionCall) -> Tiling:
     """Returns the tiling that `blocked` uses on the platform in the call's options."""
     on_cpu = call.options.platform == "cpu"
+    room = TILE_WEIGHTS if on_cpu else ACCELERATOR_TILE_WEIGHTS
     heads, (q_length, k_length) = call.query.shape[-2], call.weights_shape[-2:]
     batch, blocks = math.prod(call.query.shape[:-3]), list[int]()
-    for length in (q_length, k_length):
-        count = -(-length // (call.options.block or BLOCK))
+    largest = [call.options.block or BLOCK] * 2
+    if call.bias is not None and call.bias.reads_rows and not call.bias.carried:
+        # all keys, and a quarter of the queries that fit, since such a bias makes arrays of its own
+        largest = [min(largest[0], max(LEAST_QUERIES, room // 4 // k_length)), k_length]
+    for length, most in zip((q_length, k_length), largest, strict=True):
+        count = -(-length // most)
         # Blocks are about equal, so that little is filled up, and if there are several, multiples
         # of 8.
         blocks.append(length if count == 1 else -(-length // (8 * count)) * 8)
-    weights = math.prod(blocks)
-    room = TILE_WEIGHTS if on_cpu else ACCELERATOR_TILE_WEIGHTS
+    weights, together = math.prod(blocks), call.bias is not None and call.bias.mixes_heads
+    if together:
+        weights *= heads
     batch_group = _at_once(batch, room // weights, call.devices)
     if on_cpu and call.bias is not None:
         # Each head has its own bias, which fills the cache too; batch entries mostly share a bias. A
@@ -106,6 +113,8 @@ def make_tiling(call: AttentionCall) -> Tiling:
         # products are rounded.)
         room //= 4 if call.bias.bounded else 2
     head_group = _at_once(heads, room // (batch_group * weights), call.devices)
+    if together:
+        head_group = heads
     return Tiling(
         batch,
         heads,

@@ -147,14 +147,15 @@ def _of_queries(
 
 def bias_by_distance(model: DecoderLM) -> Callable[..., OfLayers]:
     """Returns the function to the bias of the last query, `[rows, layers, heads, distances]` under
-    "bias", at the distances 1, 2, 4, ... It is NaN for hidden keys. A layer without a bias has none.
+    "bias", at the distances 1, 2, 4, ... It is NaN for hidden keys. A layer without a bias, or with one
+    that reads rows, has none.
     """
 
     def last(call: AttentionCall) -> dict[str, Array]:
         rows, queries, heads, _ = call.query.shape
         keys = call.key.shape[1]
         part = _part(call, queries - 1, 1)
-        if part.bias is None:
+        if part.bias is None or part.bias.reads_rows:
             return {}
         bias = part.bias(*map(jnp.asarray, (part.query_positions, part.key_positions)))
         visible = part.visible()

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Bool, Float, Integer
 
 from alibi.positions.shapes import (
     BlockBounds,
@@ -21,6 +21,7 @@ from alibi.positions.shapes import (
     KnownPositions,
     QueryPositions,
     Tile,
+    Visible,
     Weights,
 )
 
@@ -92,6 +93,11 @@ def static(**default: Any) -> Any:
     return flax.struct.field(pytree_node=False, **default)
 
 
+# The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient
+# of a query that sees no key.
+MASKED = -1e30
+
+
 class MissingFunctionError(ValueError):
     """A bias lacks a required function."""
 
@@ -113,6 +119,12 @@ class Bias(flax.struct.PyTreeNode):
       diagonals: `[heads, q + k - 1]` if the bias depends on i - j alone. Query number i and key
         number j read index k - 1 + i - j.
       adds_values: `of_values` exists and adds to the result of each query.
+      reads_rows: `of_rows` exists, and attention calls it in place of `__call__`, with the logits of
+        all keys.
+      gives_weights: `of_rows` returns weights, after which no softmax comes.
+      carried: how many numbers each query carries from tile to tile, from right to left, if `of_tile`
+        exists and makes rows by tiles. 0 if rows are made whole.
+      mixes_heads: `of_rows` needs the logits of all heads together.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -129,6 +141,10 @@ class Bias(flax.struct.PyTreeNode):
     # Without annotations, which would make them dataclass fields.
     bounded = cast(Any, False)
     adds_values = cast(Any, False)
+    reads_rows = cast(Any, False)
+    gives_weights = cast(Any, False)
+    carried = cast(Any, 0)
+    mixes_heads = cast(Any, False)
     slopes = cast(Any, None)
     symmetric = False
     query_term = cast(Any, None)
@@ -172,6 +188,57 @@ class Bias(flax.struct.PyTreeNode):
         raise MissingFunctionError(
             f"{type(self).__name__} adds values and needs of_values(weights, ...)"
         )
+
+    def of_rows(
+        self,
+        logits: Tile,
+        visible: Visible,
+        query_positions: QueryPositions,
+        key_positions: KeyPositions,
+    ) -> Tile:
+        """Returns new logits from those of whole rows, or each key's weight if `gives_weights`, float32.
+
+        Attention gives hidden keys no weight, whatever is returned for them. Weights are at least 0, and
+        a query's sum is at most 1. With `carried` the default calls `of_tile`.
+
+        Args:
+          logits: scaled and in float32. That of a hidden key is `MASKED`, so exponentials, softplus
+            and sigmoids of it are 0. All keys are there, and those that a query sees stand in the
+            order of their positions.
+          visible: True where a query sees a key: by the causal mask, window, segments, padding and
+            masks.
+          query_positions, key_positions: as in `__call__`.
+        """
+        if self.carried:
+            start = jnp.zeros((*logits.shape[:-1], self.carried), jnp.float32)
+            return self.of_tile(logits, visible, query_positions, key_positions, start)[0]
+        raise MissingFunctionError(
+            f"{type(self).__name__} reads rows and needs of_rows(logits, visible, query_positions, key_positions)"
+        )
+
+    def of_tile(
+        self,
+        logits: Tile,
+        visible: Visible,
+        query_positions: QueryPositions,
+        key_positions: KeyPositions,
+        carry: Float[Array, "*batch heads q carried"],
+    ) -> tuple[Tile, Float[Array, "*batch heads q carried"]]:
+        """Returns what `of_rows` does for a tile of keys, and the carry for the tile on its left.
+
+        Args:
+          carry: what came from the tile on the right, or zeros for the last keys.
+        """
+        raise MissingFunctionError(
+            f"{type(self).__name__} declares a carry and needs of_tile(logits, visible, query_positions, "
+            "key_positions, carry)"
+        )
+
+    def finished(self, carry: Float[Array, "*batch heads q carried"]) -> Bool[Array, ""]:
+        """Returns whether all queries give keys further left no weight, so that their tiles are left out.
+        The default never says so.
+        """
+        return jnp.zeros((), bool)
 
     def tabulated(self, query_positions: KnownPositions, key_positions: KnownPositions) -> "Bias":
         """Returns the same bias for a call with these positions, with work that all tiles share done
@@ -269,6 +336,11 @@ class Bias(flax.struct.PyTreeNode):
                 for field, x in arrays
             }
         )
+
+
+def like(tile: Array, logits: Array) -> Array:
+    """Returns a tile with as many dimensions as the logits, so that both broadcast."""
+    return tile.reshape((1,) * (logits.ndim - tile.ndim) + tile.shape)
 
 
 def _starts(value: Array, spans: dict[int, tuple[Any, int]]) -> list[Any]:

@@ -1,5 +1,7 @@
 """The check of a method from outside: its functions return what the contract says."""
 
+import contextlib
+import dataclasses
 import inspect
 import traceback
 from typing import Any
@@ -21,19 +23,25 @@ RESULTS = {
     "init_layer": "a dictionary of float32 arrays",
     "embed": "[batch, length, width]",
     "queries": "[batch, queries, heads, features]",
-    "keys": "[batch, keys, heads, features]",
+    "keys": "[batch, keys, key heads, features], or set takes_shared_keys = False if it needs keys of each head",
     "keep": "arrays [batch, length, heads, ...]",
     "bias": "an alibi.positions.Bias or None",
     "content_bias": "an alibi.positions.Bias or None",
+    "of_rows": "[batch, heads, queries, keys]",
+    "of_tile": "a tile [batch, heads, queries, keys] and a carry [batch, heads, queries, carried]",
     "upper_bound": "[heads, query blocks, key blocks]",
     "log_sum_bound": "[heads, query blocks, key blocks]",
     "of_values": "[batch, heads, queries, features]",
 }
 
 
-def check_contract(name: str, method: PositionMethod) -> None:
+def check_contract(name: str, method: PositionMethod, kv_heads: int = 0) -> None:
     """Raises ValueError, with file and line, if a function of the method or its bias fails or returns
-    an array of another shape or dtype. Traces the functions and computes nothing.
+    an array of another shape or dtype, or if a field of the bias has no such axis as it declares. Traces
+    the functions and computes nothing.
+
+    Args:
+      kv_heads: heads of keys. 0 is as many as of queries.
     """
     heads, q, k = method.num_heads, 2, 3
 
@@ -53,7 +61,9 @@ def check_contract(name: str, method: PositionMethod) -> None:
         for array in jax.tree.leaves(result, is_leaf=lambda leaf: leaf is None):
             dtype, dimensions = getattr(array, "dtype", None), getattr(array, "shape", ())
             # a tile may have a batch dimension
-            start = 1 if function == "__call__" and len(dimensions) == 4 else 0
+            start = (
+                1 if function in ("__call__", "of_rows", "of_tile") and len(dimensions) == 4 else 0
+            )
             if dtype not in FLOATS or dimensions[start:][: len(shape)] != shape:
                 got = type(array).__name__ if dtype is None else f"{dtype}{list(dimensions)}"
                 here = f", here float32{list(shape)}" if shape else ""
@@ -74,13 +84,16 @@ def check_contract(name: str, method: PositionMethod) -> None:
             params |= made
         positions = jnp.arange(k)
         x = jnp.zeros((1, k, method.width), jnp.float32)
-        keys = jnp.zeros((1, k, heads, method.head_dim), jnp.float32)
+        queries, keys = (
+            jnp.zeros((1, k, count, method.head_dim), jnp.float32)
+            for count in (heads, kv_heads or heads)
+        )
         call(method, "embed", x.shape, params, x, positions)
         kept = call(method, "keep", None, params, x, keys, None, None)
-        for turn in ("queries", "keys"):
-            call(method, turn, keys.shape[:-1], params, keys, positions, kept)
+        for turn, side in (("queries", queries), ("keys", keys)):
+            call(method, turn, side.shape[:-1], params, side, positions, kept)
         of_queries = jax.tree.map(lambda leaf: leaf[:, :q], kept)
-        bias = call(method, "content_bias", None, params, keys[:, :q], of_queries, kept)
+        bias = call(method, "content_bias", None, params, queries[:, :q], of_queries, kept)
         if bias is None:
             return
         if not isinstance(bias, Bias):
@@ -88,6 +101,15 @@ def check_contract(name: str, method: PositionMethod) -> None:
             raise ValueError(
                 f"the bias of position method {name!r} must be an alibi.positions.Bias, and is {got}"
             )
+        _check_fields(name, bias, {"batch": 1, "heads": heads, "queries": q, "keys": k})
+        weights = jnp.zeros((1, heads, q, k), jnp.float32)
+        if bias.reads_rows:
+            row = weights, weights == 0, positions[:q], positions
+            if bias.carried:
+                carry = jnp.zeros((1, heads, q, bias.carried), jnp.float32)
+                call(bias, "of_tile", (heads, q), *row, carry)
+            call(bias, "of_rows", (heads, q, k), *row)
+            return
         if isinstance(bias, DistanceBias):
             call(bias, "at", (heads, q, k), jnp.zeros((q, k), jnp.int32))
         call(bias, "__call__", (heads, q, k), positions[:q], positions)
@@ -97,10 +119,44 @@ def check_contract(name: str, method: PositionMethod) -> None:
             for bound in ("upper_bound", "log_sum_bound"):
                 call(bias, bound, None, blocks)
         if bias.adds_values:
-            weights = jnp.zeros((1, heads, q, k), jnp.float32)
             call(bias, "of_values", None, weights, positions[:q], positions)
 
     jax.eval_shape(trace)
+
+
+def _check_fields(name: str, bias: Bias, sizes: dict[str, int]) -> None:
+    """Raises ValueError for a field that is no array, or has no such axis as it declares."""
+    for field in dataclasses.fields(bias):
+        value, axes = getattr(bias, field.name), field.metadata.get("axes", {})
+        if value is None or not field.metadata.get("pytree_node", True):
+            continue
+        if isinstance(value, Bias):
+            _check_fields(name, value, sizes)
+            continue
+        shape = getattr(value, "shape", None)
+        wrong = [
+            f"{sizes[of]} {of} along axis {axis}"
+            for of, axis in axes.items()
+            if shape is None or axis >= len(shape) or shape[axis] != sizes[of]
+        ]
+        if wrong or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
+            got = f"an array of shape {list(shape)}" if shape is not None else repr(value)
+            raise ValueError(
+                f"position method {name!r}: {type(bias).__name__}.{field.name} "
+                f"({class_line(type(bias), field.name)}) is {got}, and it declares "
+                f"{' and '.join(wrong) or 'an array'}; declare it by per_head, per_query, per_key or shared as it "
+                "lies, or by static if it is no array"
+            )
+
+
+def class_line(kind: type, field: str = "") -> str:
+    """Returns the file and line of a class, or where it declares a field; its module if no file has it."""
+    owner = next((each for each in kind.__mro__ if field in inspect.get_annotations(each)), kind)
+    with contextlib.suppress(OSError, TypeError):
+        lines, first = inspect.getsourcelines(owner)
+        starts = (at for at, line in enumerate(lines) if field and line.strip().startswith(field))
+        return f"{inspect.getsourcefile(owner)}:{first + next(starts, 0)}"
+    return owner.__module__
 
 
 def _definition(owner: Any, function: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, Integer, PyTree, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, Integer, PyTree, Shaped
 
 # NumPy's positions are known when a program is traced: sines of them are constants, and attention
 # skips hidden keys.
@@ -29,6 +29,7 @@ Distances = Integer[Array | np.ndarray, "*shape"]
 AtDistances = Float[Array, "heads ..."]
 Tile = Float[Array, "*#batch heads q k"]  # of the logits, or of a bias of them
 Weights = Float[Array, "*batch heads q k"]
+Visible = Bool[Array, "*batch heads q k"]  # True where a query sees a key
 BlockBounds = Float[Array, "#batch heads q_blocks k_blocks"]
 
 # for errors about heads and lengths, which are mixed up where both fit

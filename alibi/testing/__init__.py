@@ -7,10 +7,11 @@ def test_my_method():
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from alibi.positions import PositionMethod, make_position
+from alibi.positions.contract import check_contract
 from alibi.testing.attention import (
     both_directions,
     check_blocks,
@@ -48,7 +49,9 @@ __all__ = [
 
 
 def check_position_method(
-    method: str | type[PositionMethod] | PositionMethod, **options: Any
+    method: str | type[PositionMethod] | PositionMethod,
+    model_keys: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> None:
     """Checks a position method against the contract and its own declarations, in a minute or less, and
     prints each check that passes.
@@ -56,13 +59,17 @@ def check_position_method(
     The bias is checked under a causal mask and without one, unless the method refuses either with a
     ValueError. The checks are:
 
-    - the bias is finite, and equal wherever attention cuts it.
-    - a token depends on no later token, and through `keep` on no earlier segment.
+    - the bias is finite, and equal wherever attention cuts it. Weights sum to at most 1.
+    - a token depends on no later token, and through `keep` or a row on no earlier segment.
     - a `shift_invariant` method gives the same result at shifted positions.
     - a cache, with a prompt in pieces, padding and single tokens, gives the same features.
     - tiles (on 4 devices, if there are 4), recomputed layers and scanned layers agree with the dense
       formula in value and gradients, and bfloat16 in value.
-    - a `bounded` bias keeps its bound, and attention without far keys stays near.
+    - a `bounded` bias keeps its bound, at several values of its parameters, and attention without far
+      keys stays near.
+
+    Position parameters are moved at random off their initial values. The model has a layer with a
+    window and one without, and heads that share keys if the method allows it.
 
     Call `jax.config.update("jax_num_cpu_devices", 4)` before the first use of JAX for 4 devices on
     CPUs.
@@ -70,6 +77,7 @@ def check_position_method(
     Args:
       method: a class, a name in the registry, `package.module:Class`, or an instance with 4 heads of
         8 features and a training length of 16.
+      model_keys: values for keys of `config.model`, by name, such as {"qk_norm": True}.
       options: values for the method's options.
 
     Raises:
@@ -90,6 +98,8 @@ def check_position_method(
             "train_length": TRAIN_LENGTH,
         }
         method = make_position(method, **sizes, options=options)
+    kv_heads = HEADS // 2 if method.takes_shared_keys else HEADS
+    check_contract(type(method).__name__, method, kv_heads)
 
     def passes(check: Callable[[Any], object], checked: Any, note: str = "") -> None:
         started = time.perf_counter()
@@ -102,6 +112,6 @@ def check_position_method(
         for check in (check_finite, check_blocks, check_tiles, check_bounds):
             passes(check, direction, mask)
     passes(check_half_precision, method)
-    model = SmallModel(method)
+    model = SmallModel.with_window(method, model_keys or {})
     for check_model in (check_causality, check_shift, check_segments, check_cache, check_layers):
         passes(check_model, model)

@@ -16,7 +16,8 @@ from jaxtyping import Array
 
 from alibi.attention import AttentionOptions
 from alibi.positions import Part, PositionMethod
-from alibi.positions.bias import Blocks
+from alibi.positions.bias import MASKED, Blocks
+from alibi.positions.contract import class_line
 from alibi.testing.samples import (
     BLOCK,
     HEAD_DIM,
@@ -30,6 +31,7 @@ from alibi.testing.samples import (
     inputs_of,
     jit,
     params_of,
+    traits,
 )
 
 
@@ -38,7 +40,7 @@ def both_directions(method: PositionMethod) -> list[PositionMethod]:
     method refuses it.
     """
     directions = [method]
-    if bias_of(method.at_length(9), params_of(method), inputs_of(method, 9)) is not None:
+    if traits(method).kind is not None:
         with contextlib.suppress(ValueError):
             directions.append(dataclasses.replace(method, causal=not method.causal))
     return directions
@@ -50,6 +52,8 @@ def check_finite(method: PositionMethod, moved: float = 0.1) -> None:
     Args:
       moved: how far `params_of` moves the parameters.
     """
+    if traits(method).reads_rows:
+        return _check_rows(method, moved)
     every = np.arange(SHORT if method.reads_kept_of_keys else method.train_length)
     # of a bias that reads no content, the first and the last query have all distances
     queries = every if method.reads_kept_of_keys else every[[0, -1]]
@@ -71,6 +75,63 @@ def check_finite(method: PositionMethod, moved: float = 0.1) -> None:
             f"its bias is {row[key]} in head {wrong[0][-2]} at distance {query - key} (query {query}, key {key}); it "
             "must be finite, or -inf for some of the keys that a query sees",
         )
+
+
+def _check_rows(method: PositionMethod, moved: float) -> None:
+    """Checks that what a bias makes from whole rows is finite where a key is seen, weights sum to at
+    most 1, and rows by tiles and parts are the whole's.
+    """
+    length, middle = SHORT, 5
+    positions = jnp.arange(length)
+    inputs = inputs_of(method, length)
+    seen = np.tri(length, dtype=bool) | (not method.causal)
+
+    @jit
+    def rows() -> Any:
+        bias = bias_of(method.at_length(length), params_of(method, moved), inputs)
+        assert bias is not None
+        logits = jnp.einsum("bqhd,bkhd->bhqk", inputs["query"], inputs["key"])
+        visible = jnp.broadcast_to(seen, logits.shape)
+        logits = jnp.where(visible, logits, MASKED)
+        whole = bias.of_rows(logits, visible, positions, positions)
+        heads = None if bias.mixes_heads else (1, 1)
+        own = bias.cut(Part((1, 1), heads, (middle, length - middle)))
+        part = np.s_[1:2, slice(None) if heads is None else slice(1, 2), middle:]
+        cut = own.of_rows(logits[part], visible[part], positions[middle:], positions)
+        tiles, carry = list[Array](), jnp.zeros((*logits.shape[:-1], bias.carried), jnp.float32)
+        for start, stop in ((middle, length), (0, middle)) if bias.carried else ():
+            keys = np.s_[..., start:stop]
+            own = bias.cut(Part(keys=(start, stop - start)))
+            tile, carry = own.of_tile(
+                logits[keys], visible[keys], positions, positions[start:stop], carry
+            )
+            tiles.insert(0, tile)
+        return whole, {
+            "for one head and the last queries": (cut, whole[part]),
+            **({"made by tiles": (jnp.concatenate(tiles, axis=-1), whole)} if tiles else {}),
+        }
+
+    whole, parts = jax.device_get(rows())
+    kind: Any = traits(method).kind
+    name = f"{kind.__name__} ({class_line(kind)})"
+    shown = np.where(seen, whole, 0.0)
+    if not np.isfinite(shown).all():
+        fail(method, f"{name} makes rows that are not finite from finite logits")
+    most, least = shown.sum(axis=-1).max(), shown.min()
+    if traits(method).gives_weights and (most > 1 + 1e-3 or least < 0):
+        fail(
+            method,
+            f"{name} gives weights from {least:.3g} on, which sum to {most:.3g} for a query; they must be at least 0 "
+            "and sum to at most 1",
+        )
+    for which, sides in parts.items():
+        got, right = (np.where(seen[-side.shape[-2] :], side, 0) for side in sides)
+        if got.shape != right.shape or not np.allclose(got, right, atol=1e-4):
+            fail(
+                method,
+                f"rows of {name} {which} are not those of the whole; declare its fields by per_head, per_query and "
+                "per_key, as they lie, and return the carry of the tile's first key",
+            )
 
 
 def check_few_tokens(method: PositionMethod) -> None:
@@ -114,6 +175,8 @@ def check_few_tokens(method: PositionMethod) -> None:
 
 def check_blocks(method: PositionMethod) -> None:
     """Checks that a part cut from a bias equals this part in the whole bias."""
+    if traits(method).reads_rows:
+        return  # by `check_finite`
 
     @jit
     def blocks() -> Any:
@@ -173,7 +236,8 @@ def check_tiles(method: PositionMethod) -> None:
         mesh = jax.sharding.Mesh(devices, ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
         sharding = NamedSharding(mesh, P("data", None, "tensor"))
         way, blocked = "blocked on 4 devices", dataclasses.replace(blocked, sharding=sharding)
-    for name, options in ((way, blocked), ("auto", AttentionOptions())):
+    ways = [(way, blocked), ("auto", AttentionOptions())]
+    for name, options in ways[:1] if traits(method).reads_rows else ways:
         compare(
             method,
             f"attention by {name}",
@@ -206,14 +270,13 @@ def check_bounds(method: PositionMethod) -> None:
     """Checks that no bias exceeds its bound, and that attention without far keys is off by no more
     than `skip_epsilon`.
     """
+    if not traits(method).bounded:
+        return
     length, block = 512, 32
-    params, inputs = params_of(method), inputs_of(method, length)
+    inputs = inputs_of(method, length)
 
-    @jit
-    def bounds() -> Any:
-        bias = bias_of(method.at_length(length), params, inputs)
-        if bias is None or not bias.bounded:
-            return None
+    def bounds(params: Any) -> Any:
+        bias: Any = bias_of(method.at_length(length), params, inputs)
         positions = np.arange(length)
         first = positions.reshape(-1, block)[:, 0]
         behind = first[:, None] - first[None, :] - (block - 1)
@@ -223,9 +286,21 @@ def check_bounds(method: PositionMethod) -> None:
         whole = bias(jnp.asarray(positions), jnp.asarray(positions))
         return whole, bias.upper_bound(blocks), bias.log_sum_bound(blocks)
 
-    if (computed := jax.device_get(bounds())) is None:
-        return
-    whole, bound, log_sum = computed
+    # far from the initial values too, where a learned bias may rise
+    points = [params_of(method, size, seed) for seed, size in enumerate((0.1, 2.0, 2.0))]
+    stacked = jax.tree.map(lambda *of_points: jnp.stack(of_points), *points)
+    if jax.tree.leaves(stacked):
+        found = jit(functools.partial(jax.lax.map, bounds))(stacked)
+    else:
+        found = jax.tree.map(lambda x: x[None], jit(bounds)({}))
+    for computed in zip(*jax.device_get(found), strict=True):
+        _check_bound(method, block, *computed)
+    _check_skipping(method, points[0])
+
+
+def _check_bound(method: PositionMethod, block: int, whole: Any, bound: Any, log_sum: Any) -> None:
+    """Checks a whole bias against its bounds for pairs of blocks."""
+    length = whole.shape[-1]
     hidden = (
         np.arange(length)[:, None] < np.arange(length)
         if method.causal
@@ -250,7 +325,6 @@ def check_bounds(method: PositionMethod) -> None:
                 f"{largest[..., head, q_block, k_block].max():.4g} beyond its bound "
                 f"{np.broadcast_to(claimed, largest.shape)[..., head, q_block, k_block].max():.4g}",
             )
-    _check_skipping(method, params)
 
 
 def _check_skipping(method: PositionMethod, params: Any) -> None:

@@ -4,6 +4,7 @@ scanned layers.
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,27 +17,62 @@ from alibi.model.decoder import DecoderLM
 from alibi.model.layers import stacked
 from alibi.model.positions import LayerKind
 from alibi.positions import PositionMethod
-from alibi.testing.samples import HEADS, TOKENS, WIDTH, compare, fail, jit
+from alibi.testing.samples import (
+    HEADS,
+    TOKENS,
+    WIDTH,
+    compare,
+    fail,
+    jit,
+    random_moves,
+    traits,
+)
 
+WINDOW, CHUNK = 6, 4  # of the second layer, and tokens that its cache takes at a time
 PADDING = (0, 4, 5)  # empty slots in the second sequence of `check_cache`
 
 
 class SmallModel:
     """A model with two layers, its parameters, two sequences and their features.
 
+    Position parameters are moved off their initial values.
+
     Args:
       keys: other values in `config.model`.
     """
 
+    @classmethod
+    def with_window(cls, method: PositionMethod, keys: Mapping[str, Any]) -> "SmallModel":
+        """Returns a model whose second layer has a window, and whose heads share keys if the method
+        allows it, unless `keys` say otherwise.
+        """
+        several: dict[str, Any] = {}
+        if not keys.keys() & {"window", "logit_scale", "max_position"}:
+            several["window"] = (0, WINDOW)
+        if method.takes_shared_keys:
+            several["num_kv_heads"] = HEADS // 2
+        return cls(method, **(several | dict(keys)))
+
     def __init__(self, method: PositionMethod, **keys: Any):
         self.method = method
         config = ModelConfig(num_layers=2, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH, **keys)
-        self.model = DecoderLM(config, (LayerKind(method),), vocab_size=TOKENS)
+        of_layers = zip(config.by_layer("window"), config.by_layer("logit_scale"), strict=True)
+        kinds = tuple(LayerKind(method, *values) for values in of_layers)
+        self.model = DecoderLM(config, tuple(dict.fromkeys(kinds)), vocab_size=TOKENS)
         self.length = min(TOKENS, method.max_length or TOKENS)
         self.tokens = jnp.stack([jnp.arange(self.length), jnp.arange(self.length)[::-1]])
-        self.params = jit(self.model.init)(jax.random.key(0), self.tokens)["params"]
+        self.params = jit(self._init)(jax.random.key(0))
         self.apply = jit(functools.partial(self.model.apply, method="features"))
         self.features = np.asarray(self.apply({"params": self.params}, self.tokens))
+
+    def _init(self, key: Any) -> Any:
+        params = self.model.init(key, self.tokens)["params"]
+        moved = jax.tree.map_with_path(
+            lambda path, old, new: new if "position" in str(path) else old,
+            params,
+            random_moves(params, 0.1),
+        )
+        return self.model.within_limits(moved)
 
 
 def check_causality(model: SmallModel) -> None:
@@ -100,8 +136,9 @@ def check_cache(model: SmallModel) -> None:
     """Checks that a prompt in two pieces and then single tokens, read through a cache, have the
     features of the whole sequence.
 
-    The cache has more slots than tokens. In the second sequence padding stands before the first token
-    and between others. Only causal methods have a cache.
+    The cache has more slots than tokens, or is a ring in a layer with a window. In the second
+    sequence padding stands before the first token and between others. Only causal methods have a
+    cache.
     """
     if not model.method.causal:
         return
@@ -116,7 +153,9 @@ def check_cache(model: SmallModel) -> None:
     empty = jnp.zeros((2, model.length + 5), jnp.int32)
     # Under jit no parameters are made.
     cache = jit(
-        lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length)["cache"]
+        lambda: lm.init(jax.random.key(0), empty, decode=True, total=model.length, chunk=CHUNK)[
+            "cache"
+        ]
     )()
     features = []
     for start, stop in ((0, 4), (4, 8), *((slot, slot + 1) for slot in range(8, model.length))):
@@ -143,8 +182,8 @@ def check_cache(model: SmallModel) -> None:
 
 
 def check_segments(model: SmallModel) -> None:
-    """Checks that no data from `keep` reaches a later segment, such as a packed document."""
-    if type(model.method).keep is PositionMethod.keep:
+    """Checks that nothing reaches a later segment, such as a packed document, from `keep` or a row."""
+    if type(model.method).keep is PositionMethod.keep and not traits(model.method).reads_rows:
         return
     first = model.length // 2
     segments = jnp.where(jnp.arange(model.length)[None] < first, jnp.zeros_like(model.tokens), 1)
@@ -172,8 +211,8 @@ def check_layers(model: SmallModel) -> None:
         return nll.sum()
 
     compute = jit(jax.value_and_grad(loss), static_argnums=1)
-    looped = model.model.clone(
-        config=dataclasses.replace(model.model.config, remat=True, scan_layers=True)
-    )
-    got, expected = (compute(model.params, lm) for lm in (looped, model.model))
+    # layers alike, so that the loop compiles one
+    plain = model.model.clone(pattern=model.model.pattern[-1:])
+    looped = plain.clone(config=dataclasses.replace(plain.config, remat=True, scan_layers=True))
+    got, expected = (compute(model.params, lm) for lm in (looped, plain))
     compare(model.method, "a model with remat and scan_layers", got, expected, 1e-4)

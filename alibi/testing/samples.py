@@ -1,7 +1,8 @@
 """Sizes, parameters and inputs for the checks, and a layer's attention."""
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +45,20 @@ def fail(method: PositionMethod, problem: str) -> None:
     raise PositionMethodError(f"position method {type(method).__name__}: {problem}")
 
 
-def params_of(method: PositionMethod, moved: float = 0.1) -> dict[str, Any]:
-    """Returns parameters moved off their initial values, since zeros would hide mistakes."""
+def params_of(method: PositionMethod, moved: float = 0.1, seed: int = 0) -> dict[str, Any]:
+    """Returns parameters moved at random off their initial values, since zeros would hide mistakes."""
     shared, of_layer = jax.random.split(jax.random.key(0))
-    params = {**method.init(shared), **method.init_layer(of_layer)}
-    return jax.tree.map(
-        lambda x: x + moved * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
-    )
+    params = random_moves({**method.init(shared), **method.init_layer(of_layer)}, moved, seed)
+    return {
+        name: jnp.clip(x, *method.limits[name]) if name in method.limits else x
+        for name, x in params.items()
+    }
+
+
+def random_moves(params: PyTree, size: float, seed: int = 0) -> PyTree:
+    """Returns parameters plus normal numbers with this standard deviation."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x + (size * rng.normal(size=x.shape)).astype(x.dtype), params)
 
 
 def inputs_of(method: PositionMethod, length: int) -> dict[str, Float[Array, "..."]]:
@@ -88,6 +96,29 @@ def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bi
     """Returns the method's bias for these inputs."""
     kept = method.keep(params, inputs["x"], inputs["key"], padding=None, before=None)
     return method.content_bias(params, inputs["query"], kept, kept)
+
+
+class Traits(NamedTuple):
+    """What the bias of a method declares. `kind` is its class, or None for no bias."""
+
+    kind: type[Bias] | None = None
+    bounded: bool = False
+    reads_rows: bool = False
+    gives_weights: bool = False
+
+
+@functools.cache
+def traits(method: PositionMethod) -> Traits:
+    """Returns what the method's bias declares."""
+    found = [Traits()]
+
+    def look() -> None:
+        bias = bias_of(method, params_of(method), inputs_of(method, 9))
+        if bias is not None:
+            found[:] = [Traits(type(bias), bias.bounded, bias.reads_rows, bias.gives_weights)]
+
+    jax.eval_shape(look)
+    return found[0]
 
 
 def compare(

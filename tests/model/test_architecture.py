@@ -58,7 +58,7 @@ def test_methods_take_shared_keys_and_wide_heads(position: str) -> None:
 
 def test_methods_with_keys_of_each_head_are_refused_with_fewer() -> None:
     own = {name for name in METHODS if not method_class(name).takes_shared_keys}
-    assert own == {"deberta", "pope", "selective_rope"}
+    assert own == {"deberta", "pope", "repo", "selective_rope"}
     with pytest.raises(ValueError, match="position=pope needs keys of each head; set model"):
         build_model(make_config("position=pope,model.num_kv_heads=2"), 100)
 

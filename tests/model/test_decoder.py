@@ -100,8 +100,9 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
 def test_each_method_computes_something_of_its_own(tiny_config) -> None:
     """An ignored position option (llm-foundry #1289) gives two methods the same logits.
 
-    Equal are only learned slopes, which start as the fixed slopes, and methods that differ beyond
-    the training length: they stretch rotary's angles or flatten ALiBi's slopes.
+    Equal are only methods that start as another one, with learned slopes, a power of 1 or vectors of
+    zeros, and methods that differ beyond the training length: they stretch rotary's angles or flatten
+    ALiBi's slopes.
     """
     inputs = tokens(12)
     logits = {}
@@ -109,6 +110,9 @@ def test_each_method_computes_something_of_its_own(tiny_config) -> None:
         model, variables = make(tiny_config, position, model__num_layers=1)  # all else is the same
         logits[position] = jax.jit(model.apply)(variables, inputs)
     np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
+    np.testing.assert_array_equal(logits.pop("alibi_by_layer"), logits["alibi"])
+    np.testing.assert_allclose(logits.pop("bam"), logits["alibi"], atol=1e-3)
+    np.testing.assert_array_equal(logits.pop("cope"), logits["none"])
     for stretched in ("rotary_interpolated", "rotary_ntk", "yarn"):
         np.testing.assert_array_equal(logits.pop(stretched), logits["rotary"])
     for flattened in ("alibi_interpolated", "alibi_ntk"):

@@ -79,6 +79,11 @@ def kerple_square(given):
     return -per_head(given["r1"]) * D.astype(float) ** 2
 
 
+def bam(given):
+    away = abs(D - per_head(given["mean"])) + 1e-5
+    return -np.exp(per_head(given["scale"])) * away ** per_head(given["power"])
+
+
 def sandwich(given):
     cosines = sum(np.cos(D / 10_000 ** (2 * k / 128)) - 1 for k in range(64))
     return cosines / per_head(8 * np.arange(1, HEADS + 1) / HEADS)
@@ -128,6 +133,9 @@ CASES = [
     ("alibi_learned", BOTH | {"slopes_after": "random"}, learned("log_slopes", "log_slopes_after")),
     ("alibi_interpolated", {"length": 40}, falling(PAPER / 2.5, PAPER)),
     ("alibi_ntk", {"length": 40}, falling(PAPER * 2.5 ** -(np.arange(4) / 3), PAPER)),
+    ("alibi_by_layer", {"factor": 0.5}, falling(PAPER / 2, PAPER)),
+    ("bam", {}, bam),
+    ("bam", BOTH, bam),
     ("t5", BOTH | {"num_buckets": 16, "max_distance": 20}, t5),
     ("kerple_log", BOTH, kerple_log),
     ("kerple_power", {}, kerple_power),

@@ -50,6 +50,21 @@ def selective_rope(given):
     return np.einsum("bihp,bjhp->bhij", query, key.conj()).real
 
 
+def repo(given):
+    """As complex numbers; all of the position comes from the input."""
+    hidden = given["x"] @ given["gate"]
+    chosen = hidden / (1 + np.exp(-hidden)) * (given["x"] @ given["content"])
+    angles = (chosen @ given["place"])[..., None] * 50.0 ** (
+        -np.arange(HEAD_DIM // 2) * 2 / HEAD_DIM
+    )
+    query, key = (
+        (given[side][..., : HEAD_DIM // 2] + 1j * given[side][..., HEAD_DIM // 2 :])
+        * np.exp(1j * angles)
+        for side in ("query", "key")
+    )
+    return np.einsum("bihp,bjhp->bhij", query, key.conj()).real
+
+
 def dots(given, parts=1):
     """The products of queries and keys, divided as logits with `parts` parts."""
     return np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(parts * HEAD_DIM)
@@ -64,6 +79,7 @@ CASES = [
     ("deberta", DEBERTA, lambda given: dots(given, 3) + deberta(given)),
     ("deberta", DEBERTA | BOTH, lambda given: dots(given, 3) + deberta(given)),
     ("pope", {"base": 100.0}, lambda given: pope(given) / np.sqrt(HEAD_DIM)),
+    ("repo", {"base": 50.0, "rank": 5}, lambda given: repo(given) / np.sqrt(HEAD_DIM)),
     ("selective_rope", SELECTIVE, lambda given: selective_rope(given) / np.sqrt(HEAD_DIM)),
 ]
 

@@ -32,10 +32,10 @@ from alibi.attention.accelerator.plan import (
     make_plan,
 )
 from alibi.attention.call import AttentionCall
-from alibi.attention.reference import MASKED
 from alibi.attention.skipping import tiles_needed
 from alibi.attention.tiles import make_sides
 from alibi.numerics.sums import dot_rows
+from alibi.positions.bias import MASKED
 
 WIDEST = 256  # features of a head that fit into a kernel's memory
 

@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from alibi.attention.accelerator.plan import Plan
 from alibi.attention.online import Online
-from alibi.attention.reference import MASKED, capped
+from alibi.attention.reference import capped
+from alibi.positions.bias import MASKED
 
 # the dimensions over which products sum, in the left and in the right factor
 ROWS_BY_ROWS, ROWS_BY_COLUMNS, COLUMNS_BY_COLUMNS = (1, 1), (1, 0), (0, 0)

@@ -20,12 +20,11 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from alibi.attention.call import AttentionCall
-from alibi.attention.reference import MASKED
 from alibi.attention.visible import Sight
 from alibi.numerics.kernels import in_own_kernel
 from alibi.numerics.products import transposed, written_out
 from alibi.numerics.sums import dot_rows, sum_first
-from alibi.positions.bias import Part, consecutive
+from alibi.positions.bias import MASKED, Part, consecutive
 from alibi.positions.shapes import PerHead
 
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch

@@ -1,0 +1,244 @@
+"""Methods that read whole rows of logits, against formulas in float64: values and gradients, under a
+window and in segments, at 16 L, by the dense formula and by tiles.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from alibi.attention import AttentionOptions, attend, method_attention_fn
+from alibi.attention.backends import BACKENDS
+from alibi.config import ModelConfig
+from alibi.model.decoder import DecoderLM
+from alibi.model.positions import LayerKind
+from alibi.positions import Bias, make_position
+from alibi.positions.stick_breaking import StickBreaking
+from alibi.testing.samples import params_of
+from tests.programs import AS_USERS
+
+HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH = 4, 8, 32, 8
+SIZES = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": WIDTH, "train_length": TRAIN_LENGTH}
+SLOPES = np.array([0.0, 0.0, 2.0**-4, 2.0**-8])  # half of the heads have none
+
+
+def softplus(x):
+    return np.logaddexp(x, 0.0)
+
+
+def softmax(z, seen):
+    weights = np.where(seen, np.exp(z - np.where(seen, z, -np.inf).max(axis=-1, keepdims=True)), 0)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def distances(z):
+    return np.subtract.outer(np.arange(z.shape[-2]), np.arange(z.shape[-1]))
+
+
+def stick_breaking(z, seen, given):
+    """Row by row and key by key, from the nearest earlier key on."""
+    weights = np.zeros_like(z)
+    left = np.ones(z.shape[:2])
+    for i in range(z.shape[-1]):
+        left = np.ones(z.shape[:2])
+        for j in range(i - 1, -1, -1):
+            share = np.where(seen[:, :, i, j], 1 / (1 + np.exp(-z[:, :, i, j])), 0.0)
+            weights[:, :, i, j] = left * share
+            left = left * (1 - share)
+    return weights
+
+
+def cope(z, seen, given):
+    gates = np.where(seen, 1 / (1 + np.exp(-z)), 0.0)
+    places = np.minimum(gates[..., ::-1].cumsum(axis=-1)[..., ::-1], 4.0)
+    products = np.einsum("bihd,pd->bhip", given["query"], given["vectors"])
+    hats = np.maximum(0.0, 1 - np.abs(places[..., None] - np.arange(5)))
+    return softmax(z + np.einsum("bhijp,bhip->bhij", hats, products), seen)
+
+
+def entmax(z, seen, given):
+    """The threshold by bisection."""
+    y = (z - SLOPES[:, None, None] * distances(z)) / 2
+    y = np.where(seen, y, -np.inf)
+    low, high = y.max(axis=-1, keepdims=True) - 1, y.max(axis=-1, keepdims=True)
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = (np.maximum(y - middle, 0) ** 2).sum(axis=-1, keepdims=True) > 1
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.maximum(y - (low + high) / 2, 0) ** 2
+
+
+def asentmax(z, seen, given):
+    chosen = np.einsum("blw,whn->bhln", given["x"], given["kernel"]) + given["start"][:, None]
+    beta, gamma = softplus(chosen[..., :1]), np.tanh(chosen[..., 1:])
+    count = np.maximum(seen.sum(axis=-1, keepdims=True), 2)
+    return entmax(z * (given["delta"][:, None, None] + beta * np.log(count) ** gamma), seen, given)
+
+
+def dape(z, seen, given):
+    slopes = 2.0 ** (-2 * np.arange(1, 5))
+    bias = np.broadcast_to(-slopes[:, None, None] * distances(z), z.shape)
+    inputs = np.concatenate([z, bias], axis=1)
+    hidden = np.einsum("bnij,nw->bwij", inputs, given["first"]) + given["first_bias"][:, None, None]
+    hidden = np.where(hidden > 0, hidden, 0.01 * hidden)
+    return softmax(z + bias + np.einsum("bwij,wh->bhij", hidden, given["second"]), seen)
+
+
+CASES = {
+    "stick_breaking": ({}, stick_breaking),
+    "cope": ({"positions": 5}, cope),
+    "entmax": ({}, entmax),
+    "asentmax": ({}, asentmax),
+    "dape": ({"hidden": 6}, dape),
+}
+
+
+def given_for(name: str, length: int):
+    """Returns the method, its parameters and inputs, float32."""
+    rng, heads = np.random.default_rng(3), (2, length, HEADS, HEAD_DIM)
+    method = make_position(name, **SIZES, options=CASES[name][0]).at_length(length)
+    shapes = {"x": (2, length, WIDTH), "query": heads, "key": heads, "value": heads}
+    sides = {key: rng.normal(size=shape).astype(np.float32) for key, shape in shapes.items()}
+    return method, jax.jit(lambda: params_of(method, 0.3))() | sides
+
+
+@pytest.mark.parametrize("length", [2 * TRAIN_LENGTH, 16 * TRAIN_LENGTH])
+@pytest.mark.parametrize("name", CASES)
+def test_attention_and_its_gradients_are_those_of_the_formula(name: str, length: int) -> None:
+    """In two documents and under a window, by tiles of 16 queries."""
+    (method, given), window, first = given_for(name, length), length - 5, length // 3
+    segments = np.repeat([0, 1], [first, length - first])[None].repeat(2, 0)
+    near = (distances(np.zeros((length, length))) >= 0) & (
+        distances(np.zeros((length, length))) < window
+    )
+    seen = np.broadcast_to(
+        near & (segments[:, None, :, None] == segments[:, None, None]), (2, HEADS, length, length)
+    )
+    wanted = np.random.default_rng(1).normal(size=(2, length, HEADS, HEAD_DIM))
+
+    def formula(given):
+        z = np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(HEAD_DIM)
+        weights = np.where(seen, CASES[name][1](z, seen, given), 0.0)
+        return np.einsum("bhij,bjhd->bihd", weights, given["value"])
+
+    def run(given, backend):
+        def loss(given):
+            positions = {side: np.arange(length) for side in ("query_positions", "key_positions")}
+            options = AttentionOptions(window=window, backend=backend, block=16)
+            layer = method_attention_fn(
+                method,
+                given,
+                given["x"],
+                **positions,
+                segment_ids=jnp.asarray(segments),
+                options=options,
+            )
+            out = layer(given["query"], given["key"], given["value"])
+            return (out * wanted.astype(np.float32)).sum(), out
+
+        return jax.jit(jax.grad(loss, has_aux=True))(given)
+
+    exact = {key: np.asarray(x, np.float64) for key, x in given.items()}
+    expected = formula(exact)
+    found = {backend: run(given, backend) for backend in ("reference", "blocked")}
+    for gradients, out in found.values():
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+        rng = np.random.default_rng(2)
+        for key, gradient in gradients.items():
+            assert np.abs(gradient).max() > 0 or key == "x", f"{key} matters"
+            direction = rng.normal(size=np.shape(gradient))
+            ahead, behind = (
+                (formula(exact | {key: exact[key] + sign * 1e-6 * direction}) * wanted).sum()
+                for sign in (1, -1)
+            )
+            scale = 1.0 + np.abs(np.asarray(gradient) * direction).sum()
+            slope = (ahead - behind) / 2e-6
+            assert np.sum(gradient * direction) == pytest.approx(slope, abs=2e-5 * scale), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_learns_and_reads_16_times_its_length(name: str) -> None:
+    """Which token comes after which, in a text of 7 tokens, of which each has one successor but the
+    last two: these need the token before.
+    """
+    method = make_position(name, **SIZES, options=CASES[name][0])
+    config = ModelConfig(num_layers=1, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH)
+    model = DecoderLM(config, (LayerKind(method),), vocab_size=8)
+    text = jnp.asarray(np.tile([0, 1, 2, 3, 4, 5, 6, 5], 33)[: 16 * TRAIN_LENGTH * 2 + 1])
+    rows = jnp.stack([text[start : start + TRAIN_LENGTH + 1] for start in range(16)])
+    optimizer = optax.adam(3e-3)
+
+    def loss(params, tokens):
+        nll = model.apply({"params": params}, tokens[:, :-1], tokens[:, 1:], method="token_nll")
+        return nll.mean()
+
+    @jax.jit
+    def trained(params):
+        def update(state, _):
+            params, own = state
+            value, gradient = jax.value_and_grad(loss)(params, rows)
+            changes, own = optimizer.update(gradient, own)
+            return (optax.apply_updates(params, changes), own), value
+
+        start = params, optimizer.init(params)
+        (params, _), losses = jax.lax.scan(update, start, length=150)
+        return losses, loss(params, text[None, : 16 * TRAIN_LENGTH + 1])
+
+    params = jax.jit(model.init)(jax.random.key(0), rows[:, :-1])["params"]
+    losses, far = trained(params)
+    assert float(losses[0]) > 1.5
+    assert float(losses[-1]) < 0.5
+    assert float(far) < 1.5, "below the ln 8 = 2.1 of guessing"
+
+
+class Rows(Bias):
+    """Each key's share of a query's sigmoids, at most 1 in all."""
+
+    reads_rows = True
+    gives_weights = True
+
+    def of_rows(self, logits, visible, query_positions, key_positions):
+        gates = jax.nn.sigmoid(logits)
+        return gates / jnp.maximum(gates.sum(axis=-1, keepdims=True), 1.0)
+
+
+def test_only_backends_that_name_rows_take_them() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 2, 4)), jnp.float32)
+    for name, backend in BACKENDS.items():
+        if "rows" not in backend.features:
+            with pytest.raises(ValueError, match=f"{name}' can't do .*: its bias reads the logits"):
+                attend(x, x, x, bias=Rows(), backend=name)
+    one = attend(x[:, -1:], x, x, bias=Rows(), backend="single")
+    np.testing.assert_allclose(one, attend(x, x, x, bias=Rows())[:, -1:], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"Rows of .*test_rows gives weights, .* give no sink"):
+        attend(x, x, x, bias=Rows(), sink=jnp.zeros(2))
+
+
+def test_rows_take_any_batch_shape_mask_dropout_and_cap() -> None:
+    """Whole rows by tiles equal the dense formula in every part of a call."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 3, 40, 2, 4)), jnp.float32) for _ in "qkv")
+    mask = jnp.asarray(rng.random((2, 1, 1, 40, 40)) < 0.7)
+    results = [
+        attend(query, key, value, bias=Rows(), mask=mask, logit_cap=1.5, backend=backend)
+        for backend in ("reference", "blocked")
+    ]
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+    ones, rngs = jnp.ones_like(value), {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}
+    shares = attend(query, key, ones, bias=Rows(), backend="blocked", **rngs)
+    assert 0.8 < float(shares[..., -20:, :, :].mean()) < 1.2, "factors of 2 and 0 in equal numbers"
+
+
+@pytest.mark.parametrize("bias", [Rows(), StickBreaking()])
+def test_memory_grows_with_the_length_alone(bias: Bias) -> None:
+    """Of whole rows and of a carry, forward and backward: one [q, k] of 16,384 would be a GiB."""
+
+    def temporary(length: int) -> int:
+        x = jax.ShapeDtypeStruct((1, length, 1, 16), jnp.float32)
+        step = jax.jit(jax.grad(lambda q, k, v: attend(q, k, v, bias=bias).sum(), (0, 1, 2)))
+        compiled = step.lower(x, x, x).compile(compiler_options=AS_USERS)
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(16384) < 2.1 * temporary(8192) < 2**26
