@@ -197,7 +197,7 @@ class Square(PositionMethod):
 
 
 def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(
-    files: dict[str, pathlib.Path],
+    files: dict[str, pathlib.Path], run_script, monkeypatch
 ) -> None:
     """In the folder of its package, with an option; its evaluation slides and dumps the NLL of each
     token.
@@ -217,9 +217,10 @@ def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(
         f"finished; evaluate it by\n  python eval_extrapolation.py --workdirs={workdir}"
         in trained.stderr
     )
-    evaluated = run(
-        files, ROOT / "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=16,24", "--stride=5", "--dump_nll",
-        f"--output_dir={output}", f"--text_file={files['valid']}", cwd=folder,
+    monkeypatch.syspath_prepend(str(folder))
+    evaluated = run_script(
+        ROOT / "eval_extrapolation.py", f"--workdirs={workdir}", "--lengths=16,24", "--stride=5", "--dump_nll",
+        f"--output_dir={output}", f"--text_file={files['valid']}",
     )  # fmt: skip
     assert evaluated.returncode == 0, evaluated.stderr
     assert (output / "extrapolation.png").exists()
@@ -228,7 +229,7 @@ def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(
     for row in found:
         assert (row["position"], row["options"]) == ("my_package.square:Square", {"stride": 5})
         assert (output / f"nll/outside-length={row['cell']['length']}-stride=5.npz").exists()
-    wrong = run(files, *words, "--config.position=my_package.square:Circle", cwd=folder)
+    wrong = run_script(*words, "--config.position=my_package.square:Circle")
     assert wrong.returncode == 1
     assert (
         "position=my_package.square:Circle: module 'my_package.square' has no attribute 'Circle'"

@@ -11,21 +11,19 @@ from tests.hosts import ROOT
 
 pytestmark = pytest.mark.slow
 
-# A sweep prepares, trains and evaluates too; training/test_resume.py kills a training, and
-# training/test_claims.py starts two with locks. The long form has all of each.
+# A sweep prepares, trains and evaluates too. training/test_resume.py kills a training,
+# test_identity.py misplaces files, and test_claims.py starts two. The long form has all of each.
 SHORT = {
     "commands": ("sweep",),
     "kinds": ("tokens", "rows"),
     "small": ("one bit",),
-    "misplaced": ("checkpoints swapped", "config"),
-    "starts": ("train without locks",),
+    "misplaced": (),
+    "starts": (),
 }
 COUNTED = {
     "commands": "kills of {}: 1\n",
     "kinds": "flips in {}: 1\n",
     "small": "small files, {}: 6\n",
-    "misplaced": "misplaced: {}: 1\n",
-    "starts": "second starts of {}: 1\n",
 }
 
 

@@ -270,7 +270,7 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
         ("fox", {}, {}, 0.0),
     ],
 )
-def test_skipping_in_eight_thousand_tokens_changes_no_row(
+def test_skipping_in_four_thousand_tokens_changes_no_row(
     monkeypatch, name, options, changed, epsilon
 ):
     """Sampled rows of bounded biases against the dense formula, with tiles left out."""
@@ -279,8 +279,8 @@ def test_skipping_in_eight_thousand_tokens_changes_no_row(
     )
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
     params |= {name: jnp.asarray(values) for name, values in changed.items()}
-    x = jax.random.normal(jax.random.key(1), (1, 8192, 16))
-    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 8192, 2, 8)) for seed in (2, 3, 4))
+    x = jax.random.normal(jax.random.key(1), (1, 4096, 16))
+    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 4096, 2, 8)) for seed in (2, 3, 4))
     shares = []
 
     def noted(call):
@@ -297,9 +297,9 @@ def test_skipping_in_eight_thousand_tokens_changes_no_row(
         attend = method_attention_fn(method, params, x[:, :stop], **places, options=how)
         return np.asarray(attend(q[:, first:stop], k[:, :stop], v[:, :stop]))
 
-    whole = attended(0, 8192, "blocked")
+    whole = attended(0, 4096, "blocked")
     assert shares[0] > 0.2
-    for row in (0, 511, 512, 4000, 8191):
+    for row in (511, 512, 4095):
         np.testing.assert_allclose(
             whole[:, row], attended(row, row + 1, "reference")[:, 0], atol=5e-6
         )

@@ -1,8 +1,10 @@
 """A checkpoint of the paper's own code as a work directory: its settings, its tensors, its numbers."""
 
 import hashlib
+import importlib.util
 import math
 import os
+import pathlib
 import shutil
 import sys
 
@@ -35,7 +37,10 @@ from tests.convert.papers import SETTINGS, as_model
 from tests.evaluation.runs import options_of
 from tests.hosts import ROOT
 
-torch = pytest.importorskip("torch", reason="PyTorch is an extra of the project: --extra=torch")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None,
+    reason="PyTorch is an extra of the project: --extra=torch",
+)
 
 DATA = ROOT / "tests" / "data"
 CHECKPOINT, DICTIONARY, TEXT = (DATA / f"fairseq-tiny{end}" for end in (".pt", "-dict.txt", ".txt"))
@@ -56,6 +61,12 @@ def tensors() -> dict[str, np.ndarray]:
 # Files.
 
 
+def save(content: object, path: pathlib.Path) -> None:
+    import torch  # here, as it takes a second
+
+    torch.save(content, path)
+
+
 class RunsCode:
     """Unpickling it calls os.system."""
 
@@ -67,13 +78,13 @@ class RunsCode:
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
-    torch.save(
-        {"model": {}, "extra_state": [RunsCode(f"touch {tmp_path}/made")]}, tmp_path / "x.pt"
-    )
+    save({"model": {}, "extra_state": [RunsCode(f"touch {tmp_path}/made")]}, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"x\.pt is no file of tensors .* run posix\.system"):
         read_checkpoint(tmp_path / "x.pt")
     assert not (tmp_path / "made").exists()
     # here it does run: the pickle is one that works
+    import torch
+
     torch.load(tmp_path / "x.pt", weights_only=False)
     assert (tmp_path / "made").exists()
 
@@ -93,7 +104,7 @@ def test_each_unreadable_file_is_one_line(tmp_path, content, message):
     if isinstance(content, bytes):
         (tmp_path / "x.pt").write_bytes(content)
     elif content is not None:
-        torch.save(content, tmp_path / "x.pt")
+        save(content, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=message) as error:
         read_checkpoint(tmp_path / "x.pt")
     assert "\n" not in str(error.value)
@@ -229,12 +240,14 @@ def config_of(folder):
 
 def resaved(path, change):
     """Writes the tiny checkpoint with its settings as older versions have them, and then changed."""
+    import torch
+
     tensors = read_checkpoint(CHECKPOINT).tensors
     tensors = {name: torch.from_numpy(x.read()) for name, x in tensors.items()}
     history = [{"num_updates": 150}]
     content = {"args": dict(SETTINGS), "model": tensors, "optimizer_history": history}
     change(content)
-    torch.save(content, path)
+    save(content, path)
 
 
 @pytest.fixture(scope="module")

@@ -56,13 +56,14 @@ def rows_by_cell(directory):
 
 def options_of(output_dir, lengths=(), *, evaluator=Perplexity, context_windows=0, **given):
     """Returns the options of an evaluation, given together with those of its evaluator; with
-    `context_windows` also by context use.
+    `context_windows` also by context use. Reports, whose figures take a second, must be asked for.
     """
     common = {field.name for field in dataclasses.fields(EvaluationOptions)}
     own = {key: given.pop(key) for key in given.keys() - common}
     evaluators = [evaluator(**own)]
     if context_windows:
         evaluators.append(ContextUse(context_windows=context_windows))
+    given = {"report": False} | given
     return EvaluationOptions(output_dir, lengths, evaluators=tuple(evaluators), **given)
 
 

@@ -47,8 +47,7 @@ def tokens_of(run, tmp_path):
 def nll_of(run, rows, length):
     """The NLL of each token in rows of BOS and tokens; the model is causal, so zeros may follow."""
     padded = np.stack([np.pad([BOS, *row], (0, length - len(row))) for row in rows])
-    logits = jnp.asarray(run.model.apply({"params": run.params}, jnp.asarray(padded[:, :-1])))
-    logs = jax.nn.log_softmax(logits)
+    logs = jax.nn.log_softmax(jax.jit(run.model.apply)({"params": run.params}, padded[:, :-1]))
     return -np.asarray(jnp.take_along_axis(logs, padded[:, 1:, None], axis=-1))[..., 0]
 
 
@@ -57,7 +56,7 @@ def test_each_window_begins_with_bos(a_run, tmp_path, stride):
     """Window by window: BOS, then the tokens before the last one scored, as many as the length says."""
     length, step = 8, stride or 8
     plain = options_of(tmp_path / "out", (length,), evaluator=Perplexity, stride=stride)
-    begun = options_of(tmp_path / "out", (length,), evaluator=Perplexity, stride=stride, bos=True)
+    begun = options_of(tmp_path / "out", (length,), stride=stride, bos=True, report=True)
     assert evaluate_runs([a_run], plain) == evaluate_runs([a_run], begun) == []
     without, row = read_rows(tmp_path / "out" / "results.jsonl")
     assert row.options == without.options | {"bos": True}, "rows with and without are told apart"

@@ -157,7 +157,7 @@ def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path
 
 
 def test_rows_and_report(run, tmp_path, capsys):
-    options = options_of(output_dir=tmp_path, multiples=(1, 2, 4), context_windows=20)
+    options = options_of(tmp_path, multiples=(1, 2, 4), context_windows=20, report=True)
     assert evaluate_runs([run], options) == []
     (row,) = (
         row for row in read_rows(tmp_path / "results.jsonl") if row.evaluator == "context_use"

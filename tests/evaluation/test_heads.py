@@ -1,6 +1,7 @@
 """Measures of heads, each beside its definition in float64."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -11,10 +12,12 @@ import pytest
 from alibi.attention.call import AttentionCall
 from alibi.attention.dispatch import watched
 from alibi.attention.reference import dense
+from alibi.config import make_config
 from alibi.evaluation import head_sums
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.heads import HeadBias, HeadLoss, Heads
 from alibi.generation.decoding import unrolled
+from alibi.model.decoder import build_model
 from alibi.reporting.figures import map_figure
 from alibi.reporting.panels import panel_groups
 from alibi.reporting.rows import read_rows
@@ -44,7 +47,7 @@ def runs(tmp_path_factory):
 def measured(runs, tmp_path_factory):
     """The rows of both runs, and their folder. Blocks have 3 queries of 16, and the last one 1."""
     out = tmp_path_factory.mktemp("out")
-    options = dataclasses.replace(options_of(out, (16,)), evaluators=EVALUATORS)
+    options = dataclasses.replace(options_of(out, (16,), report=True), evaluators=EVALUATORS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_sums, "BLOCK_WEIGHTS", 3 * 2 * 2 * 16)
         assert evaluate_runs(runs, options) == []
@@ -52,12 +55,14 @@ def measured(runs, tmp_path_factory):
     return out, {(row.run, row.evaluator): row.results for row in rows}
 
 
+@functools.cache
 def attention(workdir):
     """The weights and the outputs of the heads of each layer, from the projections and the formula."""
-    run = TrainedRun(workdir)
+    run, layers = TrainedRun(workdir), []
     config = run.config.model
     model, params = unrolled(run.model, run.params)
-    _, state = model.apply({"params": params}, jnp.asarray(WINDOWS), capture_intermediates=True)
+    apply = jax.jit(functools.partial(model.apply, capture_intermediates=True))
+    _, state = apply({"params": params}, WINDOWS)
     distance = np.arange(16)[:, None] - np.arange(16)
     seen = (distance >= 0) & (distance < (config.window or 16))
     for layer in range(2):
@@ -70,7 +75,8 @@ def attention(workdir):
         logits = np.where(seen, logits - SLOPES[:, None, None] * distance, -np.inf)
         weights = np.exp(logits)
         weights /= weights.sum(axis=-1, keepdims=True) + (config.normalizer == "softmax1")
-        yield weights, np.einsum("rhqk,rkhd->rqhd", weights, value)
+        layers.append((weights, np.einsum("rhqk,rkhd->rqhd", weights, value)))
+    return layers
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -108,20 +114,22 @@ def test_statistics_are_those_of_the_whole_weights(runs, measured, number):
     assert results["local"] == np.mean(np.array(expected["far"]) <= 0.01)
 
 
-def nll(run, params):
-    model, _ = unrolled(run.model, run.params)
-    logits = jax.nn.log_softmax(
-        model.apply({"params": jax.tree.map(jnp.asarray, params)}, jnp.asarray(WINDOWS))
-    )
-    return -float(np.take_along_axis(np.asarray(logits), TARGETS[..., None], 2).mean())
+@functools.partial(jax.jit, static_argnums=0)
+def of_targets(model, params):
+    logits = jax.nn.log_softmax(model.apply({"params": params}, jnp.asarray(WINDOWS)))
+    return jnp.take_along_axis(logits, TARGETS[..., None], 2)
+
+
+def nll(model, params):
+    return -np.asarray(of_targets(model, params), np.float64).mean()
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_head_that_is_left_out_has_no_rows_in_the_output_projection(runs, measured, number):
     """A head at its mean adds a constant, as a bias of the projection does."""
     results, run = measured[1][runs[number].name, "head_loss"], TrainedRun(runs[number])
-    _, params = unrolled(run.model, run.params)
-    whole = nll(run, params)
+    model, params = unrolled(run.model, run.params)
+    whole = nll(model, params)
     assert results["nats"] == pytest.approx(whole, rel=1e-6)
     for layer, (_, outputs) in enumerate(attention(runs[number])):
         for head in range(2):
@@ -130,9 +138,9 @@ def test_a_head_that_is_left_out_has_no_rows_in_the_output_projection(runs, meas
             constant = outputs[:, :, head].mean(axis=(0, 1)) @ out["kernel"][head]
             out["kernel"][head] = 0
             place = 2 * layer + head
-            assert results["zero"][place] == pytest.approx(nll(run, changed) - whole, abs=2e-6)
+            assert results["zero"][place] == pytest.approx(nll(model, changed) - whole, abs=2e-6)
             out["bias"] += constant
-            assert results["mean"][place] == pytest.approx(nll(run, changed) - whole, abs=2e-6)
+            assert results["mean"][place] == pytest.approx(nll(model, changed) - whole, abs=2e-6)
 
 
 def test_heads_that_look_everywhere_or_at_the_first_token_alone(tmp_path):
@@ -182,17 +190,22 @@ def test_the_bias_by_head_and_distance(runs, measured):
 
 
 @pytest.mark.parametrize("name", ["t5", "fire", "fox", "deberta", "shaw"])
-def test_a_block_of_queries_is_a_part_of_the_call(name, tmp_path):
+def test_a_block_of_queries_is_a_part_of_the_call(name):
     """Biases are cut along the queries, whether they read positions, distances or content."""
-    (tmp_path / "text.txt").write_bytes(TEXT.tobytes())
-    run, calls = TrainedRun(make_run(tmp_path, name, "run")), []
-    variables = {"params": run.params}
-    with watched(calls.append):
-        run.model.apply(variables, jnp.asarray(WINDOWS))
-    (call,) = calls
-    whole = dense(call)
-    for start in (0, 5, 11):
-        part = dense(head_sums._part(call, start, 5))
+    keys = "length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16"
+    model = build_model(make_config(f"position={name},{keys}"), 256)
+
+    @jax.jit
+    def whole_and_parts(windows):
+        variables, calls = model.init(jax.random.key(0), windows), []
+        with watched(calls.append):
+            model.apply(variables, windows)
+        (call,) = calls
+        parts = {start: dense(head_sums._part(call, start, 5)) for start in (0, 5, 11)}
+        return dense(call), parts
+
+    whole, parts = whole_and_parts(WINDOWS)
+    for start, part in parts.items():
         np.testing.assert_allclose(part, whole[:, start : start + 5], rtol=1e-5, atol=1e-6)
 
 

@@ -36,21 +36,16 @@ def folder(tmp_path_factory):
     return folder
 
 
-def evaluate(folder, *words):
-    command = [
-        sys.executable,
-        ROOT / "eval_extrapolation.py",
-        "--workdirs=a-run",
-        "--multiples=1,2",
-    ]
-    command += ["--evaluators=perplexity,accuracy:Accuracy", "--output_dir=out", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+WORDS = ("--workdirs=a-run", "--multiples=1,2", "--evaluators=perplexity,accuracy:Accuracy")
+WORDS += ("--output_dir=out", "--evaluator_options=ranges=3")
 
 
-def test_it_is_evaluated_and_reported_and_not_measured_again(folder):
-    assert "perplexity" in evaluate(folder, "--evaluator_options=ranges=3")
+def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))  # as python -m does
+    script = ROOT / "eval_extrapolation.py"
+    done = run_script(script, *WORDS)
+    assert (done.returncode, "perplexity" in done.stderr) == (0, True), done.stderr
     rows = read_rows(folder / "out" / "results.jsonl")
     found = [row for row in rows if row.evaluator == "accuracy:Accuracy"]
     assert [(row.cell, row.options) for row in found] == [
@@ -80,9 +75,11 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder):
     assert (folder / "out" / "Accuracy.png").stat().st_size > 1000
     assert "Next tokens right" in (folder / "out" / "report.html").read_text()
 
-    assert evaluate(folder, "--evaluator_options=ranges=3").count("done before") == 4
+    assert run_script(script, *WORDS).stderr.count("done before") == 4
     (folder / "own_numbers.py").write_text("MOST = 2\n")
-    assert evaluate(folder, "--evaluator_options=ranges=3").count("done before") == 2
+    command = [sys.executable, script, *WORDS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("done before")) == (0, 2), done.stderr
     rows = read_rows(folder / "out" / "results.jsonl")
     assert len(rows) == 6, "its changed code is another measurement"
     assert len(latest(rows)) == 4

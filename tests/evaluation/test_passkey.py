@@ -151,7 +151,7 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp
     monkeypatch.setattr(TrainedRun, "model", Copier(64))
     monkeypatch.setattr(TrainedRun, "num_parameters", 0)
     monkeypatch.setattr(TrainedRun, "params", {})
-    options = keys_of(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9)
+    options = keys_of(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9, report=True)
     evaluate_runs([a_run], options)
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     found = {(*row.cell.values(),): row.results.get("accuracy") for row in rows}
@@ -265,9 +265,8 @@ def test_a_run_of_a_bpe_is_asked(tmp_path, monkeypatch):
     (row,) = read_rows(tmp_path / "out" / "results.jsonl")
     assert row.cell == {"length": 64, "distance": 32}
     keys = KeyPrompts(BOOK, TrainedRun(run).tokenizer).make(64, 32, 3)
-    logits = TrainedRun(run).model.apply(
-        {"params": TrainedRun(run).params}, jnp.asarray(keys[:, :-1])
-    )
+    asked = TrainedRun(run)
+    logits = jax.jit(asked.model.apply)({"params": asked.params}, keys[:, :-1])
     found = (np.argmax(logits, -1)[:, -5:] == keys[:, -5:]).all(axis=1)
     assert row.results == {"accuracy": found.mean(), "prompts": 3}
 

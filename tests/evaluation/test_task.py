@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ def a_run(request, tmp_path_factory):
 
 
 def test_accuracy_is_that_of_the_likeliest_tokens(a_run, tmp_path):
-    options = options_of(tmp_path / "out", (2, 16, 64), evaluator=TaskAccuracy, examples=30)
+    options = options_of(
+        tmp_path / "out", (2, 16, 64), evaluator=TaskAccuracy, examples=30, report=True
+    )
     both = dataclasses.replace(options, evaluators=(*options.evaluators, TaskGaps(30)))
     assert evaluate_runs([a_run], both) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
@@ -42,7 +45,7 @@ def test_accuracy_is_that_of_the_likeliest_tokens(a_run, tmp_path):
         made = [TASKS["reverse"].example(random, length) for _ in range(30)]
         tokens, gaps = (np.stack(side) for side in zip(*made, strict=True))
         inputs = np.concatenate([np.full((30, 1), 10), tokens[:, :-1]], axis=1)
-        logits = run.model.apply({"params": run.params}, jnp.asarray(inputs, jnp.int32))
+        logits = jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(inputs, jnp.int32))
         right = np.argmax(logits, axis=-1) == tokens
         results = by_length[length].results
         assert results["answers"] == pytest.approx(right[gaps > 0].mean())

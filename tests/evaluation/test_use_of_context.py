@@ -35,7 +35,7 @@ def nll_of(run, length, stride=None):
     inputs, places = np.append(10, tokens), np.arange(tokens.size)
     starts = np.maximum(0, (places // stride + 1) * stride - length)
     rows = np.append(inputs, np.zeros(length, int))[starts[:, None] + np.arange(length)]
-    logits = run.model.apply({"params": run.params}, jnp.asarray(rows, jnp.int32))
+    logits = jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(rows, jnp.int32))
     return -np.asarray(jax.nn.log_softmax(logits))[places, places - starts, tokens]
 
 
@@ -63,19 +63,20 @@ def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
     own, other = (row.results for row in rows)
     assert other["field"] <= 3
     run, tokens = TrainedRun(runs[0]), np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32)
-    fields = []
+    fields, trained = [], run.params
+
+    @jax.jit
+    @jax.grad
+    def gradient(change, inputs, target):
+        table = jnp.zeros((256, 16)).at[240:].set(trained["embedding"][inputs] + change)
+        params = trained | {"embedding": table}
+        logits = run.model.apply({"params": params}, jnp.arange(240, 256)[None])[0, -1]
+        return -jax.nn.log_softmax(logits)[target]
+
     for number in range(9):
         end = 15 + number * (150 // 9)
         inputs = np.append(10, tokens)[end - 15 : end + 1]
-        change = jnp.zeros((16, 16))
-
-        def loss(change, inputs=inputs, target=tokens[end]):
-            table = jnp.zeros((256, 16)).at[240:].set(run.params["embedding"][inputs] + change)
-            params = run.params | {"embedding": table}
-            logits = run.model.apply({"params": params}, jnp.arange(240, 256)[None])[0, -1]
-            return -jax.nn.log_softmax(logits)[target]
-
-        power = np.sum(np.asarray(jax.grad(loss)(change)) ** 2, axis=1)[::-1]
+        power = np.sum(gradient(jnp.zeros((16, 16)), inputs, tokens[end]) ** 2, axis=1)[::-1]
         fields.append(np.argmax(np.cumsum(power) / power.sum() > 0.99) + 1)
     assert own["field"] == pytest.approx(np.mean(fields))
 
@@ -85,6 +86,7 @@ def test_an_echo_saves_what_its_copy_saves(runs, tmp_path):
     assert [row.cell["gap"] for row in rows] == [32]
     run, random = TrainedRun(runs[0]), np.random.default_rng([64, 32])
     tokens, saved = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), []
+    apply = jax.jit(run.model.apply)
     for start in (0, (150 - 65) // 2, 150 - 65):
         source = (start + random.integers(65, 150 - 32)) % (150 - 16)
         passage = tokens[source : source + 16]
@@ -93,7 +95,7 @@ def test_an_echo_saves_what_its_copy_saves(runs, tmp_path):
         for first in (tokens[start + 17 : start + 33], passage):
             window = tokens[start : start + 65].copy()
             window[17:33], window[-16:] = first, passage
-            logits = run.model.apply({"params": run.params}, jnp.asarray(window[:-1])[None])[0]
+            logits = apply({"params": run.params}, window[None, :-1])[0]
             nats.append(-jax.nn.log_softmax(logits[-16:])[np.arange(16), passage].mean())
         saved.append(nats[0] - nats[1])
     assert rows[0].results["saved_nats"] == pytest.approx(np.mean(saved), abs=1e-5)

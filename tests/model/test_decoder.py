@@ -1,7 +1,6 @@
 """The decoder with each position method: causal, decodable, indifferent to padding, and precise."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from alibi.attention import tiles
 from alibi.attention.backends import compute
 from alibi.model.block import ACTIVATIONS
 from alibi.model.decoder import DecoderLM, build_model, count_parameters
-from alibi.positions import METHODS
 from tests.model.made import VOCABULARY, changed, make, tokens
 from tests.programs import AS_USERS
 
@@ -58,12 +56,12 @@ def test_a_model_tells_its_method_how_long_the_sequences_are(
     known, _ = make(
         tiny_config, same, **{f"position_options__{name}": value for name, value in options.items()}
     )
-    logits = model.apply(variables, inputs)
-    np.testing.assert_allclose(logits, known.apply(variables, inputs), atol=2e-5)
+    logits = jax.jit(model.apply)(variables, inputs)
+    np.testing.assert_allclose(logits, jax.jit(known.apply)(variables, inputs), atol=2e-5)
     plain, _ = make(
         tiny_config, position.split("_")[0] if position.startswith("alibi") else "rotary"
     )
-    assert np.abs(logits - plain.apply(variables, inputs)).max() > 1e-3
+    assert np.abs(logits - jax.jit(plain.apply)(variables, inputs)).max() > 1e-3
 
 
 def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:
@@ -75,16 +73,17 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
     for attention in ("saved", "reference"):
         keys = {"model__max_position": 256, "model__attention": attention, "model__dropout": 0.1}
         model, variables = make(tiny_config, "rotary", **keys)
-        found.append(model.apply(variables, inputs, deterministic=False, rngs=rngs))
+        drawing = jax.jit(functools.partial(model.apply, deterministic=False))
+        found.append(drawing(variables, inputs, rngs=rngs))
         # dropout and draws do act
-        assert np.abs(found[-1] - model.apply(variables, inputs)).max() > 0.1
+        assert np.abs(found[-1] - jax.jit(model.apply)(variables, inputs)).max() > 0.1
     np.testing.assert_allclose(*found, atol=2e-5)
     # In evaluation they are evenly spread: of N = 256, the i-th of n, from 1, is at i (N + 1) / (n
     # + 1).
     model, variables = make(tiny_config, "rotary", model__max_position=256)
     plain, placed = make(tiny_config, "rotary")[0], (np.arange(12) + 1) * 257 // 13 - 1
-    expected = plain.apply(variables, inputs, positions=jnp.asarray(placed))
-    np.testing.assert_allclose(model.apply(variables, inputs), expected, atol=2e-5)
+    expected = jax.jit(plain.apply)(variables, inputs, positions=placed)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs), expected, atol=2e-5)
     with pytest.raises(ValueError, match="max_position=256 is less than a sequence of 257 tokens"):
         model.apply(variables, tokens(257))
     model, variables = make(
@@ -94,31 +93,6 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
         ValueError, match="'saved' can't do this call: positions are not known when it is traced"
     ):
         model.apply(variables, inputs, positions=jnp.arange(12))
-
-
-@pytest.mark.slow
-def test_each_method_computes_something_of_its_own(tiny_config) -> None:
-    """An ignored position option (llm-foundry #1289) gives two methods the same logits.
-
-    Equal are only methods that start as another one, with learned slopes, a power of 1 or vectors of
-    zeros, and methods that differ beyond the training length: they stretch rotary's angles or flatten
-    ALiBi's slopes.
-    """
-    inputs = tokens(12)
-    logits = {}
-    for position in METHODS:
-        model, variables = make(tiny_config, position, model__num_layers=1)  # all else is the same
-        logits[position] = jax.jit(model.apply)(variables, inputs)
-    np.testing.assert_array_equal(logits.pop("alibi_learned"), logits["alibi"])
-    np.testing.assert_array_equal(logits.pop("alibi_by_layer"), logits["alibi"])
-    np.testing.assert_allclose(logits.pop("bam"), logits["alibi"], atol=1e-3)
-    np.testing.assert_array_equal(logits.pop("cope"), logits["none"])
-    for stretched in ("rotary_interpolated", "rotary_ntk", "yarn"):
-        np.testing.assert_array_equal(logits.pop(stretched), logits["rotary"])
-    for flattened in ("alibi_interpolated", "alibi_ntk"):
-        np.testing.assert_array_equal(logits.pop(flattened), logits["alibi"])
-    for one, other in itertools.combinations(logits, 2):
-        assert float(jnp.abs(logits[one] - logits[other]).max()) > 1e-3, (one, other)
 
 
 def test_one_model_at_many_lengths(tiny_config) -> None:
@@ -139,19 +113,19 @@ def test_one_model_at_many_lengths(tiny_config) -> None:
 
 
 @pytest.mark.slow
-def test_bf16_logits_stay_near_float32_at_16k_tokens(tiny_config) -> None:
+def test_bf16_logits_stay_near_float32_at_8k_tokens(tiny_config) -> None:
     """A bias or softmax in bf16 loses the order of far keys; the products alone cost a few
     hundredths.
     """
     small = {"model__num_layers": 1, "model__width": 32, "model__num_heads": 1}
-    logits, inputs = {}, tokens(16_384, batch=1)
+    logits, inputs = {}, tokens(8192, batch=1)
     for dtype in ("float32", "bfloat16"):
         model = build_model(tiny_config(position="alibi", model__dtype=dtype, **small), 64)
         variables = jax.jit(model.init)(jax.random.key(0), inputs[:, :4])
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
         compiled = jax.jit(model.apply).lower(variables, inputs).compile(compiler_options=AS_USERS)
-        # One float32 [T, T] alone is 1 GiB.
-        assert compiled.memory_analysis().temp_size_in_bytes < 128 * 2**20
+        # One float32 [T, T] alone is 256 MiB.
+        assert compiled.memory_analysis().temp_size_in_bytes < 64 * 2**20
         logits[dtype] = compiled(variables, inputs)
     assert logits["bfloat16"].dtype == jnp.float32
     assert float(jnp.abs(logits["float32"]).max()) > 1.0, "the tolerance is relative to this"

@@ -1,8 +1,6 @@
 """Seeds of a config train in one process, and each by itself if that fails."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -108,7 +106,7 @@ def test_several_hosts_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_its_seeds_in_one_process(tmp_path):
+def test_a_sweep_trains_its_seeds_in_one_process(tmp_path, run_script, monkeypatch):
     """Real processes, a tiny model, and two seeds: each has its own run, and its own row."""
     keys = (
         "data.task_length=16,data.max_train_bytes=4000,data.max_valid_bytes=400,length=16,train.steps=4,"
@@ -123,12 +121,8 @@ def test_a_sweep_trains_its_seeds_in_one_process(tmp_path):
     }
     (tmp_path / "tiny.py").write_text(f"def get_sweep():\n    return {definition!r}\n")
     words = [f"--sweep={tmp_path / 'tiny.py'}", f"--workdir={tmp_path / 'out'}", "--seeds_together"]
-    done = subprocess.run(
-        [sys.executable, str(PROJECT / "scripts/sweep.py"), *words],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-    )
+    monkeypatch.chdir(PROJECT)
+    done = run_script(PROJECT / "scripts/sweep.py", *words)
     assert done.returncode == 0, done.stderr
     assert "training together" in done.stdout
     assert "by itself" not in done.stdout
