@@ -2,6 +2,7 @@
 position methods.
 
     python -m benchmarks train --peer=torch    # tokens/s of a training step at two shapes
+    python -m benchmarks train --shapes=124M --dtype=bfloat16 --peer=torch_flex,flax  # for a GPU
     python -m benchmarks train                 # and at 128 to 8,192 tokens, with attention's share of the time
     python -m benchmarks profile               # the time of a training step by part of the model
     python -m benchmarks positions             # training, scoring and memory of each position method
@@ -45,7 +46,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 ROUNDS = {"train": 15, "positions": 7, "data": 5, "skipping": 5}  # of short turns
 COMMANDS = {
-    "train": ("the training step, against PyTorch or at several lengths", training.add_arguments),
+    "train": (
+        "the training step, against PyTorch and Flax, or at several lengths",
+        training.add_arguments,
+    ),
     "profile": ("the time of a training step by part of the model", profile.add_arguments),
     "positions": ("the position methods, against each other", positions.add_arguments),
     "attention": (

@@ -134,59 +134,23 @@ def _train(config: Config, vocab_size: int, devices: list[Any]) -> Any:
 
 
 def _flax(config: Config, vocab_size: int, devices: list[Any]) -> Any:
-    """Returns the same model without positions as Flax's own layers make it, under AdamW: the plain
-    way to write it.
-    """
-    import flax.linen as nn
+    """Returns the plain way to write the same model without positions."""
     import jax
-    import jax.numpy as jnp
-    import optax
 
     from alibi.parallel.sharding import batch_sharding, make_mesh
+    from benchmarks.training_contenders import flax_program
 
-    sizes = config.model
-
-    class FlaxLM(nn.Module):  # with our names, by which cycles are counted by part
-        @nn.compact
-        def __call__(self, tokens: Any) -> Any:
-            embed = nn.Embed(vocab_size, sizes.width, dtype=sizes.dtype)
-            x, mask = embed(tokens), nn.make_causal_mask(tokens)
-            for number in range(sizes.num_layers):
-                x = FlaxLayer(name=f"layers_{number}")(x, mask)
-            return embed.attend(nn.LayerNorm(dtype=sizes.dtype, name="final_norm")(x))
-
-    class FlaxLayer(nn.Module):
-        @nn.compact
-        def __call__(self, x: Any, mask: Any) -> Any:
-            attention = nn.MultiHeadDotProductAttention(
-                sizes.num_heads, dtype=sizes.dtype, name="attention"
-            )
-            x = x + attention(nn.LayerNorm(dtype=sizes.dtype, name="attention_norm")(x), mask=mask)
-            up = nn.Dense(sizes.feed_forward, dtype=sizes.dtype, name="up")
-            down = nn.Dense(sizes.width, dtype=sizes.dtype, name="down")
-            return x + down(nn.relu(up(nn.LayerNorm(dtype=sizes.dtype, name="up_norm")(x))))
-
-    model, optimizer = FlaxLM(), optax.adamw(1e-3)
+    model, optimizer, update = flax_program(config, vocab_size)
     sharding = batch_sharding(make_mesh(config.mesh, devices))
     whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
     shape = config.train.batch_tokens // config.train_length, config.train_length
     tokens = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
-
-    def mean_nll(params: Any, inputs: Any, targets: Any) -> Any:
-        logits = model.apply(params, inputs).astype(jnp.float32)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-    def update(params: Any, state: Any, inputs: Any, targets: Any) -> Any:
-        loss, gradients = jax.value_and_grad(mean_nll)(params, inputs, targets)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, loss
-
-    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
-    params, state = jax.tree.map(
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    both = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
         (params, jax.eval_shape(optimizer.init, params)),
     )
-    return jax.jit(update, donate_argnums=(0, 1)).lower(params, state, tokens, tokens).compile()
+    return jax.jit(update, donate_argnums=0).lower(both, tokens, tokens).compile()
 
 
 def cycles_by_part(program: str) -> tuple[dict[str, int], int]:

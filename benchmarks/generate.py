@@ -19,7 +19,7 @@ from benchmarks.rounds import (
     fastest_peer,
     whole_numbers,
 )
-from benchmarks.training import SHAPES
+from benchmarks.training import FOR_CPUS, SHAPES
 from benchmarks.training_contenders import VOCABULARY
 
 TURN_SECONDS = 0.5  # of a part of a contender in a round
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer", choices=("torch", "none"), default="none", help="whom to compare with"
     )
-    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", default=FOR_CPUS, help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--batches", default="1,8", help="sequences, comma-separated")
     parser.add_argument("--prompts", default="128,2048", help="tokens of it, comma-separated")
     parser.add_argument("--tokens", type=int, default=128, help="decoded")

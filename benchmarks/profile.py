@@ -10,7 +10,7 @@ from typing import Any
 from alibi.cli.host_memory import keep_freed_memory
 from benchmarks.processes import seconds_of, warm_up
 from benchmarks.rounds import chosen_names, conditions, print_table
-from benchmarks.training import SHAPES
+from benchmarks.training import FOR_CPUS, SHAPES
 from benchmarks.training_contenders import VOCABULARY, training_step
 
 # The parts by patterns of the scopes in which Flax and JAX trace the step; the first match counts.
@@ -29,7 +29,7 @@ CONTROL = re.compile(r"(while|conditional|call)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", default=FOR_CPUS, help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--position", default="alibi", help="position method")
     parser.set_defaults(command=profile)
 

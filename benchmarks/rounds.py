@@ -19,6 +19,7 @@ from alibi.runs.provenance import processor, usable_cores, versions
 from benchmarks.processes import Contender, Process, matmul_step, prepare, turn
 
 MATMUL = "matmul"
+PEERS = "PyTorch", "Flax"  # how the names of peers begin
 WIDEST = 120  # columns of a terminal that a table may take
 Row = dict[str, Any]
 
@@ -107,11 +108,11 @@ Runners = dict[str, Runner]
 
 
 def fastest_peer(runners: Runners, part: str = "run") -> Runner | None:
-    """Returns the PyTorch contender that took least time for a part; None if none was measured."""
+    """Returns the peer that took least time for a part; None if none was measured."""
     peers = [
         (seconds, name)
         for name, runner in runners.items()
-        if name.startswith("PyTorch") and (seconds := runner.median(part))
+        if name.startswith(PEERS) and (seconds := runner.median(part))
     ]
     return runners[min(peers)[1]] if peers else None
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from alibi.config import Config
 from benchmarks.processes import Step
-from benchmarks.torch_peer import FusedDecoder, alibi_bias
+from benchmarks.torch_peer import FusedDecoder, alibi_bias, biased
 
 TOLERANCE = 1e-4  # of logits, with the cache and without
 
@@ -40,7 +40,7 @@ class CachedDecoder(nn.Module):
             bias = self.bias.index_select(2, first)
         x = self.decoder.embedding(tokens) * self.decoder.scale
         for layer, held in zip(self.decoder.layers, self.held, strict=True):
-            x = layer(x, bias, functools.partial(_append, held, first))
+            x = layer(x, biased(bias), functools.partial(_append, held, first))
         logits = self.decoder.norm(x[:, -1]) @ self.decoder.embedding.weight.T
         return logits.argmax(dim=-1, keepdim=True), logits
 

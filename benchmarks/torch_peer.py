@@ -1,13 +1,14 @@
 """The peers in PyTorch: a decoder in two layouts, its training step and scorer, and attention alone.
 
 The layout "fused" is the quickstart's kind of model, written for speed: one projection to query, key
-and value, scaled_dot_product_attention with ALiBi's bias and the causal mask in a tensor, fused AdamW.
+and value, fused AdamW, and one of three attentions (`ATTENTION`).
 The layout "paper" follows the paper's code: time before batch, three projections, explicit logits and
 their softmax, boolean masks that pick bands, Nesterov's momentum one parameter at a time. Its
 evaluation computes all positions in each window, and for each the whole vocabulary's
 log-probabilities.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from alibi.config import Config
+from benchmarks.attention_contenders import Shape
 
 FLEX_BLOCK = 128  # queries and keys of a tile of FlexAttention's mask
 
@@ -47,27 +49,28 @@ class Layer(nn.Module):
         self.up = nn.Linear(width, config.model.feed_forward)
         self.down = nn.Linear(config.model.feed_forward, width)
 
-    def forward(self, x: Tensor, bias: Tensor, append: Append | None = None) -> Tensor:
+    def forward(self, x: Tensor, attend: Any, append: Append | None = None) -> Tensor:
         """Returns the layer's output, of the shape of `x`.
 
         Args:
           x: `[batch, length, width]` if fused, else `[length, batch, width]`.
-          bias: `[1, heads, length, keys]` if fused, else `[batch * heads, length, length]`.
+          attend: an `Attention` if fused, else the bias `[batch * heads, length, length]`.
           append: puts keys and values into a cache and returns all of its; only if fused.
         """
         normed = self.attention_norm(x)
         x = x + self.out(
-            self._fused(normed, bias, append) if self.fused else self._as_the_paper(normed, bias)
+            self._fused(normed, attend, append)
+            if self.fused
+            else self._as_the_paper(normed, attend)
         )
         return x + self.down(functional.relu(self.up(self.feed_forward_norm(x))))
 
-    def _fused(self, x: Tensor, bias: Tensor, append: Append | None) -> Tensor:
+    def _fused(self, x: Tensor, attend: Attention, append: Append | None) -> Tensor:
         joint = self.query_key_value(x).view(*x.shape[:2], 3, self.num_heads, -1)
         query, key, value = joint.permute(2, 0, 3, 1, 4)
         if append is not None:
             key, value = append(key, value)
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return attended.transpose(1, 2).reshape(x.shape)
+        return attend(query, key, value).transpose(1, 2).reshape(x.shape)
 
     def _as_the_paper(self, x: Tensor, bias: Tensor) -> Tensor:
         length, batch, width = x.shape
@@ -84,9 +87,12 @@ class Layer(nn.Module):
 
 
 class FusedDecoder(nn.Module):
-    """Tied embeddings; gives the mean NLL of the targets."""
+    """Tied embeddings; gives the mean NLL of the targets, for a batch of the config's size.
 
-    def __init__(self, config: Config, vocabulary: int):
+    `attention` is a name in `ATTENTION`.
+    """
+
+    def __init__(self, config: Config, vocabulary: int, attention: str = "sdpa"):
         super().__init__()
         model = config.model
         self.scale = math.sqrt(model.width)
@@ -94,12 +100,14 @@ class FusedDecoder(nn.Module):
         nn.init.normal_(self.embedding.weight, std=model.width**-0.5)
         self.layers = nn.ModuleList(Layer(config, fused=True) for _ in range(model.num_layers))
         self.norm = nn.LayerNorm(model.width, eps=1e-6)
-        self.register_buffer("bias", alibi_bias(model.num_heads, config.train_length))
+        batch, length = config.train.batch_tokens // config.train_length, config.train_length
+        shape = Shape(length, batch, model.num_heads, model.head_dim, model.dtype)
+        self.attend, _ = ATTENTION[attention](shape, torch.float32, config.position)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         x = self.embedding(inputs) * self.scale
         for layer in self.layers:
-            x = layer(x, self.bias)
+            x = layer(x, self.attend)
         logits = (self.norm(x) @ self.embedding.weight.T).flatten(0, 1)
         return functional.cross_entropy(logits, targets.flatten())
 
@@ -190,16 +198,18 @@ class PaperDecoder(nn.Module):
 
 
 def make_train_step(
-    config: Config, vocabulary: int, batch: Batch, *, compiled: bool
-) -> Callable[[], Tensor]:
-    """Returns a function that makes an update on the batch and returns its loss.
+    config: Config, vocabulary: int, batch: Batch, *, compiled: bool, attention: str = "sdpa"
+) -> tuple[Callable[[], Tensor], nn.Module]:
+    """Returns a function that makes an update on the batch and returns its loss, and the model.
 
-    Adaptive embeddings select the paper's layout and optimizer, others the fused ones. With
-    `model.dtype=bfloat16` the model runs under autocast, with float32 parameters.
+    Both are on the current default device. Adaptive embeddings select the paper's layout and
+    optimizer, others the fused ones. With `model.dtype=bfloat16` the model runs under autocast, with
+    float32 parameters. As in the project, only matrices decay.
     """
-    settings = config.optimizer
+    settings, device = config.optimizer, torch.get_default_device()
     torch.manual_seed(config.seed)
     optimizer: torch.optim.Optimizer
+    decoder: nn.Module
     if config.model.embedding == "adaptive":
         decoder = PaperDecoder(config, vocabulary)
         optimizer = torch.optim.SGD(
@@ -209,27 +219,31 @@ def make_train_step(
             nesterov=True,
         )
     else:
-        decoder = FusedDecoder(config, vocabulary)
+        decoder = FusedDecoder(config, vocabulary, attention)
+        parts: tuple[list[Tensor], list[Tensor]] = [], []
+        for parameter in decoder.parameters():
+            parts[parameter.ndim > 1].append(parameter)
         optimizer = torch.optim.AdamW(
-            decoder.parameters(),
+            [{"params": parts[0], "weight_decay": 0.0}, {"params": parts[1]}],
             lr=settings.learning_rate,
             betas=(settings.b1, settings.b2),
+            eps=settings.eps,
             weight_decay=settings.weight_decay,
             fused=True,
         )
     model = torch.compile(decoder) if compiled else decoder
-    inputs, targets = (torch.from_numpy(x).long() for x in batch)
+    inputs, targets = (torch.from_numpy(x).long().to(device) for x in batch)
 
     def train_step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=config.model.dtype == "bfloat16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.model.dtype == "bfloat16"):
             loss = model(inputs, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(decoder.parameters(), settings.clip_norm)
         optimizer.step()
         return loss.detach()
 
-    return train_step
+    return train_step, decoder
 
 
 def make_scorer(
@@ -254,8 +268,10 @@ def make_scorer(
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """Returns the paper's slopes, for a power of two."""
-    return 2.0 ** (-8.0 * torch.arange(1, num_heads + 1) / num_heads)
+    """Returns the paper's slopes: those of the power of two below, then every other of the next one's."""
+    below = 2 ** (num_heads.bit_length() - 1)
+    between = torch.arange(1, 2 * (num_heads - below), 2) / 2
+    return 2.0 ** (-8.0 / below * torch.cat([torch.arange(1.0, below + 1), between]))
 
 
 def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -271,14 +287,37 @@ def alibi_bias(num_heads: int, length: int, dtype: torch.dtype = torch.float32) 
     return bias
 
 
-def dense_attention(shape: Any, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
+def dense_attention(shape: Shape, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
     """Returns attention with ALiBi and the causal mask in a tensor, and its bytes."""
     bias = alibi_bias(shape.heads, shape.length, dtype)
-    attend = functional.scaled_dot_product_attention
-    return lambda query, key, value: attend(query, key, value, attn_mask=bias), bias.nbytes
+    return biased(bias), bias.nbytes
 
 
-def flex_attention(shape: Any, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
+def biased(bias: Tensor) -> Attention:
+    """Returns attention with a bias `[1, heads, length, keys]`, which holds the mask."""
+    return functools.partial(functional.scaled_dot_product_attention, attn_mask=bias)
+
+
+def rotary_attention(shape: Shape, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
+    """Returns causal attention with rotary positions, whose angles are float32, and its bytes."""
+    half = shape.head_dim // 2
+    angles = torch.outer(torch.arange(shape.length), 10_000.0 ** (-torch.arange(half) / half))
+    cos, sin = angles.cos(), angles.sin()
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        pairs = first * cos - second * sin, second * cos + first * sin
+        return torch.cat(pairs, dim=-1).type_as(x)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            turned(query), turned(key), value, is_causal=True
+        )
+
+    return attend, cos.nbytes + sin.nbytes
+
+
+def flex_attention(shape: Shape, dtype: torch.dtype, position: str) -> tuple[Attention, int]:
     """Returns FlexAttention, compiled, with the bias as a score_mod and a causal block mask, and 0 bytes
     held. The bias comes from slopes (ALiBi), sums (FoX) or a table over distance (others), without
     gradients.
@@ -324,4 +363,4 @@ def flex_attention(shape: Any, dtype: torch.dtype, position: str) -> tuple[Atten
     ), 0
 
 
-ATTENTION = {"sdpa": dense_attention, "flex": flex_attention}
+ATTENTION = {"sdpa": dense_attention, "rotary": rotary_attention, "flex": flex_attention}

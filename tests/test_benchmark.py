@@ -15,6 +15,7 @@ from alibi import attend
 from alibi.attention.backends import BACKENDS
 from alibi.config import replaced
 from alibi.model.decoder import build_model
+from tests.torch_states import fused_state
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +107,7 @@ def test_a_contender_that_cannot_run_is_a_row_with_its_reason(monkeypatch, capsy
         ),
         (["attention", "--lengths=64,abc"], "--lengths=64,abc must be whole numbers above 0"),
         (["decode", "--lengths=0"], "--lengths=0 must be whole numbers above 0"),
+        (["train", "--peer=torch,jax"], "unknown peer 'jax'; use torch, torch_rotary, "),
         (["train", "--shapes=none", "--lengths=-8"], "--lengths=-8 must be whole numbers above 0"),
         (
             ["train", "--lengths=24", "--batch_tokens=64"],
@@ -210,22 +212,7 @@ def test_the_peer_of_generation_is_the_same_model(tiny_config):
     tokens = np.random.default_rng(0).integers(0, 40, (2, 9))
 
     decoder = decoders.FusedDecoder(config, 40)
-    state = {"embedding.weight": params["embedding"], **_norm("norm", params["final_norm"])}
-    for number in range(config.model.num_layers):
-        layer, to = params[f"layers_{number}"], f"layers.{number}"
-        attention = layer["attention"]
-        joint = [attention[name] for name in ("query", "key", "value")]
-        width = config.model.width
-        kernel = np.concatenate([x["kernel"].reshape(width, width) for x in joint], axis=1)
-        bias = np.concatenate([x["bias"].ravel() for x in joint])
-        out = attention["out"]
-        state |= _dense(f"{to}.query_key_value", {"kernel": kernel, "bias": bias})
-        state |= _dense(f"{to}.out", out | {"kernel": out["kernel"].reshape(width, width)})
-        state |= _dense(f"{to}.up", layer["up"]) | _dense(f"{to}.down", layer["down"])
-        for name in ("attention_norm", "feed_forward_norm"):
-            state |= _norm(f"{to}.{name}", layer[name])
-    state = {name: torch.tensor(np.asarray(x)) for name, x in state.items()}
-    decoder.load_state_dict(state | {"bias": decoder.bias})
+    decoder.load_state_dict(fused_state(params, config))
     cached = peer.CachedDecoder(decoder, config, 2, 9)
     expected = np.asarray(jax.jit(model.apply)({"params": params}, tokens))
     with torch.inference_mode():
@@ -236,14 +223,6 @@ def test_the_peer_of_generation_is_the_same_model(tiny_config):
                 likeliest, logits = cached(token, place)
                 np.testing.assert_allclose(logits, expected[:, slot], atol=1e-5)
                 np.testing.assert_array_equal(likeliest[:, 0], expected[:, slot].argmax(axis=-1))
-
-
-def _dense(name, params):
-    return {f"{name}.weight": np.transpose(params["kernel"]), f"{name}.bias": params["bias"]}
-
-
-def _norm(name, params):
-    return {f"{name}.weight": params["scale"], f"{name}.bias": params["bias"]}
 
 
 def test_making_tokens_is_timed_beside_plain_loops(monkeypatch, capsys):

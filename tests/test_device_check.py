@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -17,10 +18,21 @@ def test_every_part_runs_in_the_dry(tmp_path):
     environment = os.environ | {"PYTHON": sys.executable}
     result = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    parts = {"attention-64.json", "attention-64.txt", "tests.txt", "train.txt"}
+    benchmarks = {
+        f"{part}.{kind}" for part in ("attention-64", "train-tiny") for kind in ("json", "txt")
+    }
+    parts = {*benchmarks, "tests.txt", "train.txt"}
     assert {file.name for file in (tmp_path / "out").iterdir()} == parts
     (row,) = json.loads((tmp_path / "out" / "attention-64.json").read_text())
     assert (row["contender"], row["failed"]) == ("t5 blocked, skip 0", None)
+    rows = json.loads((tmp_path / "out" / "train-tiny.json").read_text())
+    names = "alibi (JAX)", "fox (JAX)", "PyTorch compiled, SDPA, rotary", "Flax, no positions"
+    assert [(row["contender"], row["failed"]) for row in rows] == [(name, None) for name in names]
+    sizes = [row["parameters"] for row in rows]
+    # FoX has a gate for each of 4 heads; no other method here has parameters
+    assert sizes == [sizes[0], sizes[0] + 33 * 4, sizes[0], sizes[0]]
+    for row in rows:
+        assert row["tokens_per_second"] == 64 / statistics.median(row["step_seconds"])
     assert "1 passed" in (tmp_path / "out" / "tests.txt").read_text()
     assert result.stdout.splitlines()[-1].startswith("device_check: all parts are done")
 
@@ -31,3 +43,13 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path):
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("device_check: JAX sees no GPU here; install jax[cuda13]")
+
+
+def test_an_unknown_option_is_named():
+    result = subprocess.run(
+        ["bash", ROOT / "tools" / "device_check.sh", "--dryy", "out"],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "device_check: --dryy is no option; use --dry or --only=PATTERN\n"
