@@ -270,7 +270,7 @@ def make_scorer(
 def alibi_slopes(num_heads: int) -> Tensor:
     """Returns the paper's slopes: those of the power of two below, then every other of the next one's."""
     below = 2 ** (num_heads.bit_length() - 1)
-    between = torch.arange(1, 2 * (num_heads - below), 2) / 2
+    between = torch.arange(num_heads - below) + 0.5
     return 2.0 ** (-8.0 / below * torch.cat([torch.arange(1.0, below + 1), between]))
 
 

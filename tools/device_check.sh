@@ -57,7 +57,7 @@ if [[ -n "$dry" ]]; then
   export ALIBI_WARM_SECONDS=0.1
   part tests 100 env ALIBI_TEST_PLATFORM=cpu xargs -P 6 -d '\n' -I{} \
     "$python" -m pytest -q -p no:cacheprovider -k {} tests/attention/test_device.py <<< t5-64
-  benchmark train-tiny train 100 --shapes=25M --dtype=bfloat16 --rounds=1 --preparing=2 --positions=alibi,fox \
+  benchmark train-tiny train 240 --shapes=25M --dtype=bfloat16 --rounds=1 --preparing=3 --positions=fox \
     --peer=torch_rotary,flax --config="$tiny,length=32,train.batch_tokens=64"
   benchmark attention-64 attention 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=t5 \
     --turn_seconds=0.1 --preparing=2 --backends=blocked
