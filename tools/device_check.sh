@@ -53,12 +53,12 @@ benchmark() { part "$1" "$3" "$python" -m benchmarks "$2" "${@:4}" --json="$out/
 train="model.num_layers=8,model.width=512,model.num_heads=8,model.feed_forward=2048,model.dtype=bfloat16,length=2048"
 tests=$'none\nalibi_learned or fox\nt5\nkerple_log\nbfloat16-80\nbfloat16-256\nfloat32-80\nfloat32-256'
 if [[ -n "$dry" ]]; then
-  tiny="model.num_layers=1,model.width=32,model.num_heads=4"
+  tiny="model.num_layers=1,model.width=32,model.num_heads=4,model.feed_forward=64"
   export ALIBI_WARM_SECONDS=0.1
   part tests 100 env ALIBI_TEST_PLATFORM=cpu xargs -P 6 -d '\n' -I{} \
     "$python" -m pytest -q -p no:cacheprovider -k {} tests/attention/test_device.py <<< t5-64
-  benchmark train-tiny train 240 --shapes=25M --dtype=bfloat16 --rounds=1 --preparing=3 --positions=fox \
-    --peer=torch_rotary,flax --config="$tiny,length=32,train.batch_tokens=64"
+  benchmark train-tiny train 100 --shapes=25M --dtype=bfloat16 --rounds=1 --preparing=2 --positions=fox \
+    --peer=flax --config="$tiny,length=32,train.batch_tokens=64"  # PyTorch's compiler takes minutes on CPUs
   benchmark attention-64 attention 100 --lengths=64 --heads=2 --head_dim=16 --rounds=1 --skip_epsilon=0 --positions=t5 \
     --turn_seconds=0.1 --preparing=2 --backends=blocked
   part train 100 "$python" train.py --workdir="$tmp/run" --config="configs/quickstart.py:position=t5,$tiny,length=32,\
