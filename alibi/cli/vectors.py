@@ -39,9 +39,10 @@ def main() -> None:
 
     values = flags.FLAGS
     try:
-        lines = resolve(values.text_file).read_bytes().decode("utf-8-sig").splitlines()
+        lines = resolve(values.text_file).read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--text_file={values.text_file} can't be read: {error}") from None
+    lines = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
     run = TrainedRun(values.workdir, _CHECKPOINT.value)
     how = Vectors(_POOLING.value, _NORMALISED.value, _MAX_TOKENS.value, _CUT.value)
     vectors = write_vectors(run, lines, local_path(values.output, "--output"), how, show=True)

@@ -21,6 +21,7 @@ from alibi.evaluation.windows import (
     scored_targets,
     windows_of,
 )
+from alibi.generation.encoders import check_masked
 from alibi.model.decoder import DecoderLM, unrounded
 from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
@@ -236,7 +237,11 @@ def run_scorer(run: TrainedRun, of: Callable[[DecoderLM], NllFunction] = model_n
 
 
 def run_objective(run: TrainedRun) -> Objective:
-    """Returns the objective that a run was trained for, with its tokenizer."""
+    """Returns the objective that a run was trained for, with its tokenizer. Raises ValueError for a model
+    of masked tokens that was imported without a head.
+    """
+    if not run.config.objective.causal:
+        check_masked(run, "an evaluation", head=True)
     tokenizer = run.tokenizer
     return make_objective(
         run.config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -161,15 +162,17 @@ def batches(
 
     Args:
       done: the texts that are left out.
+
+    Raises:
+      ValueError: the position method is not defined for the longest text.
     """
-    left = sorted(
-        (row for row in range(len(ids)) if done is None or not done[row]),
-        key=lambda row: -len(ids[row]),
-    )
-    parts = batch_parts(run.model.sharding)
-    while left:
-        length = _padded(run, len(ids[left[0]]))
-        alike = [row for row in left if _padded(run, len(ids[row])) == length]
+    longest, parts = max(map(len, ids)), batch_parts(run.model.sharding)
+    run.model.check_length(longest)
+    padded = {size: _padded(run, size, longest) for size in {*map(len, ids)}}
+    left = [row for row in range(len(ids)) if done is None or not done[row]]
+    left.sort(key=lambda row: -len(ids[row]))
+    for length, group in itertools.groupby(left, key=lambda row: padded[len(ids[row])]):
+        alike = list(group)
         most = parts * max(1, run.batch_tokens // length)
         size = min(most, -(-len(alike) // parts) * parts)
         for first in range(0, len(alike), size):
@@ -179,21 +182,15 @@ def batches(
                 tokens[index, : len(ids[row])] = ids[row]
                 sizes[index] = len(ids[row])
             yield rows, (tokens, sizes)
-        left = left[len(alike) :]
 
 
-def _padded(run: TrainedRun, length: int) -> int:
-    """Returns the least length of a shape that holds a text: 16, 24, 32, 48, ...
-
-    Raises:
-      ValueError: the position method is not defined for the text.
+def _padded(run: TrainedRun, length: int, longest: int) -> int:
+    """Returns the least length of a shape that holds a text: 16, 24, 32, 48, ..., or `longest` where the
+    position method is not defined for it.
     """
     power = max(SHORTEST, 2 ** math.ceil(math.log2(length)))
     padded = power * 3 // 4 if max(SHORTEST, length) <= power * 3 // 4 else power
-    if run.undefined(padded):
-        run.model.check_length(length)
-        return length
-    return padded
+    return longest if run.undefined(padded) else padded
 
 
 def _on_devices(run: TrainedRun, function: Any, *batch: np.ndarray) -> Any:
@@ -255,12 +252,12 @@ def write_vectors(
 def _within(run: TrainedRun, ids: list[list[int]], how: Vectors) -> list[list[int]]:
     """Returns the lines' tokens, cut if asked for. Raises ValueError for empty or too long ones."""
     most, end = how.max_tokens or run.config.train_length, run.tokenizer.around[1]
-    for number_, row in enumerate(ids, 1):
+    for line, row in enumerate(ids, 1):
         if not row:
-            raise ValueError(f"line {number_} has no tokens; leave out empty lines")
+            raise ValueError(f"line {line} has no tokens; leave out empty lines")
         if len(row) > most and not how.cut:
             raise ValueError(
-                f"line {number_} has {len(row):,} tokens and {most:,} are allowed; give --max_tokens={len(row)}, or "
+                f"line {line} has {len(row):,} tokens and {most:,} are allowed; give --max_tokens={len(row)}, or "
                 "--cut"
             )
     return [row if len(row) <= most else [*row[: most - len(end)], *end] for row in ids]

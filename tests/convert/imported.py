@@ -2,6 +2,8 @@
 
     python -m tests.convert.imported results/imported/differences.md
     python -m tests.convert.imported    # records the logits of transformers for the tests
+    python -m tests.convert.imported bert-masked-tokens FOLDER   # writes a recorded random model
+    python -m tests.convert.imported --cost   # bytes and seconds of importing a BERT of base size
 
 `transformers` computes what it has; the other families are in `described`.
 """
@@ -12,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -438,16 +441,81 @@ def page(rows: list[tuple[Case, Differences]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def cost() -> str:
+    """Returns a line about the import of a random BERT of base size, in a process of its own."""
+    sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+    content = sizes | {
+        "intermediate_size": 3072,
+        "vocab_size": 30522,
+        "architectures": ["BertModel"],
+    }
+    shapes = {
+        "embeddings.word_embeddings.weight": (30522, 768),
+        "embeddings.position_embeddings.weight": (512, 768),
+        "embeddings.token_type_embeddings.weight": (2, 768),
+        "embeddings.LayerNorm": (768,),
+        "pooler.dense": (768, 768),
+    }
+    for n in range(12):
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes[f"encoder.layer.{n}.attention.{part}"] = (768, 768)
+        shapes[f"encoder.layer.{n}.intermediate.dense"] = (3072, 768)
+        shapes[f"encoder.layer.{n}.output.dense"] = (768, 3072)
+        for part in ("attention.output", "output"):
+            shapes[f"encoder.layer.{n}.{part}.LayerNorm"] = (768,)
+    tensors = {}
+    for name, shape in shapes.items():
+        if name.endswith("weight"):
+            tensors[name] = np.ones(shape, np.float32)
+        else:
+            tensors[f"{name}.weight"] = np.ones(shape, np.float32)
+            tensors[f"{name}.bias"] = np.zeros(shape[:1], np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        hub = pathlib.Path(folder, "hub")
+        hub.mkdir()
+        (hub / "config.json").write_text(json.dumps(content))
+        save_file(tensors, hub / WEIGHTS)
+        save_tokenizer(hub, masked=True)
+        size = sum(x.nbytes for x in tensors.values())
+        del tensors
+        code = (
+            "import re, sys, time\n"
+            "from alibi.config import Config\n"
+            "from alibi.convert.importing import import_model\n"
+            "import jax; jax.devices()\n"
+            # not getrusage, which begins with the peak of the process that started this one
+            "most = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+            "before, begun = most(), time.perf_counter()\n"
+            "import_model(sys.argv[1], sys.argv[2], Config())\n"
+            "print(most() - before, time.perf_counter() - begun)\n"
+        )
+        words = [sys.executable, "-c", code, str(hub), f"{folder}/run"]
+        printed = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    grown, seconds = map(float, printed.split())
+    return (
+        f"The import of a BERT of base size ({size / 1e9:.2f} GB in float32) grew the process by {grown / 1e9:.2f} GB "
+        f"and took {seconds:.0f} s on {os.cpu_count()} cores, which other work used too."
+    )
+
+
 def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if len(sys.argv) < 2:
         return record()
+    if sys.argv[1] == "--cost":
+        return print(cost())
+    if len(sys.argv) > 2:
+        folder = pathlib.Path(sys.argv[2])
+        folder.mkdir(parents=True)
+        recorded(next(case for case in CASES if str(case) == sys.argv[1]), folder)
+        return None
     with tempfile.TemporaryDirectory() as folder:
         rows = []
         for case in CASES:
             rows.append((case, compare(case, pathlib.Path(folder, str(case)))))
             print(case, rows[-1][1], flush=True)
     pathlib.Path(sys.argv[1]).write_text(page(rows))
+    return None
 
 
 if __name__ == "__main__":
