@@ -1,13 +1,15 @@
-"""Self-attention with any position method as a module of Flax NNX."""
+"""Attention with any position method as modules of Flax NNX."""
 
 from collections.abc import Mapping
 from typing import Any, cast
 
 import flax.nnx as nnx
 import jax
-from jaxtyping import Array, Float, Shaped
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from alibi.attention import AttentionOptions, position_params
+from alibi.attention.cross import Cross, check_source
 from alibi.attention.named import (
     TRAIN_LENGTH,
     check_in_attention,
@@ -102,6 +104,110 @@ class SelfAttention(nnx.MultiHeadAttention):
             sow_weights=sow_weights,
             decode=decode,
         )
+
+
+class CrossAttention(nnx.MultiHeadAttention):
+    """Flax's `nnx.MultiHeadAttention` from a target to a source: queries in one sequence, keys and values
+    in another.
+
+    `alibi.linen.CrossAttention` says how positions enter. With `decode=True` the layer keeps the
+    source's keys and values: give the source in the first call alone.
+
+    Args:
+      num_heads, in_features, rngs: as in Flax's layer.
+      sides, position, train_length, options, rate, window, skip_epsilon, backend: as in
+        `alibi.linen.CrossAttention`.
+      layer: further arguments for Flax's layer, such as in_kv_features, the source's width.
+
+    Raises:
+      ValueError: as `alibi.linen.CrossAttention`.
+
+    Example:
+      >>> import jax
+      >>> from flax.nnx import Rngs
+      >>> layer = nnx.CrossAttention(num_heads=8, in_features=64, sides="two_sided", rngs=Rngs(0))
+      >>> target, source = jax.random.normal(jax.random.key(0), (2, 2, 16, 64))  # batch, length, width
+      >>> layer(target[:, :5], source).shape
+      (2, 5, 64)
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        *,
+        sides: str = "none",
+        position: str | type[PositionMethod] = "alibi",
+        train_length: int = TRAIN_LENGTH,
+        options: Mapping[str, Any] | None = None,
+        rate: float = 1.0,
+        window: int | None = None,
+        skip_epsilon: float | None = 0.0,
+        backend: str = "auto",
+        rngs: nnx.Rngs,
+        **layer: Any,
+    ):
+        check_own_attention(layer.get("attention_fn"), "CrossAttention", "sides")
+        super().__init__(num_heads, in_features, rngs=rngs, **{"decode": False, **layer})
+        self.cross = Cross.make(
+            *(sides, rate, position, options),
+            AttentionOptions(window, skip_epsilon, backend=backend),
+            num_heads=num_heads,
+            head_dim=self.head_dim,
+            width=in_features,
+            train_length=train_length,
+        )
+        self.position_params = nnx.Dict(jax.tree.map(nnx.Param, self.cross.init(rngs.params())))
+        self.source: nnx.Cache | None = nnx.data(None)
+
+    def __call__(  # type: ignore[override]
+        self,
+        target: Float[Array, "*batch q width"],
+        source: Float[Array, "*batch k source_width"] | None = None,
+        *,
+        target_mask: Bool[Array, "*#batch q"] | None = None,
+        source_mask: Bool[Array, "*#batch k"] | None = None,
+        query_positions: Int[Array, "*#batch q"] | None = None,
+        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+        deterministic: bool | None = None,
+        rngs: nnx.Rngs | nnx.RngStream | None = None,
+        sow_weights: bool = False,
+        decode: bool | None = None,
+    ) -> Float[Array, "*batch q out_features"]:
+        """Returns the layer's result for target tokens.
+
+        Args:
+          source, target_mask, source_mask, query_positions, mask: as in
+            `alibi.linen.CrossAttention`.
+          deterministic, rngs, sow_weights: as in Flax's layer.
+          decode: keep the source, or read the one kept. Defaults to the layer's.
+        """
+        decode = bool(self.decode if decode is None else decode)
+        held, filled = None, list[Any]()
+        if decode and source is None and self.source is not None:
+            held = self.source.get_value()
+        check_source(source, held, decode=decode)
+        if source is None:  # no token, for the layer's projections
+            source = jnp.zeros((*target.shape[:-2], 0, self.in_kv_features), target.dtype)
+        attention = self.cross.attention_fn(
+            nnx.to_pure_dict(nnx.state(self.position_params)),
+            *(self.num_heads, query_positions, target_mask, source_mask, held, filled),
+        )
+        result = nnx.MultiHeadAttention.__call__(
+            cast(Any, _WithAttention(self, attention)),
+            target,
+            source,
+            mask=mask,
+            deterministic=deterministic,
+            rngs=rngs,
+            sow_weights=sow_weights,
+            decode=False,
+        )
+        if decode and self.source is None:
+            self.source = nnx.Cache(filled[0])
+        elif decode and self.source is not None:
+            self.source.set_value(filled[0])
+        return result
 
 
 class _WithAttention:

@@ -220,11 +220,13 @@ def check_in_attention(name: str, kind: type[PositionMethod]) -> None:
         )
 
 
-def check_own_attention(attention_fn: Any) -> None:
+def check_own_attention(
+    attention_fn: Any, layer: str = "SelfAttention", by: str = "position"
+) -> None:
     """Raises ValueError for an `attention_fn` in a layer that makes its own."""
     if attention_fn is not None:
         raise ValueError(
-            "SelfAttention makes its attention_fn by position=; leave attention_fn out, or use Flax's own layer"
+            f"{layer} makes its attention_fn by {by}=; leave attention_fn out, or use Flax's own layer"
         )
 
 

@@ -113,6 +113,7 @@ class Bias(flax.struct.PyTreeNode):
       bounded: `upper_bound` exists, so attention may skip keys out of reach.
       slopes: each head's m, `[heads]`, if the bias is -m (i - j), or -m |i - j| if `symmetric`.
       symmetric: the bias depends on |i - j| in place of i - j.
+      metric: the distance that slopes multiply, if it is not i - j (`alibi.positions.metric.Metric`).
       query_term, key_term: `[batch, q, heads]` and `[batch, k, heads]`, if the bias is their sum.
         Attention may add `key_term` alone, since softmax without a sink ignores a term that all keys
         share.
@@ -146,7 +147,8 @@ class Bias(flax.struct.PyTreeNode):
     carried = cast(Any, 0)
     mixes_heads = cast(Any, False)
     slopes = cast(Any, None)
-    symmetric = False
+    symmetric = cast(Any, False)
+    metric = cast(Any, None)
     query_term = cast(Any, None)
     key_term = cast(Any, None)
     diagonals = cast(Any, None)
@@ -307,6 +309,15 @@ class Bias(flax.struct.PyTreeNode):
             return jnp.pad(value, widths, mode="edge") if any(more.values()) else value
 
         return self._with_fields(pad, lambda bias: bias.padded(queries, keys))
+
+    def with_reversed_heads(self) -> "Bias":
+        """Returns the bias with its heads in the opposite order."""
+
+        def reverse(value: Array, field: dataclasses.Field) -> Array:
+            axes = field.metadata.get("axes", {})
+            return jnp.flip(value, axes["heads"]) if "heads" in axes else value
+
+        return self._with_fields(reverse, lambda bias: bias.with_reversed_heads())
 
     def layouts(self, axes: Mapping[str, Any]) -> list[PartitionSpec]:
         """Returns the layout of each leaf. `axes` maps "batch" and "heads" to mesh axes."""

@@ -1,7 +1,7 @@
 """A bias that is a function of the distance, evaluated once for each distance."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -53,8 +53,8 @@ class DistanceBias(Bias):
       [[-2.0, -1.7320507764816284, -1.4142135381698608, -1.0, 0.0]]
     """
 
-    signed = False
-    in_table = True
+    signed = cast(Any, False)
+    in_table = cast(Any, True)
 
     def at(self, distance: Distances) -> AtDistances:
         """Returns the bias at each distance, in tokens as `counted` returns them, float32. NumPy

@@ -1,0 +1,64 @@
+"""A function of distance on both sides of a query: the same, or another head's."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Integer
+
+from alibi.positions.bias import Bias, shared, static
+from alibi.positions.distance import DistanceBias
+from alibi.positions.shapes import AtDistances, Distances, PerHead
+
+
+class SidedBias(DistanceBias):
+    """A bias for keys before and after the query, from biases for keys before it.
+
+    Attributes:
+      before: read at the distance to a key up to the query.
+      after: read at the distance to a key after it.
+      symmetric: both are the same.
+    """
+
+    before: DistanceBias = shared()
+    after: Bias = shared()
+    symmetric: bool = static(default=False)
+
+    @classmethod
+    def of(cls, bias: DistanceBias, *, symmetric: bool) -> DistanceBias:
+        """Returns a bias that is the same on both sides, or differs.
+
+        It differs as `bias` itself does if that has two sides, else head h of H has the values of
+        head H - 1 - h for keys after the query.
+        """
+        if symmetric:
+            return cls(bias, bias, symmetric=True)
+        own = bias.signed and not bias.symmetric
+        return bias if own else cls(bias, bias.with_reversed_heads())
+
+    @property
+    def signed(self) -> bool:
+        return not self.symmetric
+
+    @property
+    def in_table(self) -> bool:
+        return self.before.in_table or self.signed
+
+    @property
+    def bounded(self) -> bool:
+        return self.before.bounded
+
+    @property
+    def slopes(self) -> PerHead | None:
+        return self.before.slopes if self.symmetric else None
+
+    def at(self, distance: Distances) -> AtDistances:
+        return self._by_side("at", distance)
+
+    def envelope(self, distance: Integer[Array, "*shape"]) -> AtDistances:
+        return self._by_side("envelope", distance)
+
+    def _by_side(self, function: str, distance: Any) -> AtDistances:
+        before = getattr(self.before, function)(abs(distance))
+        if self.symmetric:
+            return before
+        return jnp.where(distance[None] < 0, getattr(self.after, function)(abs(distance)), before)
