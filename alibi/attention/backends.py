@@ -136,7 +136,7 @@ RULES = (
         ("gpu", "tpu"),
         f"one device, or several with a sharding, bfloat16, on TPUs also float32, {WORTH_A_KERNEL:,} keys or more, two "
         "queries or more, no bias or one of slopes (on GPUs with heads of at most 128 features, or slopes that learn), "
-        "of distances, or of a term of the query and one of the key, no dropout or mask, but segments",
+        "of distances, or of a term of the query and one of the key, no dropout",
         lambda call: (
             call.devices == 1
             and call.key.shape[-3] >= WORTH_A_KERNEL

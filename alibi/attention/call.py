@@ -79,6 +79,22 @@ class AttentionCall:
         key, value = (jnp.repeat(x, heads // kv_heads, axis=-2) for x in (self.key, self.value))
         return dataclasses.replace(self, key=key, value=value, slots_last=False)
 
+    def with_mask_in_segments(self) -> "AttentionCall":
+        """Returns the call with a mask of keys alone, for all heads and queries, as segments: data of keys
+        in place of pairs. Other masks stay.
+        """
+        if self.mask is None:
+            return self
+        mask = self.mask.reshape((1,) * (self.query.ndim - self.mask.ndim) + self.mask.shape)
+        if mask.shape[-3:-1] != (1, 1):
+            return self
+        shown, sides = mask[..., 0, 0, :], []
+        for segments, x in ((self.query_segments, self.query), (self.key_segments, self.key)):
+            segments = jnp.ones(x.shape[-3], jnp.int32) if segments is None else segments
+            sides.append(segments.reshape((1,) * (shown.ndim - segments.ndim) + segments.shape))
+        of_keys = jnp.where(shown, sides[1], -(2**31))  # a segment that no query is in
+        return dataclasses.replace(self, mask=None, query_segments=sides[0], key_segments=of_keys)
+
     @functools.cached_property
     def known_slopes(self) -> np.ndarray | None:
         """A linear bias's slopes if they are known when the call is traced, else None."""

@@ -218,6 +218,7 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
             return by_backend(own)
         if sharding.mesh.size == 1:
             return by_backend(dataclasses.replace(own, devices=1))
+        own = own.with_mask_in_segments()
         fitting = fitting_sharding(own, sharding)
         return by_backend(own) if fitting is None else on_each_device(own, fitting, by_backend)
 

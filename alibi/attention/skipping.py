@@ -20,6 +20,7 @@ so that x and U are bounds with it too.
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -147,14 +148,16 @@ def skipped_share(call: AttentionCall) -> float:
 def tiles_needed(
     call: AttentionCall, tiling: Tiling, sides: Sides
 ) -> Bool[Array, "batch heads q_blocks k_blocks"]:
-    """Returns True for tiles to compute: causal mask and window show them, and the proof can't leave
-    them out.
+    """Returns True for tiles to compute: causal mask, window, segments and mask show a pair there, and
+    the proof can't leave them out.
     """
     epsilon, nearest = call.options.skip_epsilon, nearest_keys(call)
     positions = sides["query_positions"], sides["key_positions"]
     behind, ahead = tile_distances(*positions, tiling)
     batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
     seen = tiling.sight.of_tiles(behind, ahead)[:, None]
+    for shown in _shown(tiling, sides):
+        seen = seen & shown
     seen = jnp.broadcast_to(seen, (batch, heads, *seen.shape[-2:]))
     if epsilon is None or call.bias is None or not call.bias.bounded or nearest is None:
         return seen
@@ -183,6 +186,24 @@ def tiles_needed(
         excess + lax.cumlogsumexp(sums, axis=3, reverse=reverse) < most for reverse in directions
     ]
     return seen & ~functools.reduce(jnp.logical_or, left_out)
+
+
+def _shown(
+    tiling: Tiling, sides: Sides
+) -> Iterator[Bool[Array, "#batch #heads #q_blocks #k_blocks"]]:
+    """Yields False for tiles whose pairs are all hidden by segments, and by the mask."""
+    if sides["query_segments"] is not None:
+        blocks = tiling.q_blocks, tiling.k_blocks
+        of_sides = zip((sides["query_segments"], sides["key_segments"]), blocks, strict=True)
+        (lowest, highest), (lowest_key, highest_key) = (_extremes(*side) for side in of_sides)
+        overlap = lowest[:, :, None] <= highest_key[:, None, :]
+        yield (overlap & (lowest_key[:, None, :] <= highest[:, :, None]))[:, None]
+    if (mask := sides["mask"]) is not None:
+        for axis, count in ((2, tiling.q_blocks), (3, tiling.k_blocks)):
+            if mask.shape[axis] > 1:
+                by_block = mask.reshape(*mask.shape[:axis], count, -1, *mask.shape[axis + 1 :])
+                mask = by_block.any(axis=axis + 1)
+        yield mask
 
 
 def tile_distances(

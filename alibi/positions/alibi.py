@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from alibi.positions.base import About, Params, PositionMethod
+from alibi.config.fields import number
+from alibi.positions.base import MOST_TOKENS, About, Params, PositionMethod
 from alibi.positions.bias import Bias, Blocks, per_head, per_query, static
 from alibi.positions.distance import DistanceBias, as_array, rows_and_columns
+from alibi.positions.metric import Metric, MetricBias
 from alibi.positions.shapes import (
     LAYOUT,
     AtDistances,
@@ -193,9 +195,11 @@ class Alibi(PositionMethod):
       alibi_bias_max: the flattest named slope is 2^-this. 8 in the paper.
       slopes_after: slopes for keys after the query in attention that is not causal. Defaults to
         `slopes`.
+      free_tokens: tokens at the start without a bias, as keys and as queries, such as a class token.
 
     Raises:
-      ValueError: slopes that `alibi_slopes` refuses, or `slopes_after` under a causal mask.
+      ValueError: slopes that `alibi_slopes` refuses, `slopes_after` under a causal mask or with
+        `free_tokens`. When the bias is made: more `free_tokens` than tokens.
     """
 
     about = About(
@@ -204,12 +208,11 @@ class Alibi(PositionMethod):
         caveats="beyond L it gains mostly because fewer tokens have little context (appendix B)",
     )
 
-    shift_invariant = True
-
     slopes: str | tuple[float | int, ...] = "paper"
     draw: int = 0
     alibi_bias_max: float = 8.0
     slopes_after: str | tuple[float | int, ...] | None = None
+    free_tokens: int = number(0, at_least=0, at_most=MOST_TOKENS)
 
     def __post_init__(self) -> None:
         if self.slopes_after is not None and self.causal:
@@ -217,7 +220,15 @@ class Alibi(PositionMethod):
                 f"slopes_after={self.slopes_after!r} are for keys after the query, which causal=True hides; leave it "
                 "out, or set causal=False"
             )
+        if self.slopes_after is not None and self.free_tokens:
+            raise ValueError(
+                f"free_tokens={self.free_tokens} go with the same slopes on both sides; leave slopes_after out"
+            )
         Alibi.sides(self, {})  # raises for wrong slopes
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        return not self.free_tokens
 
     def sides(self, params: Params) -> list[PerHead]:
         """Returns slopes for keys before the query and, if they differ, for keys after it."""
@@ -227,8 +238,21 @@ class Alibi(PositionMethod):
             if slopes is not None
         ]
 
-    def bias(self, params: Params) -> AlibiBias | TwoSidedAlibiBias:
+    def checked_length(self) -> int:
+        """Returns how many tokens a sequence has. Raises ValueError if fewer than are free."""
+        length = self.length or self.train_length
+        if self.free_tokens > length:
+            raise ValueError(
+                f"free_tokens={self.free_tokens} are more than the {length} tokens of the sequence; give {length} or "
+                "fewer"
+            )
+        return length
+
+    def bias(self, params: Params) -> Bias:
         sides = self.sides(params)
+        self.checked_length()
+        if self.free_tokens:
+            return MetricBias(sides[0], Metric(free_tokens=self.free_tokens))
         return (
             TwoSidedAlibiBias(*sides)
             if len(sides) == 2

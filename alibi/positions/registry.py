@@ -52,6 +52,9 @@ METHODS = {
     "none": "alibi.positions.none:NoPosition",
 }
 
+# Methods for tokens in a grid, which no table of text models has.
+OF_IMAGES = {"alibi_grid": "alibi.positions.alibi_grid:AlibiGrid"}
+
 # Names in papers and other libraries, for suggestions.
 OTHER_NAMES = {
     "rope": "rotary",
@@ -77,8 +80,8 @@ def make_position(
     """Returns the method called `name`.
 
     Args:
-      name: a key of `METHODS`, the name of an installed package's method, `package.module:Class`, or
-        a class.
+      name: a key of `METHODS`, `alibi_grid` for images, the name of an installed package's method,
+        `package.module:Class`, or a class.
       causal: tokens see only earlier tokens.
       options: values for the fields that the class adds, by name.
 
@@ -137,7 +140,7 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
     """
     if not isinstance(name, str):
         return _checked(getattr(name, "__name__", repr(name)), name)
-    address = METHODS.get(name, name)
+    address = {**METHODS, **OF_IMAGES}.get(name, name)
     if name in METHODS and (other := installed_methods().get(name)):
         warnings.warn(
             f"position={name} is this library's method. An installed package gives the same name to {other}; write "
@@ -145,7 +148,7 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
             stacklevel=2,
         )
     if ":" not in address:
-        registered = {**installed_methods(), **METHODS}
+        registered = {**installed_methods(), **METHODS, **OF_IMAGES}
         if name not in registered:
             word = name.lower().replace("-", "_")
             meant = _suggestion(OTHER_NAMES.get(word, word), registered)

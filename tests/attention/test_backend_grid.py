@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from alibi import alibi_slopes, attend
 from alibi.attention import tiles
 from alibi.attention.accelerator import plan
-from alibi.attention.backends import BACKENDS, Backend, refusal
+from alibi.attention.backends import BACKENDS, REASONS, Backend, refusal
 
 RESULTS = ("attended", "query", "key", "value", "slopes", "sink")
 SINKS = (-1.5, 4.0, 0.0)  # the second takes nearly all of the weight
@@ -64,7 +64,7 @@ CASES = [
     Case(1, 131, 131, 2, 8, 8, True, (), ALL, window=300),  # wider than the sequence
     Case(1, 70, 200, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, window=20),
     Case(2, 1, 300, 2, 8, 8, True, (), {"saved", "blocked", "fused", "single"}, window=200),
-    Case(2, 150, 150, 3, 8, 8, True, (), {"blocked"}, 100, "mask", sink=True, cap=True),
+    Case(2, 150, 150, 3, 8, 8, True, (), {"blocked", "fused"}, 100, "mask", sink=True, cap=True),
     Case(
         2,
         150,
@@ -81,8 +81,22 @@ CASES = [
         kv_heads=2,
     ),
     Case(2, 150, 150, 3, 8, 8, False, (), {"blocked", "fused"}, 100, "segments", cap=True),
-    Case(2, 1, 150, 4, 8, 8, True, (), {"blocked", "single"}, None, "mask", sink=True, kv_heads=2),
-    Case(2, 1, 150, 3, 8, 8, False, (), {"blocked", "single"}, 90, "mask", cap=True),
+    Case(
+        2,
+        1,
+        150,
+        4,
+        8,
+        8,
+        True,
+        (),
+        {"blocked", "fused", "single"},
+        None,
+        "mask",
+        sink=True,
+        kv_heads=2,
+    ),
+    Case(2, 1, 150, 3, 8, 8, False, (), {"blocked", "fused", "single"}, 90, "mask", cap=True),
     Case(1, 90, 150, 2, 8, 8, False, (), {"saved", "blocked", "fused"}, None, "gaps", sink=True),
     Case(1, 90, 150, 2, 8, 8, True, (), {"blocked", "fused"}, 40, "gaps", cap=True),
 ]
@@ -149,7 +163,7 @@ def backends_for(case, arrays):
         return jnp.zeros((*call.query.shape[:-1], call.value.shape[-1]), call.value.dtype)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKENDS, "reference", Backend(note))
+        patch.setitem(BACKENDS, "reference", Backend(note, frozenset(REASONS)))
         attend(
             *map(jnp.asarray, arrays[:3]),
             slopes=alibi_slopes(case.heads),

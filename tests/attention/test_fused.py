@@ -233,7 +233,6 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     refused = [
         ({"bias": fire(params)}, "its bias is none of slopes"),
         ({"bias": t5(t5_params), "key_positions": jnp.arange(1024)}, "positions known when it is"),
-        ({"mask": jnp.ones((1, 1, 1024, 1024), bool)}, "segments, and no mask"),
         ({"devices": 4}, "several need sharding="),
         ({"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}, "no dropout"),
         ({"precision": jax.lax.Precision.HIGH}, "default precision or the highest"),

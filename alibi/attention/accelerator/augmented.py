@@ -63,7 +63,8 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
 def cannot_augment(call: AttentionCall) -> str:
     """Returns why `augmented_attention` can't do the call, or an empty string."""
     platform = call.options.platform
-    if call.bias is None or call.bias.slopes is None or call.bias.symmetric or not call.causal:
+    bias = call.bias
+    if bias is None or bias.slopes is None or bias.symmetric or bias.metric or not call.causal:
         return "its bias is not ALiBi's under a causal mask"
     if call.precision is not None:
         return "its kernels take no precision"

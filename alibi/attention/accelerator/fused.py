@@ -4,7 +4,7 @@ The algorithm is `alibi.attention.blocked`, in one kernel for the forward pass a
 pass (Dao 2023, arXiv 2307.08691). On GPUs a third one makes the diagonals' gradient. The kernels know
 three kinds of bias, for query i at position p_i and key j at p_j:
 
-    slopes      -m (p_i - p_j), or -m |p_i - p_j|
+    slopes      -m (p_i - p_j), or -m |p_i - p_j|, or -m times another distance
     diagonals   a number for each i - j
     terms       a number for the query plus a number for the key
 
@@ -46,6 +46,7 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
     It is differentiable once, in reverse mode, in queries, keys, values, the bias and the sink. A CPU
     interprets the kernels, for tests.
     """
+    call = call.with_mask_in_segments()
     plan = make_plan(call)
     sides = make_sides(call, plan)
     needed = tiles_needed(call.with_own_heads(), plan, sides)
@@ -58,13 +59,22 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
     names = ["query_segments", "key_segments"]
     if plan.first is None:
         names += ["query_positions", "key_positions"]
+    of_tokens = {
+        name: x.reshape(-1, 1, x.shape[-1]) for name in names if (x := sides[name]) is not None
+    }
+    if plan.metric is not None:  # causal masks and windows read places too, in their order
+        positions = ("query_positions", "key_positions")
+        of_tokens |= {name: plan.metric.places(of_tokens[name]) for name in positions}
+    if (mask := sides["mask"]) is not None:
+        whole = (*mask.shape[:2], query.shape[2], key.shape[2])
+        of_tokens["mask"] = jnp.broadcast_to(mask, whole).astype(jnp.int8)
     operands = Operands(
         query,
         key,
         value,
         _bias_arrays(call, plan),
         None if call.sink is None else call.sink.astype(jnp.float32),
-        {name: x.reshape(-1, 1, x.shape[-1]) for name in names if (x := sides[name]) is not None},
+        of_tokens,
     )
     attended = _attention(operands, needed, plan)
     attended = attended[:, :, : call.query.shape[-3]].transpose(0, 2, 1, 3)
@@ -74,8 +84,6 @@ def fused_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_d
 def cannot_fuse(call: AttentionCall) -> str:
     """Returns why `fused_attention` can't do the call, or an empty string."""
     bias, platform = call.bias, call.options.platform
-    if call.mask is not None:
-        return "it takes segments, and no mask"
     if not (
         bias is None
         or bias.slopes is not None
@@ -86,6 +94,8 @@ def cannot_fuse(call: AttentionCall) -> str:
             "its bias is none of slopes, of distances at consecutive positions known when it is traced, or of a "
             "number of the query plus a number of the key"
         )
+    if bias is not None and bias.metric and bias.metric.columns and any(call.sight):
+        return "its kernels hide no keys by order in a grid"
     if call.devices > 1:
         return "its kernels run on one device, and several need sharding= to split the call"
     dtypes = {x.dtype for x in (call.query, call.key, call.value)}

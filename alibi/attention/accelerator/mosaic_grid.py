@@ -142,6 +142,12 @@ class Pass:
             return self.block((1, 1, 1, block), lambda at: (at.head, first - at.q + at.k, 0, 0))
 
         def side(name: str, array: Array) -> Any:
+            if name == "mask":
+                batch, heads = (size > 1 for size in array.shape[:2])
+                return self.block(
+                    (1, 1, block, block),
+                    lambda at: (at.batch if batch else 0, at.head if heads else 0, at.q, at.k),
+                )
             of, own = "q" if name.startswith("query") else "k", len(array) > 1
             return self.block(
                 (1, 1, block), lambda at: (at.batch if own else 0, 0, getattr(at, of))
@@ -216,9 +222,11 @@ class Pass:
             ahead = plan.first[0] - plan.first[1] + (at.q - at.k) * block
             rows = lax.broadcasted_iota(jnp.int32, (block, 1), 0) + ahead
             columns = lax.broadcasted_iota(jnp.int32, (1, block), 1)
-        segments = terms = values = None
+        segments = terms = values = mask = None
         if "query_segments" in sides:
             segments = sides["query_segments"][0].reshape(block, 1), sides["key_segments"][0]
+        if "mask" in sides:
+            mask = sides["mask"][0, 0].astype(jnp.int32) != 0
         if "diagonals" in bias:
             values = _from_diagonals([half[0, 0] for half in bias["diagonals"]])
         elif "query_term" in bias:
@@ -236,12 +244,13 @@ class Pass:
             bias["slopes"][at.head] if "slopes" in bias else None,
             terms,
             values,
+            mask,
         )
 
     def add(self, refs: Operands, at: Place, add: Callable[..., None]) -> None:
         """Calls `add(tile, masked=...)`, with False if each query sees all keys."""
         plan = self.plan
-        if plan.first is None or "query_segments" in refs.sides:
+        if plan.first is None or refs.hides:
             add(self.load(refs, at), masked=True)
             return
         least = plan.first[0] - plan.first[1] + (at.q - at.k - 1) * plan.block + 1

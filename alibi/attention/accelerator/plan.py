@@ -25,6 +25,7 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.skipping import tile_distances
 from alibi.attention.tiles import Tiling, make_tiling
 from alibi.positions.bias import consecutive
+from alibi.positions.metric import Metric
 
 # Queries, and keys, of a tile; powers of two, since the sum along diagonals halves a tile again and
 # again.
@@ -42,8 +43,9 @@ class Plan(Tiling):
       shared_by: query heads for each key head.
       scale: the factor for products of queries and keys.
       first: positions of the first query and the first key, or None unless both stand at
-        consecutive known positions.
+        consecutive known positions, and there is no `metric`.
       symmetric: slopes count |p_i - p_j|.
+      metric: the distance of places that slopes count in place of it, or None.
       on_gpu: the kernels are those for GPUs.
       interpret: the kernels run as JAX operations, for tests on a CPU.
       most_tiles: the most tiles that the call can need, known when it is traced.
@@ -53,6 +55,7 @@ class Plan(Tiling):
     scale: float
     first: tuple[int, int] | None
     symmetric: bool
+    metric: Metric | None
     on_gpu: bool
     interpret: bool
     most_tiles: int
@@ -77,7 +80,7 @@ class Operands(NamedTuple):
         `Plan.unit`. Or "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`.
       sink: float32, times `Plan.unit`, or None.
       sides: "query_positions", "key_positions", "query_segments" and "key_segments" if they are
-        needed, `[batch or 1, 1, length]`, int32.
+        needed, `[batch or 1, 1, length]`, int32, and "mask", `[batch or 1, heads or 1, q, k]`, int8.
     """
 
     query: Float[Array, "batch heads q head_dim"]
@@ -86,6 +89,11 @@ class Operands(NamedTuple):
     bias: dict[str, Array]
     sink: Float[Array, " heads"] | None
     sides: dict[str, Array]
+
+    @property
+    def hides(self) -> bool:
+        """Whether segments or a mask may hide a pair in any tile."""
+        return "query_segments" in self.sides or "mask" in self.sides
 
 
 class Backward(NamedTuple):
@@ -121,7 +129,8 @@ def make_plan(call: AttentionCall) -> Plan:
 def _in_blocks(call: AttentionCall, block: int) -> Plan:
     tiling, first = make_tiling(call), None
     tiling = dataclasses.replace(tiling, batch_group=1, head_group=1, q_block=block, k_block=block)
-    if call.known_positions is not None and consecutive(*call.known_positions):
+    metric = None if call.bias is None else call.bias.metric
+    if metric is None and call.known_positions is not None and consecutive(*call.known_positions):
         queries, keys = call.known_positions
         first = int(queries[0]), int(keys[0])
     return Plan(
@@ -130,6 +139,7 @@ def _in_blocks(call: AttentionCall, block: int) -> Plan:
         scale=call.query.shape[-1] ** -0.5,
         first=first,
         symmetric=call.bias is not None and call.bias.symmetric,
+        metric=metric,
         on_gpu=_on_gpu(call),
         interpret=call.options.platform == "cpu",
         most_tiles=_most_tiles(call, tiling),

@@ -29,6 +29,7 @@ class LoadedTile(NamedTuple):
       terms: a number for each query and a number for each key, which add up to the bias (`terms_of`),
         or None.
       bias: another bias's values, or None.
+      mask: True where a query may see a key, or None.
       by_keys: True if the rows are keys.
     """
 
@@ -42,9 +43,12 @@ class LoadedTile(NamedTuple):
     slope: Any
     terms: tuple[Float[Array, "#rows #columns"], Float[Array, "#rows #columns"]] | None
     bias: Float[Array, "rows columns"] | None
+    mask: Bool[Array, "rows columns"] | None
     by_keys: bool = False
 
     def distances(self, plan: Plan) -> Float[Array, "rows columns"]:
+        if plan.metric is not None:
+            return plan.metric.between(self.query_positions, self.key_positions)
         if plan.first is None:  # positions may be beyond what float32 counts
             distances = (self.query_positions - self.key_positions).astype(jnp.float32)
         else:
@@ -69,6 +73,8 @@ class LoadedTile(NamedTuple):
         """Returns whether each query sees each key."""
         pairs = self.query_positions, self.key_positions, self.segments
         seen = self.key_numbers < plan.k_length
+        if self.mask is not None:
+            seen = seen & self.mask
         return functools.reduce(jnp.logical_and, plan.sight.of_pairs(*pairs), seen)
 
     def product(

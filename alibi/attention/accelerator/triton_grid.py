@@ -193,9 +193,18 @@ class Program:
             rows, columns = self.sides("positions", q, k)
         else:
             rows, columns = queries + (ahead + plan.first[0] - plan.first[1]), keys
-        segments = slope = terms = None
+        segments = slope = terms = mask = None
         if "query_segments" in self.refs.sides:
             segments = self.sides("segments", q, k)
+        if "mask" in self.refs.sides:
+            array = self.refs.sides["mask"]
+            batch, head = (
+                at if size > 1 else 0
+                for at, size in zip((self.batch, self.head), array.shape[:2], strict=True)
+            )
+            spans = pl.ds(q * self.queries, self.queries), pl.ds(k * self.keys, self.keys)
+            rows_first = spans[::-1] if self.by_keys else spans
+            mask = array[batch, head, *rows_first] != 0
         if "slopes" in bias:
             slope = bias["slopes"][self.head]
         elif "query_term" in bias:
@@ -207,7 +216,7 @@ class Program:
         numbers = keys + k * self.keys
         vectors = query, key, value
         return LoadedTile(
-            *vectors, rows, columns, numbers, segments, slope, terms, values, self.by_keys
+            *vectors, rows, columns, numbers, segments, slope, terms, values, mask, self.by_keys
         )
 
     def gradients(
@@ -222,7 +231,7 @@ class Program:
         """
         plan, (rows, columns, *_) = self.plan, self.size
         nothing = jnp.int32(0), jnp.int32(0)
-        if plan.first is None or "query_segments" in self.refs.sides:
+        if plan.first is None or self.refs.hides:
             return nothing
 
         ahead = plan.first[0] - plan.first[1]  # of the first query to the first key
@@ -282,8 +291,11 @@ def prepared(plan: Plan, operands: Operands, *, by_keys: bool = False) -> Operan
         numbers = jnp.pad(numbers[:, ::-1] if by_keys else numbers, ((0, 0), (0, COPIES)))
         copies = [numbers[:, more : more - COPIES] for more in range(COPIES)]
         bias["diagonals"] = jnp.stack(copies, axis=1)
+    sides = dict(operands.sides)
+    if "mask" in sides and by_keys:
+        sides["mask"] = sides["mask"].swapaxes(2, 3)
     query, key, value = map(_rows_of_heads, operands[:3])
-    return operands._replace(query=query, key=key, value=value, bias=bias)
+    return operands._replace(query=query, key=key, value=value, bias=bias, sides=sides)
 
 
 def prepared_backward(operands: Operands, backward: Backward) -> Backward:

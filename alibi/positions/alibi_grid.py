@@ -1,0 +1,65 @@
+"""ALiBi between the patches of an image, in two dimensions."""
+
+import dataclasses
+import math
+
+from alibi.config.fields import choice, number
+from alibi.positions.alibi import Alibi
+from alibi.positions.base import About, Params
+from alibi.positions.metric import ROW, Metric, MetricBias
+
+
+@dataclasses.dataclass(frozen=True)
+class AlibiGrid(Alibi):
+    """-m_h times the distance between two patches in a grid, whose tokens are its rows one after another.
+
+    The grid may be a rectangle, and another one in each call: it has no parameters. Give `columns`,
+    and the number of tokens says how many rows there are.
+
+    Config: `position=alibi_grid,position_options.columns=24`
+
+    Attributes:
+      columns: patches in a row, at most 32,768. 0 is a square grid.
+      rows: patches in a column. 0 is as many as there are.
+      free_tokens: tokens before the patches without a bias, such as a class token or registers.
+      metric: "manhattan" adds the distances in rows and in columns, "euclidean" is the straight line.
+
+    Raises:
+      ValueError: as `Alibi`. When the bias is made: tokens that don't fill the grid.
+    """
+
+    about = About(
+        formula="-m_h (|row_i - row_j| + |column_i - column_j|), or the straight line between the patches",
+        source="as `alibi`; in two dimensions, TITAN, Ding et al. 2024, [arXiv 2411.19666](https://arxiv.org/abs/2411.19666)",
+        caveats="for tokens in a grid; a line of tokens has `alibi`",
+    )
+
+    columns: int = number(0, at_least=0, at_most=ROW)
+    rows: int = number(0, at_least=0)
+    metric: str = choice("manhattan", ("manhattan", "euclidean"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.slopes_after is not None:
+            raise ValueError(
+                "slopes_after are for keys after the query in a line, and alibi_grid has a grid; leave slopes_after out"
+            )
+
+    def bias(self, params: Params) -> MetricBias:
+        length, free = self.checked_length(), self.free_tokens
+        patches = length - free
+        side = math.isqrt(patches)
+        rows = self.rows or (patches // self.columns if self.columns else side)
+        columns = self.columns or (patches // self.rows if self.rows else side)
+        if rows * columns != patches:
+            got = (
+                f"rows={self.rows}, columns={self.columns}"
+                if self.rows or self.columns
+                else "a square grid"
+            )
+            raise ValueError(
+                f"alibi_grid got {length} tokens, {free} of them free, and {patches} patches don't fill {got}; give "
+                "the grid of these tokens as the option columns, and free_tokens for tokens that are no patches"
+            )
+        metric = Metric(columns, free, euclidean=self.metric == "euclidean")
+        return MetricBias(self.sides(params)[0], metric)

@@ -1,0 +1,202 @@
+"""Masks in the fused kernels: equal to the reference in values and gradients, tiles that are hidden
+whole are left out, and a padded batch stays in the kernels.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.linen import make_attention_mask
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from alibi import alibi_slopes, attend
+from alibi.attention.accelerator import plan
+from alibi.attention.backends import choose, refusal
+from alibi.attention.call import AttentionCall
+from alibi.attention.skipping import tiles_needed
+from alibi.attention.tiles import make_sides
+from alibi.numerics.target import traced_for
+from alibi.positions import AlibiBias
+from alibi.positions.alibi import TwoSidedAlibiBias
+from tests.attention.calls import abstract_device, inputs
+from tests.attention.test_fused import (
+    KERNELS,
+    assert_equals_reference,
+    bias_of,
+    call_of,
+    small_blocks,  # noqa: F401
+)
+
+BATCH, QUERIES, KEYS = 2, 27, 40
+PADDED = np.arange(KEYS) < np.asarray(
+    [[KEYS], [11]]
+)  # a key in its first block, none in the others
+
+
+def drawn(*shape):
+    """A mask with hidden rows, hidden tiles and pairs that chance hides."""
+    mask = np.random.default_rng(0).random(shape) < 0.7
+    mask[..., 5:9, :] = False
+    mask[..., 16:, 16:32] = False
+    return mask
+
+
+MASKS = {
+    "keys": PADDED[:, None, None, :],
+    "keys of all": PADDED[None, None, 1:],
+    "pairs": drawn(BATCH, 1, QUERIES, KEYS),
+    "pairs of all": drawn(1, 1, QUERIES, KEYS),
+    "keys of heads": drawn(1, 2, 1, KEYS),
+    "pairs of heads": drawn(BATCH, 2, QUERIES, KEYS),
+}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    ("name", "mask", "causal"),
+    [
+        ("alibi_learned", "keys", True),
+        ("none", "keys of all", False),
+        ("t5", "keys", False),
+        ("alibi_learned", "pairs", False),
+        ("t5", "pairs of all", True),
+        ("none", "keys of heads", False),
+        ("t5", "pairs of heads", True),
+    ],
+)
+def test_masks(kernels, name, mask, causal, monkeypatch):
+    """A query that sees no key gives zeros, and takes no gradient."""
+    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
+    params, bias = bias_of(name, 2, 8)
+    assert_equals_reference(
+        inputs(BATCH, QUERIES, KEYS, 2, 8),
+        params,
+        bias,
+        mask=jnp.asarray(MASKS[mask]),
+        causal=causal,
+    )
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("mask", ["keys", "pairs"])
+def test_with_segments_shared_keys_a_window_a_sink_and_a_cap(kernels, mask, monkeypatch):
+    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
+    segments = jnp.asarray(np.stack([np.arange(KEYS) // 15, np.zeros(KEYS, int)]))
+    whole = PADDED[:, None, None] if mask == "keys" else drawn(BATCH, 1, KEYS, KEYS)
+    assert_equals_reference(
+        inputs(BATCH, KEYS, KEYS, 4, 8, kv_heads=2, value_dim=12),
+        *bias_of("alibi_learned", 4, 8),
+        sink=jnp.asarray([0.0, 0.5, -1.0, 2.0]),
+        window=12,
+        logit_cap=2.0,
+        segment_ids=segments,
+        mask=jnp.asarray(whole),
+    )
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_tiles_that_are_hidden_whole_are_left_out():
+    """Of 4 x 4 tiles, 10 are seen under a causal mask. The second sequence has 20 tokens: keys of two
+    blocks, so that rows of tiles have 1, 2, 2 and 2. As queries are padding too, so do the last two
+    rows lose theirs.
+    """
+    array = jnp.zeros((BATCH, 64, 2, 8))
+    tokens = np.arange(64) < np.asarray([[64], [20]])
+    call = AttentionCall(
+        array, array, array, None, True, query_positions=np.arange(64), key_positions=np.arange(64)
+    )
+    documents = jnp.asarray(np.arange(64) // 32)
+    for expected, changes in (
+        ([10, 7], {"mask": tokens[:, None, None]}),
+        ([10, 3], {"mask": make_attention_mask(tokens, tokens, dtype=bool)}),
+        ([3 + 3] * 2, {"query_segments": documents, "key_segments": documents}),
+    ):
+        changes = {name: jnp.asarray(x) for name, x in changes.items()}
+        own = dataclasses.replace(call, **changes).with_mask_in_segments()
+        assert (own.mask is None) == (expected != [10, 3])
+        of_call = plan.make_plan(own)
+        needed = tiles_needed(own, of_call, make_sides(own, of_call))
+        assert np.asarray(needed)[:, 0].sum(axis=(1, 2)).tolist() == expected
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_auto_takes_fused_for_a_padded_batch(platform):
+    plain = call_of(platform, AlibiBias(alibi_slopes(4)))
+    for shape in ((1, 1, 1, 1024), (1, 1, 1024, 1024), (1, 4, 1024, 1024)):
+        assert choose(dataclasses.replace(plain, mask=jnp.ones(shape, bool))) == "fused"
+    dropped = {"mask": jnp.ones((1, 1, 1, 1024), bool), "dropout_rate": 0.5}
+    dropped = dataclasses.replace(plain, dropout_rng=jax.random.key(0), **dropped)
+    assert "no dropout" in refusal("fused", dropped)
+
+
+def test_devices_compute_their_own_sequences_of_a_padded_batch():
+    """A mask of keys is split with them, as segments are."""
+    axes = {"axis_types": (AxisType.Auto,) * 2, "devices": jax.devices()[:4]}
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), **axes)
+    sharding = NamedSharding(mesh, P("data", None, "tensor"))
+    query, key, value, _ = map(jnp.asarray, inputs(BATCH, QUERIES, KEYS, 2, 8))
+    arguments = {"slopes": alibi_slopes(2), "mask": jnp.asarray(MASKS["keys"]), "causal": False}
+
+    @jax.jit
+    def split(*x):
+        return attend(*x, **arguments, sharding=sharding)
+
+    text = split.lower(query, key, value).as_text()
+    assert "manual_computation" in text or "shmap" in text
+    want = attend(query, key, value, **arguments, backend="reference")
+    np.testing.assert_allclose(split(query, key, value), want, atol=1e-6)
+
+
+def lowered(platform, target, name, *mask):
+    """Returns the text of a call with gradients, lowered by Pallas for Triton or Mosaic."""
+    params, bias = bias_of(name, 4, 80, 2, 1000)
+    array = jax.ShapeDtypeStruct((2, 1000, 4, 80), jnp.bfloat16)
+
+    def computed(query, key, value, params, incoming, *mask):
+        def attention(query, key, value, params):
+            mask_of_call = mask[0] if mask else None
+            return attend(query, key, value, bias=bias(params), mask=mask_of_call, backend="fused")
+
+        attended, to_gradients = jax.vjp(attention, query, key, value, params)
+        return attended, *to_gradients(incoming)
+
+    shapes = array, array, array, jax.eval_shape(lambda: params), array
+    shapes += tuple(jax.ShapeDtypeStruct(shape, bool) for shape in mask)
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract_device(target))
+    with traced_for(platform, 1), jax.sharding.use_abstract_mesh(mesh):
+        return jax.jit(computed).trace(*shapes).lower(lowering_platforms=(target,)).as_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("platform", "target"), [("gpu", "cuda"), ("tpu", "tpu")])
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [("none", (2, 1, 1, 1000)), ("alibi_learned", (2, 1, 1000, 1000)), ("t5", (1, 4, 1000, 1000))],
+)
+def test_lowers_for_accelerators(platform, target, name, mask, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
+    module = lowered(platform, target, name, mask)
+    kernel = "tpu_custom_call" if platform == "tpu" else "__gpu$xla.gpu.triton"
+    assert module.count(f"@{kernel}") == 3 + (platform == "gpu" and name == "t5")
+    assert "1000x1000xf32" not in module
+    assert "1024x1024xf32" not in module
+    if mask[2] == 1:  # data of keys: no array of pairs at all
+        assert "1000x1000" not in module
+        assert "1024x1024" not in module
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_two_sides_stay_in_the_kernels_for_a_padded_batch():
+    slopes = jnp.asarray([0.5, 0.1])
+    assert_equals_reference(
+        inputs(BATCH, KEYS, KEYS, 2, 8),
+        TwoSidedAlibiBias(slopes, slopes[::-1]),
+        lambda bias: bias,
+        causal=False,
+        mask=jnp.asarray(MASKS["keys"]),
+    )
