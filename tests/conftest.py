@@ -120,8 +120,19 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 SLOW_FIXTURES = {"browser", "environment", "wheel", "tools"}
 
 
+# They start many processes, and come first: at the end one of them would keep a single core busy.
+LONGEST = (
+    "test_multihost",
+    "test_faults",
+    "test_end_to_end",
+    "test_gpu_study",
+    "test_device_check",
+)
+
+
 @pytest.hookimpl(tryfirst=True)  # before the marks decide
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     measured = slow.names()
     for item in items:
         if item.nodeid in measured or SLOW_FIXTURES & {*getattr(item, "fixturenames", ())}:

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -125,8 +126,8 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
     )
     assert len(rows(workdir)) == 4
     # the last line is a command that writes text with the trained model
-    command = again.stdout.splitlines()[-1]
-    written = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    _, script, *words = shlex.split(again.stdout.splitlines()[-1])
+    written = run_script(ROOT / script, *words)
     assert written.stdout.startswith("It was "), written.stderr
     assert "200 tokens, " in written.stderr
 
@@ -150,7 +151,7 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files, run_script) -> None:
     }
     sweep.write_text(f"def get_sweep():\n    return {definition!r}\n")
     words = (f"--sweep={sweep}", f"--workdir={workdir}", "--jobs=2")
-    done = run(files, "scripts/sweep.py", *words)
+    done = run_script(ROOT / "scripts/sweep.py", *words)
     assert done.returncode == 1
     own = [line for line in done.stderr.splitlines() if line.startswith("good")]
     assert own[0].startswith("good: update 3: validation ")

@@ -49,8 +49,9 @@ class TrainedRun:
         override: Override | None = None,
     ):
         self.directory = RunDirectory(workdir)
+        config = self.directory.config()
         self.step = hosts.broadcast(lambda: _find_steps(self.directory, checkpoint))[0]
-        self.config = self.directory.config().at(self.step)
+        self.config = config.at(self.step)
         self.override = None if override is None else effective(override, self.config)
         self._tested = overridden(self.config, self.override)
         self._checkpoint = checkpoint

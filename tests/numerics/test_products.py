@@ -107,9 +107,9 @@ def test_second_derivatives_in_reverse_mode():
     "words",
     [
         "",
-        "position=t5,model.num_kv_heads=1",
         "model.attention=blocked,model.normalizer=sink",
-        "model.scan_layers=True,model.remat=True,model.qk_norm=True,model.attention_gate=True",
+        "position=t5,model.num_kv_heads=1,model.scan_layers=True,model.remat=True,model.qk_norm=True,"
+        "model.attention_gate=True",
         "model.embedding=adaptive,model.cutoffs=(100,),model.adaptive_factor=2",
     ],
 )

@@ -465,12 +465,16 @@ def test_products_looked_up_on_a_tpu_are_those_elsewhere(rows, columns, first, d
     places = first + jnp.arange(columns)[None] - jnp.arange(rows)[:, None]
     given = jnp.asarray(rng.standard_normal((2, rows, distances), np.float32))
     incoming = jnp.asarray(rng.standard_normal((2, rows, columns), np.float32))
-    selected, to_gradient = jax.vjp(lambda x: products._selected(x, places), given)
-    expected, to_expected = jax.vjp(lambda x: products._spread(x, places, distances), given)
+
+    @jax.jit
+    def both(given, incoming):
+        selected, back = jax.vjp(lambda x: products._selected(x, places), given)
+        expected, of_expected = jax.vjp(lambda x: products._spread(x, places, distances), given)
+        return (selected, *back(incoming)), (expected, *of_expected(incoming))
+
+    (selected, gradient), (expected, of_expected) = both(given, incoming)
     np.testing.assert_array_equal(selected, expected)
-    np.testing.assert_allclose(
-        to_gradient(incoming)[0], to_expected(incoming)[0], rtol=0, atol=1e-5
-    )
+    np.testing.assert_allclose(gradient, of_expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [products.QueryProducts, products.KeyProducts])
