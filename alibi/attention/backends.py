@@ -181,10 +181,10 @@ RULES = (
 def refusal(name: str, call: AttentionCall) -> str:
     """Returns why the backend `name` can't do the call, in one sentence, or the empty string."""
     backend = BACKENDS[name]
-    lacking = [
-        reason for feature, reason in REASONS.items() if feature in call.features - backend.features
-    ]
-    return lacking[0] if lacking else backend.cannot(call)
+    lacking = call.features - backend.features
+    reasons = [reason for feature, reason in REASONS.items() if feature in lacking]
+    reasons += [f"it has no {feature}" for feature in sorted(lacking - REASONS.keys())]
+    return reasons[0] if reasons else backend.cannot(call)
 
 
 def choose(call: AttentionCall) -> str:

@@ -35,7 +35,9 @@ class BamBias(DistanceBias):
             x.astype(jnp.float32).reshape(-1, *(1,) * (distance.ndim - 1))
             for x in (self.scale, self.power, self.mean)
         )
-        return -jnp.exp(scale + power * jnp.log(jnp.abs(distance - mean) + self.epsilon))
+        # the derivative of JAX's abs at 0 is 1, with which a mean of 0 would never move
+        away = (distance - mean) * jnp.sign(distance - mean)
+        return -jnp.exp(scale + power * jnp.log(away + self.epsilon))
 
 
 @dataclasses.dataclass(frozen=True)

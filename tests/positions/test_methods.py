@@ -76,6 +76,16 @@ def test_random_slopes_are_options_of_the_method() -> None:
     )
 
 
+def test_slopes_may_differ_by_layer() -> None:
+    config = (
+        "length=8,position=alibi_by_layer,position_options.factor=1.0:0.5:0.0,model.num_layers=3"
+    )
+    layers = build_model(make_config(config), 256).pattern
+    of_layers = [kind.position.bias({}).slopes for kind in layers]
+    expected = [factor * alibi_slopes(8) for factor in (1.0, 0.5, 0.0)]
+    np.testing.assert_allclose(of_layers, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["alibi", "alibi_learned"])
 def test_a_list_of_slopes_is_an_option(name: str) -> None:
     method = make(name, slopes=[0.5, 0.25, 0.125, 1])

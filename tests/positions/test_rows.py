@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from alibi.attention import AttentionOptions, attend, method_attention_fn
-from alibi.attention.backends import BACKENDS
+from alibi.attention.backends import BACKENDS, Backend
 from alibi.config import ModelConfig
 from alibi.model.decoder import DecoderLM
 from alibi.model.positions import LayerKind
@@ -210,6 +210,8 @@ def test_only_backends_that_name_rows_take_them() -> None:
         if "rows" not in backend.features:
             with pytest.raises(ValueError, match=f"{name}' can't do .*: its bias reads the logits"):
                 attend(x, x, x, bias=Rows(), backend=name)
+    with pytest.raises(TypeError, match="features"):
+        Backend(BACKENDS["reference"].run)  # no feature is had unless it is named
     one = attend(x[:, -1:], x, x, bias=Rows(), backend="single")
     np.testing.assert_allclose(one, attend(x, x, x, bias=Rows())[:, -1:], rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match=r"Rows of .*test_rows gives weights, .* give no sink"):
