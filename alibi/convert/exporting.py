@@ -69,7 +69,8 @@ def export_model(
     origin = record.get("imported_from") or {}
     of_parent = (record.get("parent") or {}).get("family", "")
     small = _small_files(run.directory.path / HUB, origin.get("files", {}))
-    config = replaced(run.config, {"model.scan_layers": False})
+    plain = {"train_length": run.config.last_length, "changes": (), "model.scan_layers": False}
+    config = replaced(run.config, plain)
     if config.model.embedding != "adaptive":  # which no family can say
         tokens = run.tokenizer.vocab_size + config.objective.added_tokens
         rows = max(config.model.vocab_rows, tokens)

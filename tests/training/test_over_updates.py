@@ -1,5 +1,6 @@
 """Values that change over updates: one run, which goes on bit for bit, each program compiled once."""
 
+import json
 import os
 import pathlib
 import signal
@@ -10,11 +11,15 @@ import pytest
 
 from alibi.config import Config, as_file, load_config, make_config, read_config, replaced
 from alibi.config.fields import as_text
-from alibi.runs import RunDirectory, config_hash
+from alibi.convert.exporting import export_model
+from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
+from alibi.reporting.rows import read_rows
+from alibi.runs import RunDirectory, config_hash, evaluation_hash
 from alibi.runs.checkpoint import Checkpoints
 from alibi.runs.trained import TrainedRun
 from alibi.sweeps.definition import make_sweep
 from alibi.training import loop, setup, updates
+from configs import llama_like
 from tests.hosts import ROOT
 from tests.training.runs import assert_same, final_state, rows, stop_at
 
@@ -24,6 +29,9 @@ CHANGES = {
     "train_length": ((0, 8), (2, 16)),
     "position": ((0, "rotary"), (4, "none")),
 }
+
+
+LLAMA = ("gated", "activation", "norm", "qkv_bias", "out_bias", "feed_forward_bias", "embedding")
 
 
 @pytest.fixture(scope="session")
@@ -275,3 +283,45 @@ def test_a_list_is_a_value_of_a_sweep() -> None:
             {"train_length": value} if isinstance(value, tuple) else {}
         )
         assert run.evaluations[0].lengths == (64,)
+
+
+def test_rows_say_the_values_of_their_checkpoint(config, changed, tmp_path) -> None:
+    """By each name that a table has for them, and with one hash of the run."""
+    for checkpoint in ("2", "latest"):
+        options = EvaluationOptions(
+            tmp_path / "rows", lengths=(16,), checkpoint=checkpoint, report=False
+        )
+        assert evaluate_runs([changed], options) == []
+    early, late = read_rows(tmp_path / "rows" / "results.jsonl")
+    assert (early.position, early.train_length) == ("rotary", 8)
+    assert early.over_updates == {"model.window": 4, "position": "rotary", "train_length": 8}
+    assert late.over_updates == {"model.window": 0, "position": "none", "train_length": 16}
+    assert early.config_hash == late.config_hash == evaluation_hash(config)
+    assert early.results["perplexity"] != late.results["perplexity"]
+
+
+def test_seeds_train_together_over_updates(config, changed, tmp_path) -> None:
+    """As each by itself, to rounding."""
+    workdirs = {0: str(tmp_path / "0"), 1: str(tmp_path / "1")}
+    loop.train_seeds(config, workdirs)
+    together, alone = (
+        [row["train_nll"] for row in rows(path) if "train_nll" in row]
+        for path in (tmp_path / "0", changed)
+    )
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+    assert len(together) == 6
+
+
+def test_an_export_has_the_last_values(tiny_config, tmp_path) -> None:
+    """A checkpoint under a window is refused by Llama, which has none; the last one is taken."""
+    like = read_config(llama_like.get_config()).model
+    keys = {f"model__{key}": like[key] for key in LLAMA} | {"model__embedding_scale": 1.0}
+    config = tiny_config(
+        **keys, position="rotary", model__window="0:4;2:0", train_length="0:8;2:16", train__steps=3
+    )
+    loop.train(replaced(config, {"checkpoint.keep": 9}), str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"model\.window"):
+        export_model(tmp_path / "run", tmp_path / "early", checkpoint="2", family="llama")
+    export_model(tmp_path / "run", tmp_path / "out", family="llama")
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (content["model_type"], content["max_position_embeddings"]) == ("llama", 16)
