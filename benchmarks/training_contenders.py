@@ -20,8 +20,8 @@ def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
 
     from alibi.model.decoder import build_model
     from alibi.model.loss import training_loss
+    from alibi.optimizers import make_optimizer
     from alibi.parallel.sharding import batch_parts, batch_sharding
-    from alibi.training.optimizer import make_optimizer
     from alibi.training.setup import micro_batches
     from alibi.training.step import abstract_state, make_train_step
 
@@ -111,7 +111,7 @@ def flax_program(
     import jax.numpy as jnp
     import optax
 
-    from alibi.training.optimizer import make_optimizer
+    from alibi.optimizers import make_optimizer
 
     sizes = config.model
 

@@ -3,7 +3,6 @@ optional real corpora.
 """
 
 import atexit
-import functools
 import gc
 import math
 import os
@@ -67,7 +66,7 @@ import pytest
 CHECKED = ["alibi.slopes", "alibi.positions", "alibi.attention", "alibi.model"]
 jaxtyping.install_import_hook(CHECKED, f"{annotations.__name__}.check")
 
-from alibi.config import Config, MeshConfig, make_config
+from alibi.config import Config, MeshConfig, OptimizerConfig, make_config
 from alibi.parallel import sharding
 
 make_mesh = sharding.make_mesh
@@ -85,9 +84,24 @@ def smallest_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> 
 # Before any module takes the name from there.
 sharding.make_mesh = smallest_mesh
 
-from alibi.training import optimizer, step
+from alibi import optimizers
 
-optimizer.make_optimizer = functools.cache(optimizer.make_optimizer)
+make_optimizer = optimizers.make_optimizer
+MADE: dict[str, Any] = {}
+
+
+def one_optimizer(config: OptimizerConfig, steps: int) -> Any:
+    """Returns the optimizer of earlier trainings with the same config."""
+    key = repr((config, steps))
+    if key not in MADE:
+        MADE[key] = make_optimizer(config, steps)
+    return MADE[key]
+
+
+optimizers.make_optimizer = one_optimizer
+
+from alibi.training import step
+
 make_train_step = step.make_train_step
 STEPS: dict[tuple, Any] = {}
 

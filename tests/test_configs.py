@@ -12,7 +12,7 @@ from alibi.model.attention import DTYPES
 from alibi.model.block import ACTIVATIONS
 from alibi.model.decoder import build_model, count_parameters
 from alibi.model.initialization import INITIALIZATIONS
-from alibi.training.optimizer import make_optimizer
+from alibi.optimizers import make_optimizer
 from alibi.training.setup import micro_batches, sequences_per_update
 from configs import base
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from alibi.config.tree import check_key
+from alibi.convert.families import FAMILIES
 from alibi.evaluation.base import options_by_name
 from alibi.reporting.measure import EVALUATORS
 from tests.hosts import ROOT
@@ -62,3 +63,15 @@ def test_commands_name_scripts_flags_and_keys_that_exist(page):
             keys += re.findall(r"(?:^|,)([a-z][\w.]*)=", several)
         for key in keys:
             check_key(key)  # raises
+
+
+def test_the_page_of_imports_names_each_family():
+    """Its table has the architectures that an import takes, each once, and no others."""
+    page = (ROOT / "docs" / "importing.md").read_text()
+    table = page.partition("## Families")[2].partition("\n\n[")[0]
+    named = [
+        name for row in table.splitlines()[4:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    ]
+    assert sorted(named) == sorted(
+        name for family in FAMILIES.values() for name in family.architectures
+    )

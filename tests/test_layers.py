@@ -7,8 +7,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # Each room with the rooms that it may import, besides itself.
 LIBRARY = {"slopes", "numerics", "positions", "attention"}
-MODEL = LIBRARY | {"config", "parallel", "errors", "extras", "model"}
-RUNS = MODEL | {"devices", "storage", "progress", "objectives", "data", "runs"}
+MODEL = LIBRARY | {"config", "parallel", "errors", "extras", "objectives", "model"}
+RUNS = MODEL | {"optimizers", "devices", "storage", "progress", "data", "runs"}
 MEASURED = RUNS | {"evaluation", "reporting"}
 ALLOWED: dict[str, set[str]] = {
     "slopes": set(),
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "attention": {"slopes", "numerics", "positions"},
     "parallel": {"config", "errors"},
     "devices": set(),
+    "optimizers": {"config", "parallel"},
     "model": MODEL,
     "generation": RUNS,
     "testing": MODEL,

@@ -25,6 +25,7 @@ REASONS = {
     "masks": "it has no masks or segments",
     "sink": "its softmax has no sink",
     "logit cap": "it caps no logits",
+    "reach": "its queries see no later keys under the causal mask",
 }
 
 
@@ -52,11 +53,15 @@ def _by_tiles(call: AttentionCall) -> Array:
     return (rows_attention if "rows" in call.features else blocked_attention)(call)
 
 
+def _cannot_tile(call: AttentionCall) -> str:
+    return REASONS["reach"] if {"rows", "reach"} <= call.features else ""
+
+
 TILED = frozenset({"added values", "rows", "dropout", "masks", "sink", "logit cap"})
 BACKENDS = {
-    "reference": Backend(dense, TILED | {"weights"}),
+    "reference": Backend(dense, TILED | {"weights", "reach"}),
     "saved": Backend(saved_attention, frozenset({"sink"}), cannot_save),
-    "blocked": Backend(_by_tiles, TILED),
+    "blocked": Backend(_by_tiles, TILED | {"reach"}, _cannot_tile),
     "augmented": Backend(augmented_attention, frozenset(), cannot_augment),
     "fused": Backend(
         fused_attention,

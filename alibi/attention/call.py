@@ -42,6 +42,8 @@ class AttentionCall:
     """The arguments for `alibi.attention.attend`, which explains them.
 
     Attributes:
+      query_reach: the last position that each query sees under the causal mask, at least its own.
+        Defaults to its own.
       ascending: True if traced positions increase and the queries are the keys' last tokens.
       slots_last: True if keys and values are views on arrays `[batch, kv_heads, features, k]`, as in
         `alibi.attention.cache.KeyValues`.
@@ -57,6 +59,7 @@ class AttentionCall:
     key_positions: KnownPositions
     query_segments: Int[Array, "*#batch q"] | None = None
     key_segments: Int[Array, "*#batch k"] | None = None
+    query_reach: Int[Array, "*#batch q"] | None = None
     mask: Bool[Array, "*#batch #heads #q k"] | None = None
     dropout_rate: float = 0.0
     dropout_rng: PRNGKeyArray | None = None
@@ -120,11 +123,15 @@ class AttentionCall:
     def visible(self) -> Bool[Array, "*#batch #heads #q k"] | None:
         """Returns a mask, True where a query sees a key, or None if all keys are seen."""
         pairs = rows_and_columns(jnp.asarray(self.query_positions), jnp.asarray(self.key_positions))
-        segments = None
+        segments = reach = None
+        if self.query_reach is not None:
+            reach = rows_and_columns(self.query_reach, jnp.asarray(self.key_positions))
         if self.query_segments is not None and self.key_segments is not None:
             segments = rows_and_columns(self.query_segments, self.key_segments)
         masks = [] if self.mask is None else [self.mask]
-        masks += [jnp.expand_dims(mask, -3) for mask in self.sight.of_pairs(*pairs, segments)]
+        masks += [
+            jnp.expand_dims(mask, -3) for mask in self.sight.of_pairs(*pairs, segments, reach)
+        ]
         rank = max((mask.ndim for mask in masks), default=0)
         masks = [mask.reshape((1,) * (rank - mask.ndim) + mask.shape) for mask in masks]
         return functools.reduce(jnp.logical_and, masks) if masks else None
@@ -132,7 +139,7 @@ class AttentionCall:
     @property
     def features(self) -> set[str]:
         """The features in use that not every backend has: "weights", "dropout", "masks", "added
-        values", "rows", "sink", "logit cap".
+        values", "rows", "sink", "logit cap", "reach".
         """
         used = {
             "weights": self.sow is not None
@@ -145,6 +152,7 @@ class AttentionCall:
             "added values": self.bias is not None and self.bias.adds_values,
             "rows": self.bias is not None and self.bias.reads_rows,
             "sink": self.sink is not None,
+            "reach": self.query_reach is not None,
             "logit cap": self.options.logit_cap is not None,
         }
         return {feature for feature, is_used in used.items() if is_used}

@@ -293,7 +293,8 @@ def on_each_device(
     over_batch, _, over_heads, _ = sharding.spec
     split: dict[str, Any] = {name: getattr(call, name) for name in ("query", "key", "value")}
     specs = dict.fromkeys(split, sharding.spec)
-    for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
+    sides = "query_positions", "key_positions", "query_segments", "key_segments", "query_reach"
+    for name in sides:
         x = getattr(call, name)
         # NumPy positions for all sequences need no split, and so stay known when the call is traced.
         if x is not None and not (isinstance(x, np.ndarray) and x.ndim == 1):

@@ -38,6 +38,8 @@ def method_attention_fn(
     query_positions: KnownPositions,
     key_positions: KnownPositions,
     segment_ids: Int[Array, "batch length"] | tuple[Array, Array] | None = None,
+    causal: bool | None = None,
+    reach: Int[Array, "batch q"] | None = None,
     ascending: bool = False,
     scale: Callable[[Array, KnownPositions], Array] | None = None,
     bias_scale: PerHead | None = None,
@@ -53,6 +55,8 @@ def method_attention_fn(
       query_positions: for the queries, which are the last tokens in `x`.
       key_positions: for all tokens in `x`.
       segment_ids, sink, options: as in `alibi.attention.attend`.
+      causal: hides later keys. Defaults to the method's.
+      reach: the last position that each query sees under the causal mask. Defaults to its own.
       ascending: as in `alibi.attention.call.AttentionCall`.
       scale: a function for queries and their positions, applied after the position method.
       bias_scale: s for each head, if `scale` multiplies queries by s ln n (n visible keys) and the
@@ -121,9 +125,12 @@ def method_attention_fn(
             key,
             value,
             bias,
-            position.causal,
+            position.causal if causal is None else causal,
             query_positions,
             places,
+            query_reach=None
+            if reach is None
+            else jnp.maximum(reach, jnp.broadcast_to(jnp.asarray(query_positions), reach.shape)),
             query_segments=query_segments,
             key_segments=key_segments,
             sink=sink,

@@ -155,7 +155,12 @@ def tiles_needed(
     positions = sides["query_positions"], sides["key_positions"]
     behind, ahead = tile_distances(*positions, tiling)
     batch, heads = math.prod(call.query.shape[:-3]), call.query.shape[-2]
-    seen = tiling.sight.of_tiles(behind, ahead)[:, None]
+    seen_ahead = ahead
+    if (reach := sides["query_reach"]) is not None:
+        keys = jnp.asarray(positions[1])
+        keys = jnp.broadcast_to(keys, (*reach.shape[:-1], keys.shape[-1]))
+        _, seen_ahead = tile_distances(reach, keys, tiling)
+    seen = tiling.sight.of_tiles(behind, seen_ahead)[:, None]
     for shown in _shown(tiling, sides):
         seen = seen & shown
     seen = jnp.broadcast_to(seen, (batch, heads, *seen.shape[-2:]))
@@ -180,7 +185,7 @@ def tiles_needed(
     # last ones.
     sums = bias.log_sum_bound(blocks)
     sums = jnp.broadcast_to(sums, jnp.broadcast_shapes(sums.shape, (1, 1, 1, tiling.k_blocks)))
-    directions = [False] if call.causal else [False, True]
+    directions = [False] if call.causal and call.query_reach is None else [False, True]
     most = math.log(epsilon / len(directions))
     left_out = [
         excess + lax.cumlogsumexp(sums, axis=3, reverse=reverse) < most for reverse in directions

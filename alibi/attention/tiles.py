@@ -147,7 +147,8 @@ def make_sides(call: AttentionCall, tiling: Tiling) -> Sides:
     """Returns positions, segments and mask in whole blocks, and the dropout key."""
     batch_dims, (more_queries, more_keys) = call.query.shape[:-3], tiling.padding
     sides: Sides = {"dropout_rng": call.dropout_rng if "dropout" in call.features else None}
-    for name in ("query_positions", "key_positions", "query_segments", "key_segments"):
+    names = "query_positions", "key_positions", "query_segments", "key_segments", "query_reach"
+    for name in names:
         x, padding = getattr(call, name), more_queries if name.startswith("query") else more_keys
         if x is not None:
             x = jnp.asarray(x, jnp.int32)  # differences of unsigned positions would wrap around
@@ -240,11 +241,13 @@ class Tile(NamedTuple):
 
     def visible(self) -> Bool[Array, "#batch #heads q k"] | None:
         """Returns a mask, True where a query sees a key, or None if all queries see all keys."""
-        tiling, segments = self.tiling, None
+        tiling, segments, reach = self.tiling, None, None
         positions = rows_and_columns(self.side("query_positions"), self.side("key_positions"))
         if self.sides["query_segments"] is not None:
             segments = rows_and_columns(self.side("query_segments"), self.side("key_segments"))
-        pairs = tiling.sight.of_pairs(*positions, segments)
+        if self.sides["query_reach"] is not None:
+            reach = rows_and_columns(self.side("query_reach"), self.side("key_positions"))
+        pairs = tiling.sight.of_pairs(*positions, segments, reach)
         masks = [mask[:, None] if mask.ndim == 3 else mask[None, None] for mask in pairs]
         if tiling.padding[1]:
             column = self.part.keys[0] + jnp.arange(tiling.k_block)

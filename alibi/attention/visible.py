@@ -25,15 +25,19 @@ class Sight(NamedTuple):
     causal: bool
     window: int | None
 
-    def of_pairs(self, queries: Any, keys: Any, segments: Any = None) -> Iterator[Any]:
+    def of_pairs(
+        self, queries: Any, keys: Any, segments: Any = None, reach: Any = None
+    ) -> Iterator[Any]:
         """Yields a mask for each condition in use, True where a query sees a key.
 
         Args:
           queries, keys: positions that broadcast against each other.
           segments: for queries and for keys, which broadcast too, or None for no segments.
+          reach: the last position that each query sees under a causal mask, and the keys' positions, which
+            broadcast too. Defaults to its own.
         """
         if self.causal:
-            yield keys <= queries
+            yield keys <= queries if reach is None else reach[1] <= reach[0]
         if self.window is not None:
             yield abs(queries - keys) < self.window
         if segments is not None:

@@ -1,8 +1,188 @@
-"""Classes by name: package.module:Class, from this library or from anywhere."""
+"""Classes by name: a name in a registry or of an installed package, or package.module:Class."""
 
+import dataclasses
+import functools
 import importlib
+import importlib.metadata
+import inspect
 import traceback
+import warnings
+from collections.abc import Mapping
 from typing import Any
+
+from alibi.config.fields import (
+    Section,
+    annotations,
+    checked,
+    did_you_mean,
+    parsed,
+    without_lists,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Registry:
+    """The classes that a config key can name.
+
+    A class's options are the fields that its base class lacks. An option without a default has the
+    value of the config key with its name.
+
+    Attributes:
+      key: the config key, such as "position".
+      kind: the things that it names, such as "position method".
+      names: the address of each class of the library, package.module:Class.
+      base: their base class's address.
+      group: the entry points by which installed packages name theirs, or "" for none.
+      other_names: names in papers and other libraries, for suggestions.
+
+    Example:
+      >>> objectives = Registry("objective.name", "objective", {}, "alibi.objectives:Objective")
+      >>> objectives.load("alibi.objectives:NextToken").__name__
+      'NextToken'
+    """
+
+    key: str
+    kind: str
+    names: Mapping[str, str]
+    base: str
+    group: str = ""
+    other_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def address(self, name: str) -> str:
+        """Returns package.module:Class for a name, without loading the class. Raises ValueError for an
+        unknown name, with the nearest.
+        """
+        if name in self.names and (other := installed(self.group).get(name)):
+            kind = self.kind.split()[-1]
+            warnings.warn(
+                f"{self.key}={name} is this library's {kind}. An installed package gives the same name to {other}; "
+                f"write {self.key}={other} for that {kind}",
+                stacklevel=2,
+            )
+        known = {**installed(self.group), **self.names}
+        if ":" in name or name in known:
+            return known.get(name, name)
+        word = name.lower().replace("-", "_")
+        meant = did_you_mean(self.other_names.get(word, word), known)
+        raise ValueError(
+            f"unknown {self.kind} {name!r}; {meant}there are: {', '.join(known)}; your own is named "
+            "package.module:Class"
+        )
+
+    def load(self, name: Any) -> Any:
+        """Returns a class from its name, its address, or itself.
+
+        Raises:
+          ValueError: as `address`, or a class that can't be imported, is of another kind, or has options
+            that are no fields.
+        """
+        loaded, named = name, f"{self.key}={getattr(name, '__name__', name)}"
+        if isinstance(name, str):
+            loaded = load_class(named, self.address(name))
+        base = load_class(self.key, self.base)
+        if not (isinstance(loaded, type) and issubclass(loaded, base)):
+            raise ValueError(
+                f"{named} is no subclass of {self.base.replace(':', '.')}, but {loaded!r}"
+            )
+        fields = getattr(loaded, "__dataclass_fields__", {})
+        if lost := sorted(inspect.get_annotations(loaded).keys() - fields.keys()):
+            raise ValueError(
+                f"{named} has {', '.join(lost)}, which are no options of it; put @dataclasses.dataclass(frozen=True) "
+                f"above the class ({place_of(loaded)})"
+            )
+        return loaded
+
+    def name_of(self, kind: type) -> str:
+        """Returns the name of a class in the library, or its address."""
+        address = f"{kind.__module__}:{kind.__qualname__}"
+        return next((name for name, known in self.names.items() if known == address), address)
+
+    def fields(self, kind: Any) -> dict[str, dataclasses.Field]:
+        """Returns the options of a class by name."""
+        known = getattr(load_class(self.key, self.base), "__dataclass_fields__", {})
+        fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        return {field.name: field for field in fields if field.init and field.name not in known}
+
+    def options(
+        self, name: Any, given: Mapping[str, Any] | None, section: Section | None = None
+    ) -> dict[str, Any]:
+        """Returns the options of a class with their types, to make it.
+
+        Args:
+          given: values by name, texts of flags too.
+          section: has the values of options without a default.
+
+        Raises:
+          ValueError: an unknown option (the nearest is suggested), a refused value, or none for an option
+            without a default.
+        """
+        kind = self.load(name)
+        name = name if isinstance(name, str) else kind.__name__
+        if not isinstance(given or {}, Mapping):
+            raise ValueError(
+                f"options={given!r:.60} of {self.kind} {name!r} must be a mapping of names to values, such as "
+                "{'share': 0.25} for rotary"
+            )
+        fields, types, options = self.fields(kind), annotations(kind), dict[str, Any]()
+        for option, value in (given or {}).items():
+            if option not in fields:
+                there = f"there are: {', '.join(fields)}" if fields else "it has none"
+                meant = did_you_mean(option, fields) if fields else ""
+                raise ValueError(f"{self.kind} {name!r} has no option {option!r}; {meant}{there}")
+            value = parsed(value, types[option]) if isinstance(value, str) else value
+            label = f"option {option}={without_lists(value)!r} of {self.kind} {name!r}"
+            field = fields[option]
+            options[option] = checked(label, value, types[option], field.default, field.metadata)
+        for option, field in fields.items():
+            missing = field.default is field.default_factory is dataclasses.MISSING
+            if option not in options and missing:
+                if option not in getattr(section, "types", {}):
+                    raise ValueError(
+                        f"{self.kind} {name!r} needs its option {option!r}, which has no default; give one "
+                        f"({place_of(kind)})"
+                    )
+                options[option] = getattr(section, option)
+        return options
+
+    def make(
+        self,
+        name: Any,
+        given: Mapping[str, Any] | None = None,
+        section: Section | None = None,
+        **base_fields: Any,
+    ) -> Any:
+        """Returns an instance, with `base_fields` for its base class. Raises ValueError as `options`, or with
+        class and file if the class can't be made.
+        """
+        kind = self.load(name)
+        options = self.options(name, given, section)
+        try:
+            return kind(**base_fields, **options)
+        except (TypeError, AttributeError, LookupError) as error:
+            if kind.__module__.startswith("alibi."):
+                raise
+            named = name if isinstance(name, str) else kind.__name__
+            raise ValueError(
+                f"{self.kind} {named!r} can't be made ({place_of(kind)}): {type(error).__name__}: {error}"
+            ) from error
+
+
+@functools.cache
+def installed(group: str) -> dict[str, str]:
+    """Returns the addresses that installed packages name in the entry points `group`. A name of the
+    library stays the library's.
+    """
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=group)}
+
+
+def place_of(kind: type) -> str:
+    """Returns a class's name, file and line."""
+    try:
+        return (
+            f"{kind.__qualname__}, {inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+        )
+    except (OSError, TypeError):  # typed into an interpreter
+        return kind.__qualname__
 
 
 def load_class(key: str, address: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import pathlib
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from alibi.config.fields import nearest
 from alibi.config.tree import (
+    OPTIONS,
     OVER_UPDATES,
     Config,
     check_key,
@@ -98,10 +101,8 @@ def read_config(keys: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
 
 def make_config(arg: str = "", **changes: Any) -> Config:
     """Returns the default config with "KEY=VALUE,..." and `changes`, whose keys have __ for dots."""
-    return replaced(
-        Config(),
-        _assignments(arg) | {key.replace("__", "."): value for key, value in changes.items()},
-    )
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    return replaced(Config(), flatten(_assignments(arg) | dotted))
 
 
 def as_config_dict(config: Config) -> ml_collections.ConfigDict:
@@ -135,11 +136,14 @@ def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
         config.changes = *(one for one in config.changes if one[0] != key), *pairs
         value = pairs[-1][2] if pairs else value
     value = read_value(key, value)
-    if section == "position_options":
-        with config.unlocked(), config.ignore_type():
-            config.position_options[name] = value
-    else:
-        (config[section] if section else config)[name] = value
+    place = functools.reduce(
+        lambda inner, part: inner[part], filter(None, section.split(".")), config
+    )
+    with (
+        config.unlocked() if section in OPTIONS else contextlib.nullcontext(),
+        config.ignore_type(),
+    ):
+        place[name] = value
 
 
 def whole_sequences(
@@ -156,7 +160,7 @@ def as_file(config: Config) -> str:
     lines, over = [], config.over_updates
     for key, value in flatten(config).items():
         value = over.get(key, tuple(value) if isinstance(value, list) else value)
-        option = key.startswith("position_options.") or key in over
+        option = key.rpartition(".")[0] in OPTIONS or key in over
         if key == "changes":
             continue
         lines.append(

@@ -22,6 +22,14 @@ from alibi.config.fields import (
 from alibi.config.model import DTYPES, NO_DTYPES, ModelConfig
 
 # Short names of keys, wherever keys are set.
+# Mappings of options, whose keys the named class types.
+OPTIONS = (
+    "position_options",
+    "objective.options",
+    "optimizer.options",
+    "optimizer.schedule_options",
+    "data.options",
+)
 SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
 # Keys that may change over updates: each may be a list of (update, value).
 OVER_UPDATES = ("position", "train_length", "model.window", "model.logit_scale")
@@ -32,8 +40,12 @@ class ObjectiveConfig(Section):
     """The prediction that a model is trained and evaluated for."""
 
     # next_token: each token from the tokens before it; masked: masked tokens from both sides (BERT);
-    # answers: the next token, of the answers of tasks alone
-    name: str = choice("next_token", ("next_token", "masked", "answers"))
+    # answers: the next token, of the answers of tasks alone; after_separator: the same in text;
+    # fill_in_the_middle: some rows as prefix, suffix, middle; prefix_lm: after a prefix that sees
+    # itself from both sides. Or package.module:Class.
+    name: str = "next_token"
+    # Options of the objective, by the names of its class's fields (alibi/objectives).
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # masked, as the next two: share of the tokens that are predicted
     mask_rate: float = number(0.15, above=0.0, at_most=1.0)
     # share of these that a random token replaces
@@ -51,31 +63,16 @@ class ObjectiveConfig(Section):
                 "predicted tokens; their sum must be at most 1"
             )
 
-    @property
-    def causal(self) -> bool:
-        """Whether a token is predicted from the tokens before it alone, not from both sides."""
-        return self.name != "masked"
-
-    @property
-    def recorded(self) -> dict[str, Any] | None:
-        """The keys as rows hold them, or None for the next token."""
-        masks = ("mask_rate", "mask_random", "mask_kept") if self.name == "masked" else ()
-        named = {"name": self.name} | {key: getattr(self, key) for key in masks}
-        return None if self.name == "next_token" else named
-
-    @property
-    def added_tokens(self) -> int:
-        """The tokens of a model's vocabulary after the text's: a mask token that the text lacks."""
-        return int(self.name == "masked" and self.mask_id < 0)
-
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
     """The text and its tokens."""
 
     # books are embedded in this package, passkeys are made of them; text: files; hub: datasets;
-    # tfds: its data sets; tasks: examples of data.task.
-    corpus: str = choice("books", ("books", "passkeys", "text", "hub", "tfds", "tasks"))
+    # tfds: its data sets; tasks: examples of data.task. Or package.module:Class.
+    corpus: str = "books"
+    # Options of the corpus, by the names of its class's fields.
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # The source of each split. books, passkeys: their own names; text: files and globs, separated
     # by commas; hub, tfds: a split expression such as "validation" or "train[:10%]". Empty: no such
     # split.
@@ -151,14 +148,20 @@ class TrainConfig(Section):
 class OptimizerConfig(Section):
     """The optimizer and its learning rates."""
 
-    # nag: SGD with Nesterov's momentum, without weight decay
-    name: str = choice("adamw", ("adamw", "nag"))
+    # nag: SGD with Nesterov's momentum, without weight decay; muon: updates of matrices made
+    # orthogonal, adamw for the rest. Or package.module:Class.
+    name: str = "adamw"
+    # Options of the optimizer, by the names of its class's fields (alibi/optimizers).
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     learning_rate: float = number(3e-3, at_least=0.0)  # at the end of the warm-up
     warmup_steps: int = number(50, at_least=0, at_most=INT32)  # updates, linear from warmup_init
     warmup_init: float = number(0.0, at_least=0.0)  # learning rate of the first update of a warm-up
-    # After the warm-up: cosine ends with the run; inverse_sqrt is learning_rate
-    # sqrt(warmup_steps / update), as fairseq's.
-    schedule: str = choice("cosine", ("cosine", "cosine_restarts", "constant", "inverse_sqrt"))
+    # After the warm-up: cosine ends with the run; wsd is constant and falls at the run's end;
+    # inverse_sqrt is learning_rate sqrt(warmup_steps / update), as fairseq's. Or
+    # package.module:Class.
+    schedule: str = "cosine"
+    # Options of the schedule, by the names of its class's fields (alibi/optimizers/schedules.py).
+    schedule_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # cosine: its end, as a share of learning_rate
     final_fraction: float = number(0.1, at_least=0.0, at_most=1.0)
     # cosine_restarts: the end of the first cycle
@@ -264,6 +267,10 @@ class Config(Section):
     imported_from: str = ""
     # work directory of a run whose latest parameters this run starts with; train.py --init_from
     init_from: str = ""
+    # update of init_from whose whole state this run goes on from: parameters, optimizer, order of
+    # text. Only train.steps and the schedule may differ, which must agree up to there. -1: its latest
+    # parameters alone.
+    init_step: int = number(-1, at_least=1, at_most=INT32, or_all=-1)
     # Options of the position method, by the names of its class's fields (alibi/positions). A list
     # for an option that takes one value is repeated over the layers.
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -284,11 +291,6 @@ class Config(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.objective.name == "answers" and self.data.tokenizer != "bytes":
-            raise ValueError(
-                f"objective.name=answers reads the marks of answers as bytes, and data.tokenizer={self.data.tokenizer} "
-                "has other tokens; use bytes"
-            )
         if self.log.traced[1] > self.train.steps:
             raise ValueError(
                 f"log.profile_steps={self.log.profile_steps} asks for updates beyond train.steps={self.train.steps}; "
@@ -427,15 +429,22 @@ OTHER_NAMES = {
 def check_key(key: str) -> str:
     """Returns a key's full name. Raises ValueError, with the nearest key, if it is unknown."""
     key = SHORT_NAMES.get(key, key)
-    if key in KEYS or key.startswith("position_options."):
-        return key
     section, _, name = key.rpartition(".")
+    if key in KEYS or section in OPTIONS:
+        return key
     # Names are compared without their sections, which would be near by themselves.
     own_last = sorted([*KEYS, *SHORT_NAMES], key=lambda full: full.startswith(f"{section}."))
     by_name = {full.rpartition(".")[2]: full for full in own_last}
     meant = OTHER_NAMES.get(name) or by_name.get(nearest(name, by_name))
     question = f"did you mean {meant!r}? " if meant else ""
     raise ValueError(f"unknown config key {key!r}; {question}alibi/config/tree.py lists every key")
+
+
+def unknown_keys(content: Mapping[str, Any]) -> list[str]:
+    """Returns the dotted keys in a config file's content that this version lacks."""
+    return [
+        key for key in flatten(content) if key not in KEYS and key.rpartition(".")[0] not in OPTIONS
+    ]
 
 
 def read_value(key: str, value: Any) -> Any:
@@ -445,8 +454,7 @@ def read_value(key: str, value: Any) -> Any:
       ValueError: an unknown key, or a value with another type or out of range.
     """
     section, _, name = check_key(key).rpartition(".")
-    # The method's class types them, in make_position.
-    if section == "position_options":
+    if section in OPTIONS:
         return parsed(value) if isinstance(value, str) else value
     return (type(_DEFAULT[section]) if section else Config).read(name, value)
 
@@ -490,12 +498,15 @@ def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
         pairs = read_over_updates(key, value) if key in OVER_UPDATES else ()
         if pairs or "changes" not in changes:  # a single pair is no change
             over = *(one for one in over if one[0] != key), *(pairs if len(pairs) > 1 else ())
-        value = pairs[-1][2] if pairs else value
-        sections.setdefault(section, {})[name] = read_value(key, value)
+        value = read_value(key, pairs[-1][2] if pairs else value)
+        if section in OPTIONS:
+            section, _, mapping = section.rpartition(".")
+            old = (config[section] if section else config)[mapping]
+            values = sections.setdefault(section, {}).setdefault(mapping, dict(old))
+            values[name] = value
+        else:
+            sections.setdefault(section, {})[name] = value
     whole = sections.pop("", {})
     for section, values in sections.items():
-        old = config[section]
-        whole[section] = (
-            {**old, **values} if isinstance(old, Mapping) else dataclasses.replace(old, **values)
-        )
+        whole[section] = dataclasses.replace(config[section], **values)
     return dataclasses.replace(config, **whole, changes=over)

@@ -21,6 +21,7 @@ from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer
 from alibi.data.tokenizers.bpe import library
 from alibi.model.layers import is_stacked, unstacked
+from alibi.objectives import make_objective
 from alibi.runs.trained import TrainedRun
 from alibi.storage.cache import file_sha256
 from alibi.storage.claims import LOCK_FILE, Claim
@@ -72,7 +73,7 @@ def export_model(
     plain = {"train_length": run.config.last_length, "changes": (), "model.scan_layers": False}
     config = replaced(run.config, plain)
     if config.model.embedding != "adaptive":  # which no family can say
-        tokens = run.tokenizer.vocab_size + config.objective.added_tokens
+        tokens = run.tokenizer.vocab_size + make_objective(config).added_tokens
         rows = max(config.model.vocab_rows, tokens)
         config = replaced(config, {"model.vocab_rows": rows})
     chosen, content = _describe(run, config, family or origin.get("family", ""), of_parent)

@@ -21,13 +21,14 @@ from alibi.convert.work_directory import empty_run, write_run
 from alibi.data.tokenizers import Tokenizer, WordTokenizer, read_dictionary, read_tokenizer
 from alibi.devices.memory import check_memory
 from alibi.model.decoder import build_model, param_shapes
+from alibi.objectives import make_objective
+from alibi.optimizers import make_optimizer
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.runs import RunDirectory, make_provenance, process_facts
 from alibi.runs.checkpoint import TrainState
 from alibi.runs.trained import fitting_mesh
 from alibi.storage.cache import file_sha256
-from alibi.training.optimizer import make_optimizer
 
 MASKS = "[MASK]", "<mask>"  # names of the mask token
 KEPT = "kept.safetensors"  # in HUB: the tensors that the model doesn't use
@@ -245,7 +246,7 @@ def describe(
         if family.masked_head:
             has_head = any(name.startswith(family.masked_head) for name in model.tensors)
             settings |= {"objective.name": "masked", "model.masked_head": has_head}
-        elif not config.objective.causal:
+        elif (objective := make_objective(config)).both_sides or objective.added_tokens:
             raise ValueError(
                 f"objective={config.objective.name} doesn't go with models that predict the next token; use "
                 "objective=next_token"

@@ -93,7 +93,7 @@ class TrainBatches:
             if self._echoes:
                 self._add_echo(tokens[i], np.random.default_rng([self._seed, step, rows[i]]))
         sequences = Sequences(tokens, np.asarray(starts, np.int64))
-        return self._objective.batch(sequences, self._seed, step)
+        return self._objective.batch(sequences, self._seed, step, training=True)
 
     def _add_echo(self, tokens: np.ndarray, random: np.random.Generator) -> None:
         """Writes a passage of one block in eight again after a gap, which is drawn by its logarithm."""

@@ -34,7 +34,7 @@ class Books(Corpus):
     def pieces(self, split: str) -> Iterator[Piece]:
         """Yields each book as a document."""
         books = self._books(split)
-        with lzma.open(BOOKS / f"{self._data[split]}.txt.xz") as stream:
+        with lzma.open(BOOKS / f"{self.data[split]}.txt.xz") as stream:
             for book in books:
                 yield from split_long(stream.read(book["bytes"]))
 
@@ -51,7 +51,7 @@ class Books(Corpus):
         return sum(book["bytes"] for book in self._books(split))
 
     def _books(self, split: str) -> list[dict[str, Any]]:
-        name = self._data[split]
+        name = self.data[split]
         if name not in _index():
             raise ValueError(
                 f"data.{split}={name!r} is no split of the embedded books, {', '.join(_index())}; to read files, set "
@@ -86,7 +86,7 @@ class PassKeys(Books):
     def pieces(self, split: str) -> Iterator[Piece]:
         """Yields each book as a document with keys and questions."""
         for index, piece in enumerate(super().pieces(split)):
-            random = np.random.default_rng([index, *self._data[split].encode()])
+            random = np.random.default_rng([index, *self.data[split].encode()])
             yield Piece(
                 b"".join(_with_keys(piece.utf8, self.distance, random)), piece.ends_document
             )

@@ -5,8 +5,9 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+from alibi.config.classes import Registry
 from alibi.progress import Progress
 
 # Longer documents are cut after a line end, else after a space, else between two characters. A
@@ -52,17 +53,47 @@ class Shard:
     after_open_line: bool
 
 
+# The class of each corpus.
+CORPORA = {
+    "books": "alibi.data.books:Books",
+    "passkeys": "alibi.data.books:PassKeys",
+    "text": "alibi.data.textfiles:TextFiles",
+    "hub": "alibi.data.hosted:Hub",
+    "tfds": "alibi.data.hosted:Tfds",
+    "tasks": "alibi.data.tasks:Tasks",
+}
+REGISTRY = Registry("data.corpus", "corpus", CORPORA, "alibi.data.corpus:Corpus", "alibi.corpora")
+
+
+@dataclasses.dataclass(eq=False)
 class Corpus(abc.ABC):
-    """The splits "train", "valid" and "test" as text."""
+    """The splits "train", "valid" and "test" as text. A subclass's further fields are its options.
 
-    name: str
+    Attributes:
+      data: the config section, or a mapping from each split to its text's place.
+
+    Example:
+      >>> @dataclasses.dataclass(eq=False)
+      ... class Counted(Corpus):
+      ...     name = "counted"
+      ...     most: int = 100
+      ...     def pieces(self, split):
+      ...         yield from split_long(" ".join(map(str, range(self.most))).encode())
+      ...     def description(self, split):
+      ...         return {"corpus": self.name, "most": self.most}
+    """
+
+    data: Any
+
+    name: ClassVar[str]
     # The version of a dataset that `pieces` read; empty if `description` identifies the text.
-    revision: str = ""
-    cuts_documents: bool = True  # shards may begin inside documents, see `Tokenizer.cuts_documents`
+    revision: str = dataclasses.field(default="", init=False)
+    # shards may begin inside documents, see `Tokenizer.cuts_documents`
+    cuts_documents: bool = dataclasses.field(default=True, init=False)
 
-    def __init__(self, data: Any):
-        """`data`: the config section, or a mapping from each split to its text's place."""
-        self._data = data
+    def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "name"):
+            cls.name = cls.__qualname__
 
     @abc.abstractmethod
     def pieces(self, split: str) -> Iterator[Piece]:

@@ -62,23 +62,23 @@ class _Hosted(Corpus):
         return {
             "corpus": self.name,
             "name": _folder_hash(self._name) if self._local else self._name,
-            "subset": self._data.subset,
-            "revision": self._data.revision,
+            "subset": self.data.subset,
+            "revision": self.data.revision,
             "split": self._split(split),
-            "column": self._data.column,
+            "column": self.data.column,
         }
 
     def title(self, split: str) -> str:
         """Returns the dataset's or its folder's name, and the subset."""
         name = pathlib.Path(self._name).resolve().name if self._local else self._name
-        return "/".join(filter(None, [name, self._data.subset]))
+        return "/".join(filter(None, [name, self.data.subset]))
 
     def source(self, split: str) -> str:
         """Returns name, subset, split and revision."""
-        revision = self._data.revision
+        revision = self.data.revision
         parts = [
             self._name,
-            self._data.subset,
+            self.data.subset,
             self._split(split),
             revision and f"revision {revision}",
         ]
@@ -102,11 +102,11 @@ class _Hosted(Corpus):
 
     def _split(self, split: str) -> str:
         """Returns the dataset's own name for `split`."""
-        if not self._data[split]:
+        if not self.data[split]:
             raise _ExplainedError(
                 f"data.{split} is empty, but corpus={self.name} needs a split's name; set data.{split}"
             )
-        return self._data[split]
+        return self.data[split]
 
     def _check_splits(self, splits: Iterable[str], names: list[str]) -> None:
         """Raises ValueError if a split is no expression in these `names`, if there are any."""
@@ -152,7 +152,7 @@ class Hub(_Hosted):
         the dataset.
         """
         with self._connection():
-            yield from row_documents(self._values(split), self._data.column, self.source(split))
+            yield from row_documents(self._values(split), self.data.column, self.source(split))
 
     def _known_splits(self) -> Iterable[Any]:
         builder = self._builder()
@@ -165,7 +165,7 @@ class Hub(_Hosted):
         if not is_terminal():
             datasets.disable_progress_bars()
             huggingface_hub.utils.disable_progress_bars()
-        data = self._data
+        data = self.data
         builder = datasets.load_dataset_builder(
             self._name, data.subset or None, revision=data.revision or None, **options
         )
@@ -176,7 +176,7 @@ class Hub(_Hosted):
         return builder
 
     def _values(self, split: str) -> Iterator[Any]:
-        data = self._data
+        data = self.data
         with self._errors_explained(split):
             builder = self._builder()
             self._note_commit(builder.hash)
@@ -193,7 +193,7 @@ class Hub(_Hosted):
 
     def _note_commit(self, commit: str) -> None:
         """Sets `revision`. Raises ValueError if `data.revision` is another commit's hash."""
-        revision = self._data.revision
+        revision = self.data.revision
         if self._local or commit == revision:
             return
         # If the hub gives nothing (no network, a wrong revision, no access), the library takes the
@@ -217,7 +217,7 @@ class Hub(_Hosted):
         cache = pathlib.Path(
             os.environ.get("HF_DATASETS_CACHE") or os.path.join(hub.HF_HOME, "datasets")
         )
-        if self._data.streaming or not (cache / self._name.replace("/", "___")).is_dir():
+        if self.data.streaming or not (cache / self._name.replace("/", "___")).is_dir():
             why = (
                 "HF_HUB_OFFLINE is set"
                 if hub.HF_HUB_OFFLINE
@@ -244,7 +244,7 @@ class Tfds(_Hosted):
         """Yields each record as a document. Raises ValueError within 5 s if it can be neither found
         nor downloaded.
         """
-        data = self._data
+        data = self.data
         with self._errors_explained(split):
             builder = self._builder()
             if not self._local:
@@ -273,7 +273,7 @@ class Tfds(_Hosted):
 
         if not is_terminal():
             tfds.disable_progress_bar()
-        data = self._data
+        data = self.data
         if self._name.startswith("huggingface:"):  # TFDS would ask the hub for minutes
             raise _ExplainedError(
                 f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix"

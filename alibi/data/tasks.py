@@ -98,7 +98,7 @@ class Tasks(Corpus):
 
     def pieces(self, split: str) -> Iterator[Piece]:
         """Yields each example as a document."""
-        random = np.random.default_rng([*f"{self._data.task} {self._data[split]}".encode()])
+        random = np.random.default_rng([*f"{self.data.task} {self.data[split]}".encode()])
         while True:
             left = self.length
             while left:
@@ -109,12 +109,12 @@ class Tasks(Corpus):
 
     def description(self, split: str) -> dict[str, Any]:
         """Returns the task, the length, the split and the version of the examples."""
-        keys = {"task": self._data.task, "length": self.length, "split": self._data[split]}
+        keys = {"task": self.data.task, "length": self.length, "split": self.data[split]}
         return {"corpus": self.name, "version": self.version} | keys
 
     def title(self, split: str) -> str:
         """Returns the task's name."""
-        return self._data.task
+        return self.data.task
 
 
 def _sequence(order: Callable[[np.ndarray], np.ndarray], symbols: int = 10) -> Make:

@@ -104,7 +104,7 @@ class TextFiles(Corpus):
 
         Raises ValueError if there is none.
         """
-        if not (named := self._data[split]):
+        if not (named := self.data[split]):
             raise ValueError(
                 f"data.{split} is empty, but corpus=text needs the files of this split; set data.{split}"
             )
@@ -158,7 +158,7 @@ class TextFiles(Corpus):
 
     def title(self, split: str) -> str:
         """Returns the files' names without their folders, globs as they are written."""
-        named = self._data[split]
+        named = self.data[split]
         names = named.split(",") if isinstance(named, str) else named
         return ",".join(pathlib.PurePath(name).name for name in names)
 

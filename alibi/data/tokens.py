@@ -5,20 +5,12 @@ import pathlib
 from collections.abc import Iterable
 
 from alibi.config import DataConfig
-from alibi.data.books import Books, PassKeys
-from alibi.data.corpus import SHARD_BYTES, SPLITS, Corpus
-from alibi.data.hosted import Hub, Tfds
+from alibi.data.corpus import REGISTRY, SHARD_BYTES, SPLITS, Corpus
 from alibi.data.shards import Making
-from alibi.data.tasks import Tasks
-from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import TokenFile
 from alibi.data.tokenizers import Tokenizer, bpe, given_tokenizer, load_tokenizer, make_tokenizer
 from alibi.storage.cache import cache_root, content_key, find_or_make
 from alibi.storage.files import local_path
-
-_CORPORA: dict[str, type[Corpus]] = {
-    kind.name: kind for kind in (Books, PassKeys, TextFiles, Hub, Tfds, Tasks)
-}
 
 
 def check_paths(data: DataConfig) -> None:
@@ -31,7 +23,7 @@ def check_paths(data: DataConfig) -> None:
 def make_corpus(data: DataConfig) -> Corpus:
     """Returns the corpus that the config section `data` names. Reads nothing yet.
 
-    Raises ValueError for another corpus's key.
+    Raises ValueError for an unknown corpus or option, or another corpus's key.
     """
     if data.corpus != "text" and data.document_end != "file":
         raise ValueError(
@@ -42,7 +34,8 @@ def make_corpus(data: DataConfig) -> Corpus:
         raise ValueError(
             "data.streaming=True needs corpus=hub: tfds prepares a dataset first; set it to False"
         )
-    return _CORPORA[data.corpus](data)
+    made: Corpus = REGISTRY.make(data.corpus, data.options, data, data=data)
+    return made
 
 
 def check_sources(data: DataConfig, splits: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from alibi.config import Config
 from alibi.config.fields import annotations, checked, parsed
+from alibi.objectives import make_objective
 from alibi.reporting.measure import EVALUATORS, Measure, evaluator_class, make_evaluator
 from alibi.reporting.rows import Row
 from alibi.storage.files import digest
@@ -156,8 +157,8 @@ class Evaluator(Measure, abc.ABC):
 
 
 def refuse_other_objectives(evaluator: str, config: Config) -> None:
-    """Raises ValueError for a run that doesn't predict each token from those before it."""
-    if config.objective.name != "next_token":
+    """Raises ValueError for a run that isn't scored as plain text."""
+    if not make_objective(config).scored_as_text:
         raise ValueError(
             f"objective={config.objective.name} with {evaluator}, which needs objective=next_token: it is for models "
             "that see the tokens before each; leave it out"

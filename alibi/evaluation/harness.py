@@ -22,6 +22,7 @@ from alibi.extras import needs
 from alibi.generation.sampling import Sampling
 from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import DecoderLM, unrounded
+from alibi.objectives import make_objective
 from alibi.parallel.sharding import batch_parts
 from alibi.progress import Progress
 from alibi.runs.trained import TrainedRun
@@ -250,7 +251,7 @@ def harness_model() -> type:
                 workdir, str(checkpoint), batch_tokens=batch_tokens, **override
             )
             self.max_length = length or run.config.train_length
-            if not run.config.objective.causal:
+            if not make_objective(run.config).causal:
                 raise ValueError(
                     f"{run} was trained for objective={run.config.objective.name}; tasks need objective=next_token"
                 )

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from alibi.evaluation.base import NoResultError, option
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows, spread_windows
+from alibi.objectives import make_objective
 from alibi.reporting.intervals import six_digits
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, fact, result
@@ -76,7 +77,7 @@ class Heads(OfText):
         """Returns whole windows, spread over the text."""
         length = row.cell["length"]
         most = max(1, min(self.head_tokens, len(text.tokens)) // length) * length
-        causal = subject.run.config.objective.causal
+        causal = make_objective(subject.run.config).causal
         return spread_windows(len(text.tokens), length, most, causal=causal)
 
     def results(

@@ -132,7 +132,7 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
         lengths = options.lengths_of(config.train_length)
         perplexity.check(config, lengths)
         texts = read_texts(run, options)
-        key = texts.train_key, texts.scored.manifest.sha256, texts.config.objective
+        key = texts.train_key, texts.scored.manifest.sha256, repr(texts.config.objective)
         if key not in counted:
             ngrams, best = _score(texts, options.order)
             counted[key] = ngrams, best, _with_caches(run, texts, best[-1], options)
@@ -216,7 +216,7 @@ def _score(texts: Texts, order: int) -> tuple[list[NGram], list[NGram]]:
     started, ngrams = time.perf_counter(), []
     best: dict[str, NGram] = {}
     texts_scored = texts.train_documents, texts.scored_documents
-    order = order if texts.config.objective.causal else 1
+    order = order if make_objective(texts.config).causal else 1
     for scores in ngram_scores(*texts_scored, texts.train.manifest.vocab_size, order):
         for smoothing, nats in scores.nats.items():
             nats = nats if texts.predicted is None else nats[texts.predicted]
@@ -337,7 +337,7 @@ def _row(
     If n-grams of another text, or per token of another tokenizer, have its name, part of a hash
     follows.
     """
-    scored, objective = texts.own, texts.config.objective
+    scored, objective = texts.own, make_objective(texts.config)
     content = {"train": texts.train_key, "tokenizer": scored.tokenizer_fingerprint}
     key = content_key(content | ({"tune": ngram.tuned_on} if ngram.tuned_on else {}))[:12]
     kind = "ngram" if options.unit == "bytes" else "token-ngram"

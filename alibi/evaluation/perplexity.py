@@ -21,6 +21,7 @@ from alibi.evaluation.base import (
 )
 from alibi.evaluation.dumps import Scoring
 from alibi.evaluation.windows import Windows, mean_context, windows_of
+from alibi.objectives import make_objective
 from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, PSEUDO_PERPLEXITY, Kind, fact
@@ -176,7 +177,7 @@ class Perplexity(OfWindows):
                 "documents are isolated, and --dump_nll is for models that see whole windows; leave it out"
             )
         for length in lengths:
-            windows_of(1, length, self.stride, causal=config.objective.causal)
+            windows_of(1, length, self.stride, causal=make_objective(config).causal)
 
     def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
         return "" if self.separately else text.too_short(cell["length"])

@@ -21,6 +21,7 @@ from alibi.evaluation.scorer import NllFunction, Score, Scorer, model_nll, run_s
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import Tokens, Windows, windows_of
 from alibi.model.decoder import DecoderLM
+from alibi.objectives import make_objective
 from alibi.parallel.hosts import check_alike, gather, is_primary
 from alibi.progress import Progress
 from alibi.reporting.rows import Device, Row
@@ -131,7 +132,8 @@ class Subject:
         count = len(token_file.tokens)
         length = min(count, self.run.config.train_length)
         self.scorer().check(
-            token_file.tokens, windows_of(count, length, causal=self.run.config.objective.causal)
+            token_file.tokens,
+            windows_of(count, length, causal=make_objective(self.run.config).causal),
         )
         name = self.output.name_text(
             corpus.title(manifest.split), manifest.split, manifest.text_hash
@@ -233,7 +235,7 @@ def row_of(run: TrainedRun, **measured: Any) -> Row:
         seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0), run.override),
         trained_on=run.trained_on,
         override=run.override,
-        objective=config.objective.recorded,
+        objective=make_objective(config).recorded,
         over_updates={key: flatten(config)[key] for key in config.over_updates},
         **measured,
     )

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from alibi.config import Config
 from alibi.config.fields import Section, choice, number
 from alibi.model.decoder import DecoderLM, unrounded
+from alibi.objectives import make_objective
 from alibi.parallel.sharding import batch_parts
 from alibi.progress import Progress
 from alibi.runs.identity import config_hash
@@ -53,7 +54,7 @@ def check_masked(run: TrainedRun, purpose: str, *, head: bool) -> None:
       purpose: what needs that, for the message.
       head: whether the model's head is needed too.
     """
-    if run.config.objective.causal:
+    if make_objective(run.config).causal:
         raise ValueError(
             f"{run} was trained for objective={run.config.objective.name}, and {purpose} needs objective=masked, such "
             "as an imported BERT or a run of configs/mlm.py; scripts/generate.py continues texts"

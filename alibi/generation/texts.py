@@ -10,6 +10,7 @@ from typing import Any
 from alibi.data.tokenizers.base import UNFINISHED, Tokenizer
 from alibi.generation.decoding import checked_seed, decode_answer, stream, unrolled
 from alibi.generation.sampling import Sampler
+from alibi.objectives import make_objective
 from alibi.runs.trained import TrainedRun
 from alibi.storage.files import is_address, resolve
 
@@ -75,7 +76,7 @@ class Writer:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
         if not all(stop):
             raise ValueError("a stop string is empty; leave it out")
-        if not run.config.objective.causal:
+        if not make_objective(run.config).causal:
             raise ValueError(
                 f"{run} was trained for objective={run.config.objective.name}, which fills in tokens; texts need "
                 "objective=next_token"

@@ -43,12 +43,16 @@ class BlockCall:
       segment_ids: the tokens' segments. None is a single segment.
       reading: for each window, how its key-value cache reads the tokens. None without a cache.
       ascending: `positions` rise from token to token.
+      reach: the last position that each token sees under the causal mask. None is its own.
+      causal: a token sees no later ones but those in reach. None: as the position method has it.
     """
 
     positions: KnownPositions | None
     segment_ids: Int[Array, "batch length"] | None
     reading: dict[int, Reading] | None
     ascending: bool = flax.struct.field(pytree_node=False, default=False)
+    reach: Int[Array, "batch length"] | None = None
+    causal: bool | None = flax.struct.field(pytree_node=False, default=None)
 
 
 class Block(nn.Module):
@@ -168,6 +172,8 @@ class Block(nn.Module):
             query_positions=positions[..., -last:],
             key_positions=positions,
             segment_ids=segments,
+            causal=call.causal,
+            reach=None if call.reach is None else call.reach[..., -last:],
             ascending=call.ascending,
             scale=scale if kind.logit_scale else None,
             bias_scale=bias_scale(kind.logit_scale, kind.position, params),

@@ -31,6 +31,7 @@ from alibi.model.positions import (
     randomised_positions,
 )
 from alibi.numerics.products import Products
+from alibi.objectives import make_objective
 from alibi.parallel.sharding import batch_parts, split_batch
 from alibi.positions import PositionMethod
 from alibi.positions.base import Params
@@ -45,9 +46,12 @@ class DecoderLM(nn.Module):
     Attributes:
       config: sizes, rates, and how to compute. Parameters, norms, logits, softmax and loss are float32.
       pattern: the kinds of layers. Layer i has kind i modulo their number.
-      vocab_size: tokens in the vocabulary.
+      vocab_size: tokens in the vocabulary, the added ones included.
       sharding: how activations are split over devices. None leaves it to the compiler, which may gather
         the batch if parameters are split too.
+      causal: tokens see no later ones, but those in `reach`. None: as the position methods have it.
+      added_tokens: the vocabulary's last tokens, which an objective reads and no text has. They are
+        never generated.
 
     Example:
       >>> import jax
@@ -68,6 +72,8 @@ class DecoderLM(nn.Module):
     pattern: tuple[LayerKind, ...]
     vocab_size: int
     sharding: NamedSharding | None = None
+    causal: bool | None = None
+    added_tokens: int = 0
 
     def setup(self) -> None:
         config = self.config
@@ -265,6 +271,7 @@ class DecoderLM(nn.Module):
         *,
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
+        reach: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         loss: TokenLoss = cross_entropy,
     ) -> tuple[Float[Array, "batch scored"], Float[Array, "batch scored"]]:
@@ -277,6 +284,7 @@ class DecoderLM(nn.Module):
             inputs,
             positions=positions,
             segment_ids=segment_ids,
+            reach=reach,
             deterministic=deterministic,
             last=targets.shape[-1],
         )
@@ -289,6 +297,7 @@ class DecoderLM(nn.Module):
         positions: Int[Array, "*batch length"] | None = None,
         segment_ids: Int[Array, "batch length"] | None = None,
         token_types: Int[Array, "batch length"] | None = None,
+        reach: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         decode: bool = False,
         fresh: bool = False,
@@ -299,6 +308,7 @@ class DecoderLM(nn.Module):
         """Returns the last layer's output, normed, for the `last` last tokens, float32. Arguments are as
         in `__call__`, and `last` defaults to all tokens.
 
+        `reach` is the last position that each token sees under the causal mask, and defaults to its own.
         Without `decode`, `total` is the length of a sequence that begins with these tokens, for methods
         that depend on it.
         """
@@ -342,7 +352,7 @@ class DecoderLM(nn.Module):
         ascending = positions is None and (slots is None or fresh)
         # None, not an array, if they are known: a recomputed layer would trace the array.
         traced = None if placed is in_order and ascending else placed
-        call = BlockCall(traced, segment_ids, reading, ascending)
+        call = BlockCall(traced, segment_ids, reading, ascending, reach, self.causal)
         layers = self._scanned if config.scan_layers else self._unrolled
         x = layers(x, pattern, call, deterministic, length if last is None else last)
         if caches is not None:
@@ -365,7 +375,7 @@ class DecoderLM(nn.Module):
         chunk: int | None,
     ) -> dict[int, Slots]:
         """Returns the cache's slots for each window, before `tokens` are read."""
-        causal = all(method.causal for method in self.methods)
+        causal = self.causal or all(method.causal for method in self.methods)
         for wrong, reason in (
             (segment_ids is not None, "takes no segment_ids: give each document its own cache"),
             (not causal, "needs a position method with causal=True: later tokens aren't there yet"),
@@ -529,16 +539,21 @@ def build_model(
         both sides, `scan_layers` with different parameters in layers, or an `attention` that lacks an
         option.
     """
-    model = config.model
+    model, objective = config.model, make_objective(config)
     check_backend(model)
     if 0 < model.max_position < config.train_length:
         raise ValueError(
             f"model.max_position={model.max_position} must be at least train_length={config.train_length}, or 0"
         )
+    if model.max_position and objective.both_sides and objective.causal:
+        raise ValueError(
+            f"model.max_position={model.max_position} doesn't go with objective={config.objective.name}, whose tokens "
+            "see up to a position; leave it out"
+        )
     for wrong, reason in (
         (config.train_length < 2, "needs a train_length of at least 2: ln 1 is 0"),
         (
-            not config.objective.causal,
+            objective.both_sides,
             f"counts the tokens before each; leave it empty with objective={config.objective.name}, which sees both "
             "sides",
         ),
@@ -551,15 +566,17 @@ def build_model(
             raise ValueError(f"model.logit_scale={as_text(model.logit_scale)} {reason}")
     if model.embedding == "adaptive":
         check_bands(model, vocab_size)
-        if config.objective.added_tokens:
+        if objective.added_tokens:
             raise ValueError(
-                f"model.embedding=adaptive has no room for the mask token of objective={config.objective.name}: it "
-                "would be the rarest word; use model.embedding=tied"
+                f"model.embedding=adaptive has no room for the added tokens of objective={config.objective.name}: they "
+                "would be the rarest words; use model.embedding=tied"
             )
     pattern = layer_pattern(config)
     if model.scan_layers:
         _check_alike(config.position, pattern)
-    made = DecoderLM(model, pattern, vocab_size + config.objective.added_tokens, sharding)
+    causal = objective.causal if objective.both_sides else None
+    added = objective.added_tokens
+    made = DecoderLM(model, pattern, vocab_size + added, sharding, causal, added)
     for method in made.methods:
         method.check_length(model.max_position)
     return made

@@ -1,6 +1,7 @@
 """A model's floating-point operations, counted from its config."""
 
 from alibi.config import Config
+from alibi.objectives import make_objective
 
 # Training speed on two CPU cores, a guess before the first measurement. In float32 machines reached 20
 # to 70 GFLOP/s at width 64 with adaptive embeddings, and 85 to 150 at width 128.
@@ -41,7 +42,7 @@ def forward_flops(config: Config, vocab_size: int, length: int) -> float:
     else:
         ends = model.width * max(vocab_size, model.vocab_rows)
         ends += model.masked_head * model.width**2
-    causal = config.objective.causal
+    causal = make_objective(config).causal
     keys = sum(keys_seen(window, length, causal=causal) for window in model.by_layer("window"))
     attention = 2 * model.num_heads * model.head_dim * keys / length
     return 2 * (layers + ends + attention)

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-STACKED = "layers"
+from alibi.parallel.axes import STACKED
+
+__all__ = ["STACKED", "is_stacked", "layer_name", "stacked", "unstacked"]
 
 
 def layer_name(depth: int) -> str:

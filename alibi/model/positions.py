@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from alibi.config import Config
 from alibi.config.fields import annotations, as_text, takes_several
 from alibi.config.model import by_layer
+from alibi.objectives import make_objective
 from alibi.positions import make_position, method_class, method_names
 from alibi.positions.base import Params, PositionMethod
 from alibi.positions.scaled import log_keys
@@ -57,7 +58,11 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
         that adds to the token embeddings, which all layers read, or for a method that needs keys in
         each head, with fewer.
     """
-    model, made = config.model, dict[tuple[str, str], PositionMethod]()
+    model, objective, made = (
+        config.model,
+        make_objective(config),
+        dict[tuple[str, str], PositionMethod](),
+    )
     names = _each_layer(model.num_layers, "position", method_names(config.position))
     windows = _each_layer(model.num_layers, "model.window", model.window)
     scales = _each_layer(model.num_layers, "model.logit_scale", model.logit_scale)
@@ -74,7 +79,7 @@ def layer_pattern(config: Config) -> tuple[LayerKind, ...]:
                 width=model.width,
                 # positions that training covers by its end
                 train_length=model.max_position or config.last_length,
-                causal=config.objective.causal,
+                causal=not objective.both_sides,
                 options=options,
             )
         kinds.append(LayerKind(made[key], window, scale))

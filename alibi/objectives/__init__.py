@@ -1,14 +1,21 @@
 """Objectives for training and evaluation: from tokens to inputs and targets. No JAX in here."""
 
 from alibi.config import Config
-from alibi.objectives.answers import Answers
-from alibi.objectives.base import Batch, Objective, Sequences
+from alibi.objectives.base import (
+    OBJECTIVES,
+    REGISTRY,
+    Batch,
+    Objective,
+    Sequences,
+    check_batch,
+)
 from alibi.objectives.documents import IsolatedDocuments
 from alibi.objectives.masked import Masked
 from alibi.objectives.next_token import NextToken
 
 __all__ = [
-    "Answers",
+    "OBJECTIVES",
+    "REGISTRY",
     "Batch",
     "IsolatedDocuments",
     "Masked",
@@ -18,21 +25,22 @@ __all__ = [
     "make_objective",
 ]
 
+UNKNOWN = 2**30  # tokens of a vocabulary that is larger than any
 
-def make_objective(config: Config, *, vocab_size: int, boundary_id: int) -> Objective:
-    """Returns a config's objective, for texts with this vocabulary and boundary."""
-    text, options = (vocab_size, boundary_id), config.objective
-    objective: Objective = NextToken(*text)
-    if options.name == "masked":
-        if options.mask_id >= vocab_size:
-            raise ValueError(
-                f"objective.mask_id={options.mask_id} is no token of the vocabulary's {vocab_size:,}; use the id of "
-                "its mask token, or -1 for a new one"
-            )
-        rates = options.mask_rate, options.mask_random, options.mask_kept
-        objective = Masked(*text, *rates, options.mask_id)
-    elif options.name == "answers":
-        objective = Answers(*text)
+
+def make_objective(config: Config, *, vocab_size: int = UNKNOWN, boundary_id: int = 0) -> Objective:
+    """Returns a config's objective, for texts with this vocabulary and boundary. Without these it can be
+    asked what it is, but makes no batch of a text.
+
+    Raises:
+      ValueError: an unknown objective or option, or a config or class that is refused.
+    """
+    text = {"vocab_size": vocab_size, "boundary_id": boundary_id}
+    name, section = config.objective.name, config.objective
+    objective: Objective = REGISTRY.make(name, section.options, section, **text)
+    objective.check(config)
+    if not type(objective).__module__.startswith("alibi."):  # tests hold this library's to it
+        check_batch(name, objective)
     if positions := config.data.isolate_documents:
-        return IsolatedDocuments(*text, objective, restart=positions == "restart")
+        return IsolatedDocuments(**text, objective=objective, restart=positions == "restart")
     return objective

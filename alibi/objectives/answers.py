@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Int
 
+from alibi.config import Config
 from alibi.objectives.base import Batch, Sequences
 from alibi.objectives.next_token import NextToken
 
@@ -20,7 +21,16 @@ class Answers(NextToken):
 
     selects = True
 
-    def batch(self, sequences: Sequences, seed: int = 0, step: int = 0) -> Batch:
+    def check(self, config: Config) -> None:
+        if config.data.tokenizer != "bytes":
+            raise ValueError(
+                "objective.name=answers reads the marks of answers as bytes, and data.tokenizer="
+                f"{config.data.tokenizer} has other tokens; use bytes"
+            )
+
+    def batch(
+        self, sequences: Sequences, seed: int = 0, step: int = 0, *, training: bool = False
+    ) -> Batch:
         batch = super().batch(sequences, seed, step)
         answers = answers_of(sequences.tokens)[:, 1:] & (batch.targets >= 0)
         return batch._replace(targets=np.where(answers, batch.targets, np.int32(-1)))

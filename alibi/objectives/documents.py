@@ -1,6 +1,7 @@
 """Packed documents that don't see each other, for any objective."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, Int32
@@ -27,11 +28,31 @@ class IsolatedDocuments(Objective):
     def causal(self) -> bool:
         return self.objective.causal
 
-    def batch(self, sequences: Sequences, seed: int = 0, step: int = 0) -> Batch:
+    @property
+    def both_sides(self) -> bool:
+        return self.objective.both_sides
+
+    @property
+    def added_tokens(self) -> int:
+        return self.objective.added_tokens
+
+    @property
+    def scored_as_text(self) -> bool:
+        return self.objective.scored_as_text
+
+    @property
+    def recorded(self) -> dict[str, Any] | None:
+        return self.objective.recorded
+
+    def batch(
+        self, sequences: Sequences, seed: int = 0, step: int = 0, *, training: bool = False
+    ) -> Batch:
         documents = self._documents(sequences)
-        positions = _places(documents) if self.restart else None
-        batch = self.objective.batch(sequences, seed, step)
-        return batch._replace(positions=positions, segment_ids=documents)
+        batch = self.objective.batch(sequences, seed, step, training=training)
+        positions, reach = (_places(documents) if self.restart else None), batch.reach
+        if reach is not None and positions is not None:
+            reach = reach - np.arange(reach.shape[1], dtype=np.int32) + positions
+        return batch._replace(positions=positions, segment_ids=documents, reach=reach)
 
     @property
     def selects(self) -> bool:

@@ -13,7 +13,13 @@ class NextToken(Objective):
 
     causal = True
 
-    def batch(self, sequences: Sequences, seed: int = 0, step: int = 0) -> Batch:
+    @property
+    def scored_as_text(self) -> bool:
+        return type(self) is NextToken  # a subclass says it for itself
+
+    def batch(
+        self, sequences: Sequences, seed: int = 0, step: int = 0, *, training: bool = False
+    ) -> Batch:
         before, targets = sequences.tokens[:, :-1], sequences.tokens[:, 1:]
         inputs = np.where((before >= 0) & (targets >= 0), before, np.int32(self.boundary_id))
         return Batch(inputs, targets)

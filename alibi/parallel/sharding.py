@@ -1,7 +1,6 @@
 """The device mesh, and the sharding of each array on it, by rules outside the model."""
 
 import math
-import re
 
 import jax
 import numpy as np
@@ -10,12 +9,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
 
 from alibi.config import MeshConfig
+from alibi.parallel.axes import leaf_of
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 _AXIS_TYPES = (AxisType.Auto,) * len(AXES)
 
-# The axis of the mesh that splits each named dimension of the parameters.
+# The axis of the mesh that splits each named axis of the parameters.
 SPLIT = {
     "vocabulary": "tensor",
     "heads": "tensor",
@@ -23,18 +23,6 @@ SPLIT = {
     "width": "fsdp",
     "head_dim": None,
 }
-# The first pattern found in a parameter's path names its dimensions; others are whole.
-DIMENSIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"(embedding|head)$", ("vocabulary", "width")),
-    (r"attention/(query|key|value)/kernel$", ("width", "heads", "head_dim")),
-    (r"attention_gate/kernel$", ("width", "heads", "head_dim")),
-    (r"attention/(query|key|value)/bias$", ("heads", "head_dim")),
-    (r"attention/out/kernel$", ("heads", "head_dim", "width")),
-    (r"position/(query|key)_kernel$", ("width", "heads", "head_dim")),
-    (r"(up|gate)/kernel$", ("width", "hidden")),
-    (r"(up|gate)/bias$", ("hidden",)),
-    (r"down/kernel$", ("hidden", "width")),
-)
 
 
 def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -82,24 +70,19 @@ def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding
 
 
 def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """Returns shardings for parameters or optimizer state, from `DIMENSIONS` and `SPLIT`.
+    """Returns shardings for parameters or optimizer state, by `alibi.parallel.axes` and `SPLIT`.
 
     Other leaves are replicated, and a dimension is whole if the devices don't divide it.
     """
 
     def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        # parameters of all layers in one, see alibi.model.layers
-        stacked = "/layers/" in f"/{name}/"
-        for pattern, dimensions in DIMENSIONS:
-            axes = (*((None,) if stacked else ()), *map(SPLIT.get, dimensions))
-            if re.search(pattern, name) and len(axes) == len(leaf.shape):
-                sizes = zip(axes, leaf.shape, strict=True)
-                split = (
-                    axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes
-                )
-                return NamedSharding(mesh, P(*split))
-        return NamedSharding(mesh, P())
+        _, axes = leaf_of(name, len(leaf.shape))
+        split = [
+            axis if (axis := SPLIT.get(of)) and size % mesh.shape[axis] == 0 else None
+            for of, size in zip(axes, leaf.shape, strict=False)
+        ]
+        return NamedSharding(mesh, P(*split))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 

@@ -12,10 +12,10 @@ from alibi.data.tokenizers import given_tokenizer
 from alibi.devices.kinds import GIB, DeviceKind, known_device_kind
 from alibi.model.decoder import build_model
 from alibi.model.flops import model_flops
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import AXES, abstract_mesh, batch_parts, batch_sharding
 from alibi.planning.memory import StepMemory, step_memory
 from alibi.reporting.writers import aligned, format_duration
-from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_trainable, micro_batches
 from alibi.training.step import abstract_state
 

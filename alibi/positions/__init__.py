@@ -7,7 +7,6 @@ from alibi.positions.distance import DistanceBias
 from alibi.positions.registry import (
     METHODS,
     changed_options,
-    installed_methods,
     known_options,
     make_position,
     method_class,
@@ -25,7 +24,6 @@ __all__ = [
     "PositionMethod",
     "alibi_bias",
     "changed_options",
-    "installed_methods",
     "known_options",
     "make_position",
     "method_class",

@@ -2,16 +2,12 @@
 `package.module:Class`.
 """
 
-import functools
-import importlib.metadata
-import inspect
 import numbers
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from alibi.config.classes import load_class
-from alibi.config.fields import annotations, checked, did_you_mean, without_lists
+from alibi.config.classes import Registry
+from alibi.config.fields import without_lists
 from alibi.positions.base import PositionMethod
 from alibi.positions.contract import check_contract
 
@@ -65,6 +61,14 @@ OTHER_NAMES = {
     "position_interpolation": "rotary_interpolated",
     "dynamic_ntk": "rotary_ntk",
 }
+POSITIONS = Registry(
+    "position",
+    "position method",
+    METHODS | OF_IMAGES,
+    "alibi.positions:PositionMethod",
+    GROUP,
+    OTHER_NAMES,
+)
 
 
 def make_position(
@@ -97,23 +101,9 @@ def make_position(
       >>> method.bias(params)(jnp.arange(4), jnp.arange(4)).shape
       (8, 4, 4)
     """
-    if options is not None and not isinstance(options, Mapping):
-        raise ValueError(
-            f"options={options!r:.60} of position method {name!r} must be a mapping of names to values, such as "
-            "{'share': 0.25} for rotary"
-        )
-    method = method_class(name)
+    method = POSITIONS.load(name)
+    options = POSITIONS.options(name, options)
     name = name if isinstance(name, str) else method.__name__
-    defaults, types, options = method.options(), annotations(method), dict(options or {})
-    fields = method.__dataclass_fields__
-    for option, value in options.items():
-        if option not in defaults:
-            raise ValueError(
-                f"position method {name!r} has no option {option!r}{_suggestion(option, defaults)}"
-            )
-        label = f"option {option}={without_lists(value)!r} of position method {name!r}"
-        limits = fields[option].metadata
-        options[option] = checked(label, value, types[option], defaults[option], limits)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,
@@ -132,37 +122,14 @@ def make_position(
 
 
 def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
-    """Returns the class of a position method, from a name in `METHODS` or `installed_methods`, from
-    `package.module:Class`, or from the class itself.
+    """Returns the class of a position method, from a name in `METHODS` or of an installed package,
+    from `package.module:Class`, or from the class itself.
 
     Raises:
       ValueError: an unknown name, or a class that can't be imported or is no position method.
     """
-    if not isinstance(name, str):
-        return _checked(getattr(name, "__name__", repr(name)), name)
-    address = {**METHODS, **OF_IMAGES}.get(name, name)
-    if name in METHODS and (other := installed_methods().get(name)):
-        warnings.warn(
-            f"position={name} is this library's method. An installed package gives the same name to {other}; write "
-            f"position={other} for that method",
-            stacklevel=2,
-        )
-    if ":" not in address:
-        registered = {**installed_methods(), **METHODS, **OF_IMAGES}
-        if name not in registered:
-            word = name.lower().replace("-", "_")
-            meant = _suggestion(OTHER_NAMES.get(word, word), registered)
-            raise ValueError(f"unknown position method {name!r}{meant}")
-        address = registered[name]
-    return _checked(name, load_class(f"position={name}", address))
-
-
-@functools.cache
-def installed_methods() -> dict[str, str]:
-    """Returns the methods that installed packages name in the entry points `alibi.positions`, as
-    `package.module:Class` for each name. A name in `METHODS` stays the library's.
-    """
-    return {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)}
+    kind: type[PositionMethod] = POSITIONS.load(name)
+    return kind
 
 
 def method_names(position: str) -> tuple[str, ...]:
@@ -198,25 +165,3 @@ def changed_options(
         for option in defaults
         if before[option] != now[option]
     }
-
-
-def _checked(name: str, kind: Any) -> type[PositionMethod]:
-    """Returns a class, or raises ValueError if it is no position method."""
-    if not (isinstance(kind, type) and issubclass(kind, PositionMethod)):
-        raise ValueError(
-            f"position={name} is no subclass of alibi.positions.PositionMethod, but {kind!r}"
-        )
-    if (
-        lost := inspect.get_annotations(kind).keys()
-        - getattr(kind, "__dataclass_fields__", {}).keys()
-    ):
-        raise ValueError(
-            f"position={name} has {', '.join(sorted(lost))}, which are no options of it; put "
-            "@dataclasses.dataclass(frozen=True) above the class"
-        )
-    return kind
-
-
-def _suggestion(word: str, names: Mapping[str, Any]) -> str:
-    there = f"there are: {', '.join(names)}"
-    return f"; {did_you_mean(word, names)}{there}" if names else "; it has none"

@@ -8,8 +8,7 @@ import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alibi.config.classes import load_class
-from alibi.config.fields import did_you_mean
+from alibi.config.classes import Registry
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, fact
 
@@ -57,8 +56,7 @@ class Measure:
     @classmethod
     def name(cls) -> str:
         """Returns the evaluator's name in rows."""
-        path = f"{cls.__module__}:{cls.__qualname__}"
-        return next((name for name, registered in EVALUATORS.items() if registered == path), path)
+        return REGISTRY.name_of(cls)
 
     @property
     def is_by_length(self) -> bool:
@@ -116,25 +114,16 @@ class Measure:
         return ratios * self.is_by_length + (BEST if panel.has_best else NO_BEST)
 
 
-def evaluator_class(name: str) -> Any:
-    """Returns an evaluator's class.
+REGISTRY = Registry("evaluator", "evaluator", EVALUATORS, "alibi.evaluation:Evaluator")
 
-    Args:
-      name: one of `EVALUATORS`, or package.module:Class.
+
+def evaluator_class(name: str) -> Any:
+    """Returns an evaluator's class from one of `EVALUATORS`, or from package.module:Class.
 
     Raises:
       ValueError: there is no such evaluator (the nearest is suggested), or its module does not load.
     """
-    address = EVALUATORS.get(name, name)
-    if ":" not in address:
-        raise ValueError(
-            f"evaluator {name!r} is unknown; {did_you_mean(name, EVALUATORS)}there are: {', '.join(EVALUATORS)}; "
-            "your own is named package.module:Class"
-        )
-    loaded = load_class(f"evaluator={name}", address)
-    if not (isinstance(loaded, type) and issubclass(loaded, Measure)):
-        raise ValueError(f"evaluator {name} must be a subclass of alibi.evaluation.Evaluator")
-    return loaded
+    return REGISTRY.load(name)
 
 
 def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
@@ -143,18 +132,7 @@ def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
     Raises:
       ValueError: as `evaluator_class`, or an option is unknown (the nearest is suggested) or refused.
     """
-    kind, values = evaluator_class(name), dict(options or {})
-    names = list(getattr(kind, "__dataclass_fields__", {}))
-    for key in values:
-        if key not in names:
-            raise ValueError(
-                f"evaluator {name} has no option {key!r}; {did_you_mean(key, names)}"
-                f"it has: {', '.join(names) or 'none'}"
-            )
-    try:
-        return kind(**values)
-    except TypeError as error:  # such as an option without a default
-        raise ValueError(f"evaluator {name}: {error}") from error
+    return REGISTRY.make(name, options)
 
 
 def measure_of(row: Row) -> Measure:

@@ -47,12 +47,7 @@ class Panel:
         )
         masks = fact(
             "{}",
-            (
-                ", ".join(f"{key} {row.objective[key]:g}" for key in row.objective if key != "name")
-                or f"{row.objective['name']} alone"
-                for row in self.rows
-                if row.objective
-            ),
+            (_described(row.objective) for row in self.rows if row.objective),
         )
         return "; ".join(filter(None, [facts, masks]))
 
@@ -64,6 +59,16 @@ class Panel:
     def numbers(self) -> Iterator[Number]:
         cells = (cell for series in self.series for cell in series.cells.values())
         return (cell for cell in cells if isinstance(cell, Number))
+
+
+def _described(objective: Mapping[str, Any]) -> str:
+    """Returns a row's objective in words: its options, and its name unless the kind of number has it."""
+    name, *options = (
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in sorted(objective.items(), key=lambda item: item[0] != "name")
+    )
+    named = [] if objective["name"] == "masked" else [f"{name.removeprefix('name ')} alone"]
+    return ", ".join([*named, *options])
 
 
 def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:

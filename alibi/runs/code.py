@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Collection
 
+from alibi.config import Config
 from alibi.storage.cache import file_sha256
 
 COMMIT = "ALIBI_COMMIT"  # in the environment: the commit of code outside of a checkout
@@ -83,11 +84,23 @@ def _is_own(name: str, file: str, packages: Collection[str] = ()) -> bool:
     return package != "alibi" and (package in packages or not installed) and os.path.isfile(file)
 
 
-def method_files(position: str) -> dict[str, str]:
-    """Returns the `code_files` of the position methods of a config."""
-    from alibi.positions import method_class, method_names  # not to read a run's files alone
+def method_files(config: Config, positions: str = "", *, training: bool = True) -> dict[str, str]:
+    """Returns the `code_files` of a config's position methods (or of those in `positions`) and objective, and
+    with `training` also of its optimizer and schedule. (A corpus is known by its tokens.)
+    """
+    from alibi.objectives import REGISTRY  # not to read a run's files alone
+    from alibi.positions import method_class, method_names
 
-    return code_files(*(method_class(name).__module__ for name in method_names(position)))
+    modules = [
+        method_class(name).__module__ for name in method_names(positions or config.positions)
+    ]
+    addresses = [REGISTRY.address(config.objective.name)]
+    if training:
+        from alibi.optimizers import OPTIMIZER_NAMES, SCHEDULE_NAMES
+
+        addresses.append(OPTIMIZER_NAMES.address(config.optimizer.name))
+        addresses.append(SCHEDULE_NAMES.address(config.optimizer.schedule))
+    return code_files(*modules, *(address.partition(":")[0] for address in addresses))
 
 
 def code_files(*modules: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from alibi.config import Config, read_config
+from alibi.config.tree import unknown_keys
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
 from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.errors import cause, masked
@@ -90,9 +91,14 @@ class RunDirectory:
         try:
             return read_config(content)
         except ValueError as error:  # the file is whole
+            keys, reason = (
+                ", ".join(unknown_keys(content)),
+                f"another version of this package ({error})",
+            )
+            if keys:
+                reason = f"a newer version of this package: it has {keys}, which this version lacks"
             raise ValueError(
-                f"{self}/config.json was written by another version of this package ({error}); use that version, or "
-                "train the run again elsewhere"
+                f"{self}/config.json was written by {reason}; use that version, or train the run again elsewhere"
             ) from None
 
     def provenance(self) -> dict[str, Any]:
@@ -357,7 +363,10 @@ class RunDirectory:
         try:
             content = json.loads((self.path / name).read_bytes())
             if not isinstance(content, dict) or content.pop(SHA256, None) != digest(content):
-                raise ValueError("it was altered since it was written")
+                keys = unknown_keys(content) if isinstance(content, dict) else []
+                newer = ", and has {}, which this version lacks: did a newer one write it?"
+                more = newer.format(", ".join(keys)) if keys and name == "config.json" else ""
+                raise ValueError(f"it was altered since it was written{more}")
             return content
         except FileNotFoundError:
             damage = f"{self}/{name} is missing"

@@ -50,7 +50,8 @@ def evaluation_hash(config: Config, override: Override | None = None) -> str:
     """
     same_dtype = config.eval.dtype == config.model.dtype
     dtype = "" if same_dtype else f"-{config.eval.dtype}"
-    files = method_files((override and override.position) or config.position)
+    position = (override and override.position) or config.position
+    files = method_files(config, position, training=False)
     return config_hash(config) + dtype + (f"+{digest(files)[:8]}" if files else "")
 
 
@@ -66,8 +67,11 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
         allowed |= {f"data.{split}" for split in SPLITS if trained.data[split] and now.data[split]}
     if not any(value for key, value in new.items() if key.endswith("dropout")):
         allowed.add("train.accumulation")
-    if trained.optimizer.schedule != "cosine" and now.train.steps > trained.train.steps:
-        allowed.add("train.steps")
+    if now.train.steps > trained.train.steps:
+        from alibi.optimizers import make_schedule  # imports JAX
+
+        if not make_schedule(trained.optimizer, trained.train.steps).ends_with_run:
+            allowed.add("train.steps")
     keys = sorted((old.keys() | new.keys()) - allowed)
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 

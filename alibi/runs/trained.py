@@ -88,9 +88,9 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> DecoderLM:
-        now = method_files(self._tested.position)
+        now = method_files(self._tested)
         if self._tested.position == self.config.position:
-            self.directory.tell_changed_files(method_files(self.config.positions))
+            self.directory.tell_changed_files(method_files(self.config))
         model = build_model(
             self._tested, self.tokenizer.vocab_size, sharding=batch_sharding(self.mesh)
         )

@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from alibi.config import Config, replaced
@@ -13,12 +15,26 @@ from alibi.config.fields import ADAPTIVE, CHANGED, COMPUTED, TRAINED
 from alibi.config.tree import role_of
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
+from alibi.objectives import make_objective
+from alibi.optimizers import make_schedule
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
 from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash, method_files
 from alibi.runs.checkpoint import Checkpoints, TrainState
+from alibi.runs.identity import differing
+
+# The keys of the optimizer that make the schedule: they may differ in a fork.
+SCHEDULED = (
+    "schedule",
+    "schedule_options",
+    "final_fraction",
+    "min_learning_rate",
+    "period_steps",
+    "period_mult",
+    "shrink",
+)
 
 
 class Parent:
@@ -26,31 +42,38 @@ class Parent:
 
     A position method's parameters are taken if they have the same shape and meaning in both runs.
     Others are new, or dropped. All other parameters are taken. The method's options may differ, such
-    as T5's buckets or rotary's base.
+    as T5's buckets or rotary's base. With `init_step` the run goes on from the whole state after that
+    update, as if it had been its own.
 
     Attributes:
       step: the latest checkpoint, or after `replace_in` the whole one that was read.
 
     Raises:
-      ValueError: no work directory or checkpoint, another objective, vocabulary or model, or a
-        position method that would take the parent's training length for its own.
+      ValueError: no work directory or checkpoint, another objective, vocabulary or model, a position
+        method that would take the parent's training length for its own, or with `init_step` another
+        config or learning rates before it.
     """
 
     def __init__(self, config: Config, model: DecoderLM):
         self.run, self._child = RunDirectory(config.init_from), config
         self.config = self.run.config()
-        if (there := self.config.objective.name) != (here := config.objective.name):
+        theirs_and_ours = [make_objective(each) for each in (self.config, config)]
+        kinds = {(one.causal, one.both_sides, one.added_tokens) for one in theirs_and_ours}
+        if len(kinds) > 1:
+            there, here = (each.objective.name for each in (self.config, config))
             raise ValueError(
-                f"init_from={self.run} was trained for objective={there}, and this run is for objective={here}; "
-                "start from a run of the same objective, or train from the start"
+                f"init_from={self.run} was trained for objective={there}, and this run is for objective={here}, which "
+                "sees other tokens or has others; start from a run of the same objective, or train from the start"
             )
         self.step = hosts.broadcast(self._latest)
+        if config.init_step > 0:
+            self._check_fork(config)
         self.config = self.config.at(self.step)
         self._tokenizer = self.run.tokenizer()
         tokenizer = given_tokenizer(config.data)  # None if it is known only with the train text
         if tokenizer or config.data.tokenizer != self._tokenizer.name:
             self.check_vocabulary(tokenizer.fingerprint() if tokenizer else "")
-        self.run.tell_changed_files(method_files(self.config.positions))
+        self.run.tell_changed_files(method_files(self.config))
         laid_out_alike = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(laid_out_alike, self._tokenizer.vocab_size)
         self._check_model(model)
@@ -79,6 +102,37 @@ class Parent:
                 f"init_from={self.run} has no checkpoint to start from; train it first"
             )
         return steps[-1]
+
+    def _check_fork(self, config: Config) -> None:
+        """Raises ValueError if a run of `config` can't go on from the parent's state after `init_step`."""
+        at, steps = config.init_step, self.run.saved_steps()
+        if at not in steps or at >= config.train.steps:
+            raise ValueError(
+                f"init_step={at} must be a checkpoint of init_from={self.run} below train.steps={config.train.steps}; "
+                f"there are: {', '.join(map(str, steps))} (checkpoint.keep says how many are kept)"
+            )
+        free = "init_from", "init_step", "train.steps", "optimizer."
+        differ = [key for key in differing(self.config, config) if not key.startswith(free)]
+        kinds = [each.optimizer for each in (self.config, config)]
+        same = [
+            dataclasses.replace(kind, **{key: kinds[0][key] for key in SCHEDULED}) for kind in kinds
+        ]
+        if differ or same[0] != same[1]:
+            keys = ", ".join(differ) or "another optimizer"
+            raise ValueError(
+                f"init_step={at} goes on from the state of init_from={self.run}, whose config differs in more than "
+                f"train.steps and the schedule: {keys}; set these as there, or leave init_step out"
+            )
+        rates = [
+            jax.vmap(make_schedule(each.optimizer, each.train.steps))(jnp.arange(at))
+            for each in (self.config, config)
+        ]
+        if (apart := np.flatnonzero(rates[0] != rates[1])).size:
+            raise ValueError(
+                f"init_step={at} is after update {apart[0]}, from which the learning rates of init_from={self.run} are "
+                "others; start from an earlier checkpoint, or with the same schedule up to there"
+            )
+        self.step = at
 
     def check_vocabulary(self, fingerprint: str) -> None:
         """Raises ValueError if `fingerprint` is not the parent's tokenizer's."""
@@ -145,9 +199,16 @@ class Parent:
         )
 
     def replace_in(self, state: TrainState, mesh: Mesh) -> TrainState:
-        """Returns `state` with parameters from the newest whole checkpoint. Raises ValueError without
-        one.
+        """Returns `state` with parameters from the newest whole checkpoint, or the state after `init_step`.
+        Raises ValueError without one.
         """
+        if self._child.init_step > 0:
+            shapes = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+                state,
+            )
+            with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
+                return checkpoints.restore(self.step, shapes)
         abstract = laid_out(param_shapes(self._model), mesh)
         with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
             read = functools.partial(checkpoints.restore_params, abstract_params=abstract)

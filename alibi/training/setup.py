@@ -24,6 +24,7 @@ from alibi.generation.decoding import decode_answer
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model, evaluated
 from alibi.model.loss import training_loss
 from alibi.objectives import Objective, make_objective
+from alibi.optimizers import make_optimizer
 from alibi.parallel import hosts
 from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
 from alibi.positions.base import PositionMethod
@@ -32,7 +33,6 @@ from alibi.runs.code import own_files
 from alibi.runs.overrides import position_parameters
 from alibi.testing import check_few_tokens, check_finite
 from alibi.training.metric_writers import check_writers
-from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
 
 
@@ -85,7 +85,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     """
     sharding = batch_sharding(mesh)
     first, *_ = check_stretches(config, mesh)
-    hosts.check_alike({**own_files(), **method_files(config.positions)})  # loaded now
+    hosts.check_alike({**own_files(), **method_files(config)})  # loaded now
     hosts.broadcast(lambda: check_writers(config))
     optimizer, schedule = make_optimizer(config.optimizer, config.train.steps)
     state, begun = hosts.broadcast(lambda: (run.status()["state"], bool(run.saved_steps())))
@@ -111,7 +111,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     hosts.check_alike(
         {key: value for file in files.values() for key, value in file.manifest.identity.items()}
     )
-    hosts.broadcast(lambda: run.check_same(corpus, method_files(config.positions)))
+    hosts.broadcast(lambda: run.check_same(corpus, method_files(config)))
     stretches = tuple(
         make_stretch(first, each, files["train"], sharding) for first, each in config.stretches
     )
@@ -314,7 +314,10 @@ def objective_of(config: Config, text: TokenFile) -> Objective:
 def validation_windows(config: Config, num_tokens: int) -> Windows:
     """Returns windows of the training length that score eval.max_tokens tokens, spread evenly."""
     return spread_windows(
-        num_tokens, config.train_length, config.eval.max_tokens, causal=config.objective.causal
+        num_tokens,
+        config.train_length,
+        config.eval.max_tokens,
+        causal=make_objective(config).causal,
     )
 
 
@@ -340,7 +343,7 @@ def make_sampler(config: Config, model: DecoderLM, text: TokenFile) -> Callable[
     Raises:
       ValueError: the model fills in tokens, or can't have so many.
     """
-    if not config.objective.causal:
+    if not make_objective(config).causal:
         raise ValueError(
             f"eval.sample_prompt needs objective=next_token; objective={config.objective.name} fills in tokens; leave "
             "it empty"

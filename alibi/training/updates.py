@@ -59,7 +59,7 @@ class SeedRun:
                 parameters=sum(leaf.size for leaf in jax.tree.leaves(self.abstract.params)),
                 vocab_size=model.vocab_size,
                 corpus=job.corpus,
-                method_files=method_files(config.positions),
+                method_files=method_files(config),
             ),
         }
 

@@ -32,6 +32,7 @@ from alibi.convert.exporting import export_model
 from alibi.convert.folder import WEIGHTS
 from alibi.convert.importing import import_model
 from alibi.generation import generate
+from alibi.objectives import make_objective
 from alibi.runs.trained import TrainedRun
 from tests.convert.described import FAMILIES as DESCRIBED
 from tests.convert.described_encoders import ENCODERS
@@ -397,7 +398,7 @@ def _alike(run: TrainedRun, peer: Callable[[np.ndarray], np.ndarray]) -> int:
 
 def our_logits(run: TrainedRun) -> np.ndarray:
     """Returns the logits, or the last layer's output of a masked model without a head."""
-    masked = not run.config.objective.causal
+    masked = not make_objective(run.config).causal
     method = "features" if masked and not run.config.model.masked_head else None
     apply = jax.jit(functools.partial(run.model.apply, method=method))
     tokens, segments = (TEXTS, {"segment_ids": 1 - VISIBLE.astype(int)}) if masked else (TOKENS, {})

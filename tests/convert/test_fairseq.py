@@ -25,11 +25,11 @@ from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer, model_nll, run_objective
 from alibi.extras import MissingPackageError
 from alibi.model.decoder import build_model, param_shapes
+from alibi.optimizers import make_optimizer, make_schedule
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, config_hash
 from alibi.runs.checkpoint import Checkpoints
 from alibi.runs.trained import TrainedRun
-from alibi.training.optimizer import make_optimizer, make_schedule
 from alibi.training.setup import check_config, prepare_files, sequences_per_update
 from alibi.training.step import abstract_state
 from configs import wikitext103

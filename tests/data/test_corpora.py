@@ -44,7 +44,10 @@ def test_books_are_whole_different_and_small():
             {"valid": "nope"},
             r"data\.valid='nope' is no split .*, train, valid, test; .*corpus=text",
         ),
-        ({"corpus": "book"}, r"data\.corpus='book' must be one of books, passkeys, text, hub"),
+        (
+            {"corpus": "book"},
+            "unknown corpus 'book'; did you mean 'books'\\? there are: books, pass",
+        ),
         ({"document_end": "blank_line"}, r"data\.document_end=blank_line needs corpus=text.*file"),
         ({"corpus": "tfds", "name": "lm1b", "streaming": True}, "streaming=True needs corpus=hub"),
     ],

@@ -8,8 +8,8 @@ import pytest
 
 from alibi.config import read_config
 from alibi.data.tasks import SYMBOLS, TASKS, Tasks
-from alibi.objectives import Answers, Sequences
-from alibi.objectives.answers import answers_of
+from alibi.objectives import Sequences, make_objective
+from alibi.objectives.answers import Answers, answers_of
 from configs import task as config_file
 
 LETTERS = SYMBOLS[4:].tobytes().decode()
@@ -152,7 +152,7 @@ def test_answers_are_marked_in_bytes():
     config = config_file.get_config("length=64")
     config.data.tokenizer = "words"
     with pytest.raises(ValueError, match=r"objective\.name=answers .*data\.tokenizer=words"):
-        read_config(config)
+        make_objective(read_config(config))
 
 
 @pytest.mark.parametrize(

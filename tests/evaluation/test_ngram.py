@@ -446,7 +446,7 @@ def test_masked_tokens_are_scored_by_their_frequency(texts):
     data = RunDirectory(run).config().data
     train, valid = (np.asarray(prepare(data, split).tokens) for split in ("train", "valid"))
     whole = Sequences(np.append(-1, valid)[None].astype(np.int32), np.zeros(1, int))
-    masked = valid[Masked(256, 10, 0.5, 0.1, 0.1).batch(whole).targets[0] >= 0]
+    masked = valid[Masked(256, 10, 0.5, 0.1, 0.1, -1).batch(whole).targets[0] >= 0]
     counts, kinds = np.bincount(train, minlength=256), np.unique(train).size
     nats = -np.log((counts + kinds / 256) / (train.size + kinds))[masked].sum()
     assert row.results["nll_nats"] == pytest.approx(nats, rel=1e-12)

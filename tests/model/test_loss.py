@@ -13,9 +13,9 @@ from alibi.config import Config, TrainConfig, replaced
 from alibi.model.decoder import build_model
 from alibi.model.loss import Head, TokenLoss, cross_entropy, training_loss
 from alibi.numerics.products import Products
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.runs.identity import differing
-from alibi.training.optimizer import make_optimizer
 from alibi.training.setup import check_config
 from alibi.training.step import abstract_state, initial_state, make_train_step
 from tests.programs import AS_USERS

@@ -14,8 +14,8 @@ from alibi.config import make_config
 from alibi.model.decoder import build_model
 from alibi.numerics.products import FlatProduct, Products
 from alibi.numerics.sums import dot_rows
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import make_mesh
-from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, make_train_step
 from tests.programs import AS_USERS
 

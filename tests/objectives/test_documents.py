@@ -25,7 +25,7 @@ VOCAB, END = 11, 10
 # three documents, of which the second has an end alone, and a beginning of a fourth
 TEXT = np.array([1, 2, 3, END, END, 4, 5, 6, 7, END, 8, 9])
 NEXT = NextToken(VOCAB, END)
-MASKED = Masked(VOCAB, END, 0.5, 0.1, 0.1)
+MASKED = Masked(VOCAB, END, 0.5, 0.1, 0.1, -1)
 
 
 def isolated(objective, *, restart=True):
@@ -79,7 +79,7 @@ def test_training_sees_the_segments():
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     batch, losses = isolated(NEXT).batch(whole_text()), []
     for shape in ((1, 2, 12), (2, 1, 12)):
-        arrays = (np.broadcast_to(x[0], shape).copy() for x in batch)
+        arrays = (x if x is None else np.broadcast_to(x[0], shape).copy() for x in batch)
         state = TrainState(jnp.zeros((), jnp.int32), params, optax.sgd(0.1).init(params))
         state = jax.tree.map(jnp.array, state)
         _, metrics = make_train_step(model, optax.sgd(0.1), 0)(state, *arrays)

@@ -25,7 +25,7 @@ from alibi.training.loop import train
 from tests.evaluation.runs import options_of
 
 VOCAB = 50
-MASKED = Masked(VOCAB, 0, 0.15, 0.1, 0.1)
+MASKED = Masked(VOCAB, 0, 0.15, 0.1, 0.1, -1)
 
 
 def sequences(tokens, first=0):
@@ -135,7 +135,7 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
     assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     every = Sequences(np.zeros((1, 701), np.int32), np.zeros(1, int))
-    count = (Masked(256, 10, 0.15, 0.1, 0.1).batch(every).targets >= 0).sum()
+    count = (Masked(256, 10, 0.15, 0.1, 0.1, -1).batch(every).targets >= 0).sum()
     found = [(row.evaluator, row.length, row.results["tokens"]) for row in rows]
     assert found == [("perplexity", 16, count), ("perplexity", 64, count)]
     assert not {"words", "bytes", "bits_per_byte"} & {*rows[0].results, *rows[1].results}
@@ -174,7 +174,7 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
         ("objective.mask_rate=0", "objective.mask_rate=0 must be above 0"),
         (
             "objective=masked,model.embedding=adaptive,model.cutoffs=50",
-            "no room for the mask token",
+            "no room for the added tokens of objective=masked",
         ),
         ("objective=masked,model.logit_scale=log_n", "counts the tokens before each"),
     ],
@@ -216,7 +216,7 @@ def test_the_nll_is_that_of_the_formula_in_float64(slopes_after):
     keys += f",position_options.slopes_after={slopes_after}" if slopes_after else ""
     model = build_model(make_config(keys), VOCAB)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    inputs, targets, *_ = dataclasses.replace(MASKED, rate=0.5).batch(sequences(np.arange(40)))
+    inputs, targets, *_ = dataclasses.replace(MASKED, mask_rate=0.5).batch(sequences(np.arange(40)))
     found = jax.jit(model_nll(model))(params, inputs, targets)[0]
     m = np.array([2.0**-4, 2.0**-8])[:, None, None]
     after = np.array([2.0**-5, 2.0**-2])[:, None, None] if slopes_after else m

@@ -38,7 +38,7 @@ from alibi.runs import method_files
 
 config = load_config("{EXAMPLE}/config.py:position_options.initial=2")
 (kind,) = layer_pattern(config)
-print(type(kind.position).__name__, kind.position.initial, *method_files(config.position))
+print(type(kind.position).__name__, kind.position.initial, *method_files(config))
 x = jnp.ones((1, 3, 2, 4))
 attention = alibi.attention_fn("root", num_heads=2, params={{"scale": jnp.ones(2)}})
 print(attention(x, x, x).shape)

@@ -13,9 +13,9 @@ from alibi.config import Config, DataConfig, as_file, load_config, make_config, 
 from alibi.devices.kinds import GIB
 from alibi.model.decoder import build_model
 from alibi.model.flops import training_flops
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import batch_sharding, make_mesh
 from alibi.planning.plan import TrainingPlan, Vocabulary, describe, make_plan
-from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, make_train_step
 from tests.programs import AS_USERS
 

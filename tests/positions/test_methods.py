@@ -13,6 +13,7 @@ import pytest
 
 from alibi import alibi_slopes
 from alibi.config import make_config
+from alibi.config.classes import installed
 from alibi.config.fields import annotations, checked
 from alibi.model.decoder import build_model
 from alibi.model.positions import randomised_positions
@@ -20,7 +21,6 @@ from alibi.positions import (
     METHODS,
     DistanceBias,
     PositionMethod,
-    installed_methods,
     make_position,
     method_class,
     per_head,
@@ -461,8 +461,7 @@ def test_a_module_that_fails_is_named(tmp_path, monkeypatch, line: str, message:
     """Also one that an installed package's entry point names; sys.exit(0) would be a success."""
     file = tmp_path / "theirs.py"
     file.write_text(f"import sys\n{line}\n")
-    installed = {"theirs": "theirs:Method"}
-    monkeypatch.setattr("alibi.positions.registry.installed_methods", lambda: installed)
+    monkeypatch.setattr("alibi.config.classes.installed", lambda group: {"theirs": "theirs:Method"})
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("theirs", "theirs:Method"):
         with pytest.raises(ValueError, match=re.escape(message.format(file=file))) as error:
@@ -479,9 +478,9 @@ def test_a_name_of_the_library_stays_its_own(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[alibi.positions]\nrotary = theirs.own:Rotary\n")
     monkeypatch.syspath_prepend(tmp_path)
-    installed_methods.cache_clear()
+    installed.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"rotary is this library's.*=theirs\.own:Rotary for"):
             assert method_class("rotary") is Rotary
     finally:
-        installed_methods.cache_clear()
+        installed.cache_clear()

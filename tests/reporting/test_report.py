@@ -38,7 +38,7 @@ def test_report_with_tables_figures_and_failures(tmp_path):
     ("evaluator", "changed", "reason"),
     [
         ("absent:Accuracy", {}, "evaluator=absent:Accuracy: No module named 'absent'"),
-        ("passkey", {"options": {"keys": 3}}, "evaluator passkey has no option 'keys'"),
+        ("passkey", {"options": {"keys": 3}}, "evaluator 'passkey' has no option 'keys'"),
         ("context_use", {"cell": {"length": 128}, "results": {}}, "KeyError('lengths')"),
     ],
 )

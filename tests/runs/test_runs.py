@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import pathlib
 import platform
 import re
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from alibi.config import make_config
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.runs import RunDirectory, git_commit, method_files, processor
 from alibi.runs.code import own_files
@@ -64,7 +66,13 @@ def test_a_config_with_keys_that_this_version_lacks_is_not_called_damaged(tmp_pa
     content["model"]["new_key"] = 1
     run.write("config.json", content)
     run.release()
-    with pytest.raises(ValueError, match=r"written by another version .*'model\.new_key'"):
+    with pytest.raises(
+        ValueError,
+        match=r"was written by a newer version .*: it has model.new_key, which this version lacks",
+    ):
+        run.config()
+    (run.path / "config.json").write_text(json.dumps(content))  # by hand, without its checksum
+    with pytest.raises(ValueError, match=r"is damaged .*, and has model.new_key, which this vers"):
         run.config()
 
 
@@ -168,7 +176,7 @@ def test_the_files_of_a_method_are_those_that_it_may_load(tmp_path, monkeypatch,
     for name, content in files.items():
         (package / name).write_text(content)
     try:
-        before = method_files("mypackage.method:Mine,alibi")
+        before = method_files(make_config(position="mypackage.method:Mine,alibi"))
         names = [
             f"own file mypackage.{name}" if name else "own file mypackage"
             for name in ("", "by_string", "lazy", "method", "transitive", "within_try")
@@ -177,9 +185,11 @@ def test_the_files_of_a_method_are_those_that_it_may_load(tmp_path, monkeypatch,
         assert "mypackage.lazy" not in sys.modules, "only what importing loads is loaded"
         for name, content in files.items():
             (package / name).write_text(content + "\n")
-            assert (method_files("mypackage.method:Mine") != before) == ("unused" not in name)
+            assert (method_files(make_config(position="mypackage.method:Mine")) != before) == (
+                "unused" not in name
+            )
             (package / name).write_text(content)
-        assert method_files("alibi,rotary") == {}
+        assert method_files(make_config(position="alibi,rotary")) == {}
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "mypackage"]:
             del sys.modules[name]

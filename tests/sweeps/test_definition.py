@@ -157,7 +157,7 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
         ({"lengths": [128]}, "either 'multiples' or 'lengths'"),
         ({"multiples": [0.5]}, "whole numbers of tokens"),
         ({"stride": 129}, "stride=129 must be between 1 and the length 128"),
-        ({"stride": 64.0}, "stride=64.0 must be of type int"),
+        ({"stride": 64.0}, "option stride=64.0 of evaluator .perplexity. must be of type int"),
         (
             {"split": "train2"},
             "split 'train2' is unknown; did you mean 'train'",
@@ -173,7 +173,7 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
         ),
         (
             {"evaluators": "perplexty"},
-            "evaluator 'perplexty' is unknown; did you mean 'perplexity'",
+            "unknown evaluator 'perplexty'; did you mean 'perplexity'",
         ),
         ({"evaluators": []}, "'evaluators' names nothing; give some of"),
         ({"product": {"seed": [0]}, "runs": [{"seed": 0}]}, "runs of equal name: alibi-L128-seed0"),

@@ -11,11 +11,11 @@ from jaxtyping import PyTree
 
 from alibi.config import Config, make_config
 from alibi.model.decoder import build_model
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import updates
-from alibi.training.optimizer import make_optimizer
 from alibi.training.step import Batch, abstract_state
 
 

@@ -18,10 +18,10 @@ from alibi.config import make_config
 from alibi.errors import UserError
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import AXES, batch_sharding, make_mesh
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.checksums import check_replicas, checksums
-from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, initial_state
 
 VOCABULARY = 48

@@ -16,11 +16,11 @@ from alibi.config.fields import ADAPTIVE
 from alibi.config.tree import role_of
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model, param_shapes
 from alibi.model.layers import unstacked
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop, setup, updates
-from alibi.training.optimizer import make_optimizer
 from alibi.training.parent import Parent
 from alibi.training.step import initial_state
 from tests.training.runs import assert_same

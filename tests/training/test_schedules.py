@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from alibi.config import make_config, read_config
-from alibi.training.optimizer import make_optimizer, make_schedule
+from alibi.optimizers import make_optimizer, make_schedule
 from configs import wikitext103
 
 RECIPE = {0: 1e-7, 8_000: 0.50000005, 16_000: 1.0, 83_500: 0.853568, 151_000: 0.50005, 218_500: 0.146532,

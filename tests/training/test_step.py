@@ -13,11 +13,11 @@ import pytest
 from alibi.attention import AttentionOptions
 from alibi.config import Config, make_config
 from alibi.model.decoder import build_model, param_shapes
+from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh, tree_shardings
 from alibi.positions import METHODS, PositionMethod, make_position
 from alibi.runs.checkpoint import TrainState
 from alibi.testing.samples import attend, inputs_of, params_of
-from alibi.training.optimizer import make_optimizer
 from alibi.training.step import abstract_state, initial_state, make_train_step
 from tests.programs import AS_USERS
 

@@ -12,8 +12,8 @@ from alibi.config import read_config, replaced
 from alibi.convert.families.fairseq import FAMILY
 from alibi.convert.importing import describe, read_params
 from alibi.model.decoder import build_model
+from alibi.optimizers import make_optimizer
 from alibi.runs.checkpoint import TrainState
-from alibi.training.optimizer import make_optimizer
 from alibi.training.step import make_train_step
 from configs import wikitext103
 from tests.convert.papers import as_model

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from alibi.config import Config, ModelConfig, flatten, replaced
 from alibi.config.fields import CHANGED
 from alibi.config.tree import role_of
+from alibi.objectives import make_objective
 from alibi.positions import known_options
 
 Shape = tuple[int, ...]
@@ -234,7 +235,10 @@ class Family:
         Raises:
           ValueError: the family can't say some keys, which the error names.
         """
-        if config.objective.causal == bool(self.masked_head):
+        objective = make_objective(config)
+        if bool(self.masked_head) != (objective.both_sides and not objective.causal) or (
+            not self.masked_head and objective.added_tokens
+        ):
             predicted = "masked tokens" if self.masked_head else "the next token"
             raise ValueError(
                 f"{self.architectures[0]} predicts {predicted}, and this model has "

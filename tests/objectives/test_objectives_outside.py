@@ -1,0 +1,133 @@
+"""Objectives from outside the package: named, trained, recorded, and refused with class and file."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from alibi.config import make_config
+from alibi.config.fields import number
+from alibi.evaluation.evaluate import evaluate_runs
+from alibi.objectives import Batch, NextToken, Objective, make_objective
+from alibi.reporting.rows import read_rows
+from alibi.runs import RunDirectory, evaluation_hash, method_files
+from alibi.training.loop import train
+from tests.evaluation.runs import options_of
+
+HERE = __name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Every(NextToken):
+    """Each n-th token."""
+
+    selects = True
+
+    n: int = number(2, at_least=1)
+    mask_rate: float = dataclasses.field(kw_only=True)
+
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        batch = super().batch(sequences, seed, step)
+        kept = np.arange(batch.targets.shape[1]) % self.n == 0
+        return batch._replace(targets=np.where(kept, batch.targets, np.int32(-1)))
+
+
+class Undecorated(NextToken):
+    n: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Silent(Objective):
+    """It doesn't say whether it is causal."""
+
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        return Batch(sequences.tokens[:, :-1], sequences.tokens[:, 1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide(NextToken):
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        inputs, targets, *_ = super().batch(sequences)
+        return Batch(inputs.astype(np.int64), targets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beyond(NextToken):
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        return super().batch(sequences)._replace(inputs=np.full_like(sequences.tokens[:, 1:], 256))
+
+
+@dataclasses.dataclass(frozen=True)
+class Reaching(NextToken):
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        return super().batch(sequences)._replace(reach=sequences.tokens[:, 1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Old(NextToken):
+    def batch(self, sequences, seed=0, step=0):
+        return super().batch(sequences)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "maskd",
+            "unknown objective 'maskd'; did you mean 'masked'? there are: next_token, masked",
+        ),
+        ("fim", "unknown objective 'fim'; did you mean 'fill_in_the_middle'?"),
+        ("absent.module:One", "objective.name=absent.module:One: No module named 'absent'; write"),
+        (
+            "json:loads",
+            "objective.name=json:loads is no subclass of alibi.objectives.Objective, but",
+        ),
+        (f"{HERE}:Undecorated", "has n, which are no options of it; put @dataclasses.dataclass"),
+        (f"{HERE}:Silent", f"objective '{HERE}:Silent' can't be made (Silent, {__file__}:"),
+        (f"{HERE}:Wide", f"(Wide, {__file__}:"),
+        (f"{HERE}:Wide", "inputs of its batch are int64[2, 16]; they must be int32[2, 16]"),
+        (f"{HERE}:Beyond", "its batch has tokens outside of 0 to 255"),
+        (f"{HERE}:Reaching", "its batch has a reach; only an objective with causal=True and both_"),
+        (f"{HERE}:Old", "batch(training=False) fails: TypeError"),
+    ],
+)
+def test_a_wrong_one_is_a_line(name, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        make_objective(make_config(objective__name=name), vocab_size=256)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"m": 2}, f"objective '{HERE}:Every' has no option 'm'; there are: n, mask_rate"),
+        ({"n": 0}, f"option n=0 of objective '{HERE}:Every' must be at least 1"),
+        ({"n": "two"}, "option n='two' of objective"),
+    ],
+)
+def test_an_option_is_checked(options, words):
+    config = make_config(objective__name=f"{HERE}:Every", objective__options=options)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        make_objective(config)
+
+
+def test_an_option_without_a_default_is_the_key_of_its_name():
+    keys = f"objective={HERE}:Every,objective.options.n=3,objective.mask_rate=0.25"
+    made = make_objective(make_config(keys))
+    assert (made.n, made.mask_rate) == (3, 0.25)
+    own = make_config(f"{keys},objective.options.mask_rate=0.5")
+    assert make_objective(own).mask_rate == 0.5
+
+
+@pytest.mark.slow
+def test_it_is_trained_and_its_file_belongs_to_the_run(tiny_config, tmp_path):
+    config = tiny_config(objective__name=f"{HERE}:Every", objective__options={"n": 4})
+    train(config, str(tmp_path / "run"))
+    assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16,))) == []
+    [row] = read_rows(tmp_path / "out" / "results.jsonl")
+    assert row.objective == {"name": f"{HERE}:Every", "n": 4, "mask_rate": 0.15}
+    assert row.results["tokens"] == 4 * 43 + 3  # 43 windows of 16 tokens, and one of 12
+    assert method_files(config).keys() >= {f"own file {HERE}"}
+    assert RunDirectory(tmp_path / "run").provenance()["method_files"] == method_files(config)
+    assert evaluation_hash(config) != evaluation_hash(tiny_config())
