@@ -240,12 +240,11 @@ def run_objective(run: TrainedRun) -> Objective:
     """Returns the objective that a run was trained for, with its tokenizer. Raises ValueError for a model
     of masked tokens that was imported without a head.
     """
-    if not run.config.objective.causal:
+    text = {"vocab_size": run.tokenizer.vocab_size, "boundary_id": run.tokenizer.boundary_id}
+    objective = make_objective(run.config, **text)
+    if not objective.causal:
         check_masked(run, "an evaluation", head=True)
-    tokenizer = run.tokenizer
-    return make_objective(
-        run.config, vocab_size=tokenizer.vocab_size, boundary_id=tokenizer.boundary_id
-    )
+    return objective
 
 
 def wrong_tokens(model: DecoderLM) -> NllFunction:
