@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 PAGES = (
     "README.md",
     "docs/five-minutes.md",
+    "docs/attention.md",
     "docs/walk-through.md",
     "docs/how-to/read-a-row.md",
     "docs/new-method.md",

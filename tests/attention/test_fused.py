@@ -27,9 +27,16 @@ from alibi.numerics.target import traced_for
 from alibi.positions import AlibiBias, make_position
 from alibi.positions.alibi import TwoSidedAlibiBias
 from alibi.positions.fox import FoxBias
+from alibi.positions.metric import Metric, MetricBias
 from tests.attention.calls import abstract_device, assert_near, inputs, on
 
 KERNELS = ["mosaic", "triton"]
+MASKED = [
+    ("alibi_learned", 64, "keys"),
+    ("t5", 128, "pairs"),
+    ("grid", 64, ""),
+    ("grid", 128, "pairs"),
+]
 METHODS = ["none", "alibi_learned", "t5", "kerple_log", "sandwich", "fox"]
 
 
@@ -45,6 +52,9 @@ def bias_of(name, heads, head_dim, batch=2, length=40, **options):
     """Returns the parameters of a method's bias, and the function from them to the bias."""
     if name == "none":
         return {}, lambda params: None
+    if name == "grid":
+        metric = Metric(32, free_tokens=1, euclidean=True)
+        return jnp.asarray(alibi_slopes(heads)), lambda slopes: MetricBias(slopes, metric)
     if name == "fox":
         gates = np.random.default_rng(1).standard_normal((batch, length, heads), np.float32)
         return jnp.cumsum(jax.nn.log_sigmoid(gates), axis=1), lambda c: FoxBias(c, c)
@@ -257,19 +267,27 @@ def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     assert refusal("fused", on(long, "gpu")) == "", "its kernels hold no list"
 
 
-def gradients(name, head_dim, length, batch=2, heads=4):
-    """Returns a function that computes attention and all gradients, and shapes of its arguments."""
-    params, bias = bias_of(name, heads, head_dim, batch, length)
+def gradients(name, head_dim, length, batch=2, heads=4, mask=""):
+    """Returns a function that computes attention and all gradients, and shapes of its arguments.
 
-    def computed(query, key, value, params, incoming):
+    Args:
+      mask: "keys" or "pairs" for a mask, as one more argument.
+    """
+    params, bias = bias_of(name, heads, head_dim, batch, length)
+    how = {"causal": name != "grid", "backend": "fused"}
+
+    def computed(query, key, value, params, incoming, *masks):
         def attention(query, key, value, params):
-            return attend(query, key, value, bias=bias(params), backend="fused")
+            own = dict(zip(["mask"], masks, strict=False))
+            return attend(query, key, value, bias=bias(params), **how, **own)
 
         attended, to_gradients = jax.vjp(attention, query, key, value, params)
         return attended, *to_gradients(incoming)
 
     array = jax.ShapeDtypeStruct((batch, length, heads, head_dim), jnp.bfloat16)
-    return computed, (array, array, array, jax.eval_shape(lambda: params), array)
+    shapes = {"keys": [(batch, 1, 1, length)], "pairs": [(batch, 1, length, length)]}.get(mask, [])
+    masks = [jax.ShapeDtypeStruct(shape, bool) for shape in shapes]
+    return computed, (array, array, array, jax.eval_shape(lambda: params), array, *masks)
 
 
 @pytest.mark.slow
@@ -316,14 +334,15 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 }} device_description_str: "{
 )
 @pytest.mark.parametrize("kind", GPUS)
 @pytest.mark.parametrize(
-    ("name", "head_dim"),
+    ("name", "head_dim", "mask"),
     [
-        *((name, 128) for name in METHODS),
-        *((name, 64) for name in ("none", "alibi_learned", "t5")),
-        ("t5", 256),
+        *((name, 128, "") for name in METHODS),
+        *((name, 64, "") for name in ("none", "alibi_learned", "t5")),
+        ("t5", 256, ""),
+        *MASKED,
     ],
 )
-def test_compiles_for_gpus(kind, name, head_dim):
+def test_compiles_for_gpus(kind, name, head_dim, mask):
     """Without a GPU; the kernels fit into what a program can share."""
     from jax.experimental import topologies
 
@@ -333,7 +352,7 @@ def test_compiles_for_gpus(kind, name, head_dim):
     (device,) = topologies.get_topology_desc(
         platform="cuda", topology_name=kind, topology="1x1x1", target_config=target
     ).devices
-    compiled = compiled_for("gpu", device, gradients(name, head_dim, 4096, batch=1, heads=8))
+    compiled = compiled_for("gpu", device, gradients(name, head_dim, 4096, 1, 8, mask))
     # One [q, k] array of a head in bfloat16 would be 32 MiB, of all heads 256 MiB.
     assert compiled.memory_analysis().temp_size_in_bytes < 2**27
 
@@ -356,13 +375,14 @@ def compiled_for(platform, device, function_and_shapes):
     reason="libtpu, the compiler for TPUs, is not installed: bash scripts/setup.sh --extra=tpu",
 )
 @pytest.mark.parametrize(
-    ("topology", "head_dim", "name"),
+    ("topology", "name", "head_dim", "mask"),
     [
-        *(("v5e:2x2", dim, name) for dim in (64, 128) for name in METHODS),
-        *((other, dim, "t5") for dim in (64, 128) for other in ("v5p:2x2x1", "v6e:2x2")),
+        *(("v5e:2x2", name, dim, "") for dim in (64, 128) for name in METHODS),
+        *((other, "t5", dim, "") for dim in (64, 128) for other in ("v5p:2x2x1", "v6e:2x2")),
+        *(("v5e:2x2", *masked) for masked in MASKED),
     ],
 )
-def test_compiles_for_tpus(topology, head_dim, name, monkeypatch):
+def test_compiles_for_tpus(topology, name, head_dim, mask, monkeypatch):
     from jax.experimental import topologies
 
     for variable, value in (
@@ -374,6 +394,6 @@ def test_compiles_for_tpus(topology, head_dim, name, monkeypatch):
         monkeypatch.setitem(os.environ, f"TPU_{variable}", value)
     monkeypatch.setitem(os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # in other workers
     device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-    compiled = compiled_for("tpu", device, gradients(name, head_dim, 8192, batch=1, heads=8))
+    compiled = compiled_for("tpu", device, gradients(name, head_dim, 8192, 1, 8, mask))
     # One [q, k] array of a head in bfloat16 would be 128 MiB, of all heads 1 GiB.
     assert compiled.memory_analysis().temp_size_in_bytes < 2**29

@@ -3,6 +3,7 @@ whole are left out, and a padded batch stays in the kernels.
 """
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from tests.attention.test_fused import (
     assert_equals_reference,
     bias_of,
     call_of,
+    gradients,
     small_blocks,  # noqa: F401
 )
 
@@ -152,42 +154,22 @@ def test_devices_compute_their_own_sequences_of_a_padded_batch():
     np.testing.assert_allclose(split(query, key, value), want, atol=1e-6)
 
 
-def lowered(platform, target, name, *mask):
-    """Returns the text of a call with gradients, lowered by Pallas for Triton or Mosaic."""
-    params, bias = bias_of(name, 4, 80, 2, 1000)
-    array = jax.ShapeDtypeStruct((2, 1000, 4, 80), jnp.bfloat16)
-
-    def computed(query, key, value, params, incoming, *mask):
-        def attention(query, key, value, params):
-            mask_of_call = mask[0] if mask else None
-            return attend(query, key, value, bias=bias(params), mask=mask_of_call, backend="fused")
-
-        attended, to_gradients = jax.vjp(attention, query, key, value, params)
-        return attended, *to_gradients(incoming)
-
-    shapes = array, array, array, jax.eval_shape(lambda: params), array
-    shapes += tuple(jax.ShapeDtypeStruct(shape, bool) for shape in mask)
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract_device(target))
-    with traced_for(platform, 1), jax.sharding.use_abstract_mesh(mesh):
-        return jax.jit(computed).trace(*shapes).lower(lowering_platforms=(target,)).as_text()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("platform", "target"), [("gpu", "cuda"), ("tpu", "tpu")])
 @pytest.mark.parametrize(
-    ("name", "mask"),
-    [("none", (2, 1, 1, 1000)), ("alibi_learned", (2, 1, 1000, 1000)), ("t5", (1, 4, 1000, 1000))],
+    ("name", "mask"), [("none", "keys"), ("alibi_learned", "pairs"), ("t5", "pairs"), ("grid", "")]
 )
 def test_lowers_for_accelerators(platform, target, name, mask, monkeypatch):
+    """By Pallas' own lowering, of Triton or Mosaic. A mask of keys, and a grid, need no array of pairs."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    module = lowered(platform, target, name, mask)
+    function, shapes = gradients(name, 80, 1000, mask=mask)
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract_device(target))
+    with traced_for(platform, 1), jax.sharding.use_abstract_mesh(mesh):
+        module = jax.jit(function).trace(*shapes).lower(lowering_platforms=(target,)).as_text()
     kernel = "tpu_custom_call" if platform == "tpu" else "__gpu$xla.gpu.triton"
     assert module.count(f"@{kernel}") == 3 + (platform == "gpu" and name == "t5")
-    assert "1000x1000xf32" not in module
-    assert "1024x1024xf32" not in module
-    if mask[2] == 1:  # data of keys: no array of pairs at all
-        assert "1000x1000" not in module
-        assert "1024x1024" not in module
+    of_pairs = re.findall(r"(?:1000x1000|1024x1024)x([a-z]+[0-9]*)", module)
+    assert set(of_pairs) <= ({"i1", "i8"} if mask == "pairs" else set())
 
 
 @pytest.mark.usefixtures("small_blocks")
