@@ -29,7 +29,7 @@ from tests.programs import AS_USERS
 SPLIT = P(("data", "fsdp"), None, "tensor")
 
 
-def mesh(data=2, fsdp=2, tensor=2):
+def mesh(data=1, fsdp=2, tensor=2):
     return jax.make_mesh(
         (data, fsdp, tensor), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3
     )
