@@ -9,6 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -32,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_exact": functools.partial(nn.gelu, approximate=False),
     "silu": nn.silu,
 }
+UP = "up"  # names the feed-forward layer's wide products
 
 
 @flax.struct.dataclass
@@ -123,14 +125,18 @@ class Block(nn.Module):
             kernel_init=initialization.feed_forward,
             dot_general=products.dot_general,
         )
-        widen = functools.partial(
-            dense,
-            config.feed_forward,
-            use_bias=config.feed_forward_bias and config.up_bias,
-            bias_init=initialization.bias(config.width),
-        )
-        activated, hidden = ACTIVATIONS[config.activation], widen(name="up")(x)
-        hidden = activated(widen(name="gate")(x)) * hidden if config.gated else activated(hidden)
+
+        def wide(name: str) -> Float[Array, "batch last features"]:
+            layer = dense(
+                config.feed_forward,
+                use_bias=config.feed_forward_bias and config.up_bias,
+                bias_init=initialization.bias(config.width),
+                name=name,
+            )
+            return checkpoint_name(layer(x), UP)
+
+        activated, hidden = ACTIVATIONS[config.activation], wide("up")
+        hidden = activated(wide("gate")) * hidden if config.gated else activated(hidden)
         hidden = nn.Dropout(config.activation_dropout)(hidden, deterministic)
         narrow = dense(
             config.width, bias_init=initialization.bias(config.feed_forward), name="down"

@@ -18,7 +18,7 @@ from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.attention import DTYPES, check_backend
-from alibi.model.block import ACTIVATIONS, Block, BlockCall, position_params
+from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, position_params
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
 from alibi.model.loss import Embedding, Head, TokenLoss, cross_entropy
@@ -84,10 +84,13 @@ class DecoderLM(nn.Module):
             init = nn.initializers.normal(config.width**-0.5, jnp.float32)
             self.types = self.param("token_types", init, (config.token_types, config.width))
         self.shared = self._shared_params()
+        names = (UP,) if config.remat_keeps == "up" else ()
+        self.kept = jax.checkpoint_policies.save_only_these_names(*names)
         if config.scan_layers:
             self.stacked = self._stacked_params()
         else:
-            block = nn.remat(Block, static_argnums=(2, 5, 6)) if config.remat else Block
+            remat = functools.partial(nn.remat, static_argnums=(2, 5, 6), policy=self.kept)
+            block = remat(Block) if config.remat else Block
             self.layers = [block(config, self.sharding) for _ in range(config.num_layers)]
         self.first_norm, self.last_norm = (
             make_norm(config, name) if wanted else None
@@ -436,7 +439,9 @@ class DecoderLM(nn.Module):
 
         # Each layer is recomputed by itself, so that the backward pass holds a single layer. For that,
         # several layers in one step of the loop need a barrier.
-        remat = functools.partial(jax.checkpoint, prevent_cse=period > 1, static_argnums=(4, 5))
+        remat = functools.partial(
+            jax.checkpoint, prevent_cse=period > 1, static_argnums=(4, 5), policy=self.kept
+        )
         run = remat(layer) if self.config.remat else layer
 
         def step(x: Array, repeat: tuple[Array, Params | None]) -> tuple[Array, None]:

@@ -65,7 +65,9 @@ def step_memory(
     tokens = config.train.batch_tokens // parts // micro
     dense = tokens * parts * config.train_length * model.num_heads <= DENSE_WEIGHTS
     layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
-    layers = model.num_layers * layer_input + layer if model.remat else model.num_layers * layer
+    keeps = model.remat_keeps == "up" and (1 + model.gated) * model.feed_forward
+    kept = layer_input + keeps * jnp.dtype(DTYPES[model.dtype]).itemsize // tensor
+    layers = model.num_layers * kept + layer if model.remat else model.num_layers * layer
     columns = max(vocab_size, model.vocab_rows)
     split = tensor if columns % tensor == 0 else 1
     if model.embedding == "adaptive":  # only its head has logits for all tokens

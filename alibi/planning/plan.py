@@ -173,7 +173,8 @@ def describe(plan: TrainingPlan) -> str:
 def _memory_text(plan: TrainingPlan) -> str:
     """Returns a line for each part of the memory, and a line that says whether the run fits."""
     memory, model = plan.memory, plan.config.model
-    kept = "the inputs of all layers, and one layer" if model.remat else "of all layers"
+    more = " and wide products" if model.remat_keeps == "up" else ""
+    kept = f"the inputs{more} of all layers, and one layer" if model.remat else "of all layers"
     twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
     parts = [
         ("parameters", memory.parameters, "exact"),

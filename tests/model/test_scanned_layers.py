@@ -14,14 +14,36 @@ from tests.programs import AS_USERS
 
 
 def test_remat_of_unrolled_layers_changes_no_gradient(tiny_config) -> None:
-    model, variables = make(tiny_config, "fox", model__num_layers=1)
+    """Nor does keeping some of the layers' results."""
+    model, variables = make(tiny_config, "fox", model__num_layers=1, model__gated=True)
 
     def loss(params: dict, model: DecoderLM) -> jax.Array:
         return model.apply({"params": params}, tokens(12), tokens(12), method="token_nll").sum()
 
     gradient = jax.jit(jax.grad(loss), static_argnums=1)
-    plain, remat = (gradient(variables["params"], m) for m in (model, changed(model, remat=True)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
+    plain = gradient(variables["params"], model)
+    for keeps in ("nothing", "up"):
+        remat = gradient(variables["params"], changed(model, remat=True, remat_keeps=keeps))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_what_remat_keeps_is_not_computed_again(tiny_config, scan_layers) -> None:
+    """Two layers with two wide products each, up and gate. A loop has one body."""
+    model, variables = make(
+        tiny_config, "none", model__gated=True, model__num_layers=2, model__scan_layers=scan_layers
+    )
+    inputs = tokens(12)
+
+    def products(keeps: str) -> int:
+        remat = changed(model, remat=True, remat_keeps=keeps)
+
+        def loss(params: dict) -> jax.Array:
+            return remat.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss))(variables["params"])).count("dot_general[")
+
+    assert products("nothing") - products("up") == (2 if scan_layers else 4)
 
 
 def test_a_single_scanned_layer_scores_the_last_tokens_as_an_unrolled_one(tiny_config) -> None:

@@ -83,6 +83,8 @@ def test_activations_of_a_layer_by_hand() -> None:
     assert (
         activations(3, model__remat=True) - activations(2, model__remat=True) == tokens * 4 * width
     )
+    keys = {"model__remat": True, "model__remat_keeps": "up"}
+    assert activations(3, **keys) - activations(2, **keys) == tokens * 4 * (width + features)
     # and each device has twice as many tokens
     halved = 4 * 4 * width + (layer - 4 * 4 * width) // 2
     assert activations(3, mesh__tensor=2) - activations(2, mesh__tensor=2) == 2 * tokens * halved
