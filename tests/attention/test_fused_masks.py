@@ -50,7 +50,6 @@ MASKS = {
     "keys": PADDED[:, None, None, :],
     "keys of all": PADDED[None, None, 1:],
     "pairs": drawn(BATCH, 1, QUERIES, KEYS),
-    "pairs of all": drawn(1, 1, QUERIES, KEYS),
     "keys of heads": drawn(1, 2, 1, KEYS),
     "pairs of heads": drawn(BATCH, 2, QUERIES, KEYS),
 }
@@ -63,9 +62,7 @@ MASKS = {
     [
         ("alibi_learned", "keys", True),
         ("none", "keys of all", False),
-        ("t5", "keys", False),
         ("alibi_learned", "pairs", False),
-        ("t5", "pairs of all", True),
         ("none", "keys of heads", False),
         ("t5", "pairs of heads", True),
     ],
