@@ -14,6 +14,7 @@ from alibi.convert.exporting import export_model
 from alibi.convert.families import FAMILIES, family_of
 from alibi.convert.importing import import_model
 from alibi.evaluation.scorer import run_objective
+from alibi.generation.encoders import Vectors, encode, write_vectors
 from alibi.model.decoder import build_model
 from alibi.objectives import Sequences, make_objective
 from alibi.runs.trained import TrainedRun
@@ -170,11 +171,13 @@ def test_a_model_without_a_head_gets_one_in_training(tmp_path: pathlib.Path) -> 
 
 @pytest.mark.slow
 def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
-    """The description computes with the exported tensors as the run does; the parameters have moved."""
+    """The description computes with the exported tensors as the run does; the parameters have moved.
+    Its layers are stacked.
+    """
     jina(tmp_path)
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 100)
     text = f"data.corpus=text,data.train={tmp_path}/text.txt,data.valid={tmp_path}/text.txt"
-    small = "train.steps=2,train.batch_tokens=64,eval.max_tokens=64,log.tensorboard=false"
+    small = "model.scan_layers=true,train.steps=2,train.batch_tokens=64,eval.max_tokens=64,log.tensorboard=false"
     config = load_config(f"{tmp_path}/run/config.py:{text},{small}")
     train(config, str(tmp_path / "on"))
     export_model(tmp_path / "on", tmp_path / "out")
@@ -187,6 +190,49 @@ def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
     assert len(moved) > len(before) / 2
     tokens = np.random.default_rng(0).integers(5, 300, (2, 32))
     run = TrainedRun(tmp_path / "on")
+    assert "layers" in run.params
     ours = np.asarray(run.model.apply({"params": run.params}, jnp.asarray(tokens)))
     expected = ENCODERS["jina_bert"].logits(content, tensors, tokens)
     np.testing.assert_allclose(ours, expected, atol=5e-5)
+
+
+# Warnings of transformers about its own random models.
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_pairs_and_vectors_of_bert_are_those_of_transformers(tmp_path: pathlib.Path) -> None:
+    """Logits of two texts with types 0 and 1; vectors by the formula of sentence-transformers: the sum
+    over the attention mask by its count, and the first token, with padding in the batch.
+    """
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    folders = {}
+    for case in (case for case in CASES if case.family == "bert"):
+        hub = folders[case.about] = tmp_path / case.about / "hub"
+        hub.mkdir(parents=True)
+        recorded(case, hub)
+        import_model(str(hub), hub.parent / "run", Config())
+    tokens = np.random.default_rng(0).integers(5, 300, (2, 16))
+    types = np.repeat([[0, 1]], 8, axis=1).repeat(2, axis=0)
+    hub = folders["masked tokens"]
+    theirs = transformers.BertForMaskedLM.from_pretrained(hub).eval()
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(tokens), token_type_ids=torch.from_numpy(types)).logits
+    run = TrainedRun(hub.parent / "run")
+    ours = run.model.apply({"params": run.params}, jnp.asarray(tokens), token_types=types)
+    np.testing.assert_allclose(np.asarray(ours), expected.numpy(), atol=5e-5)
+
+    hub = folders["without a head"]
+    lines = ["a line of text", "another, much longer line of text with spaces", "an end"]
+    run = TrainedRun(hub.parent / "run")
+    ids = [encode(run, line) for line in lines]
+    padded = np.zeros((3, max(map(len, ids))), int)
+    for row, of_line in zip(padded, ids, strict=True):
+        row[: len(of_line)] = of_line
+    mask = torch.arange(padded.shape[1])[None] < torch.tensor([[len(x)] for x in ids])
+    theirs = transformers.BertModel.from_pretrained(hub).eval()
+    with torch.no_grad():
+        last = theirs(torch.from_numpy(padded), attention_mask=mask.int()).last_hidden_state
+    means = (last * mask[..., None]).sum(1) / torch.clamp(mask.sum(1, keepdim=True), min=1e-9)
+    for pooling, expected in (("mean", means), ("first", last[:, 0])):
+        unit = torch.nn.functional.normalize(expected, p=2, dim=1).numpy()
+        found = write_vectors(run, lines, tmp_path / f"{pooling}.npy", Vectors(pooling))
+        np.testing.assert_allclose(found, unit, atol=1e-5)
