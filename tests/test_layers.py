@@ -86,3 +86,9 @@ def test_imports_run_one_way() -> None:
             if room_of(name) not in {room, *ALLOWED[room]}:
                 wrong.append(f"{module} must not import {name}")
     assert not wrong
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Of two with one name pytest collects none."""
+    names = [file.name for file in ROOT.glob("tests/**/test_*.py")]
+    assert [name for name in names if names.count(name) > 1] == []
