@@ -3,10 +3,11 @@
 
 python train.py --config=configs/drope.py:length=128 --workdir=workdirs/drope
 
-Published: pretrained models lose their rotary positions and are trained on shortly at the same length.
-Then they read longer contexts than before, and keep their quality at the old length. Here one run does
-both, with one optimizer and one learning rate schedule. The model is the quickstart's, so the second part
-is a larger share than in the paper.
+Published: pretrained models lose their rotary positions and go on for a few updates at the same length, in
+a training of its own. Then they read longer contexts than before, and keep their quality at the old length.
+Here one run does both, with one optimizer and one learning rate schedule. The model is the quickstart's, so
+the second part is a larger share than in the paper. Give length and updates after the colon: the change
+follows them there.
 """
 
 import ml_collections

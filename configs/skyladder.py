@@ -5,7 +5,8 @@ python train.py --config=configs/skyladder.py:length=128 --workdir=workdirs/skyl
 Published, for models with 1B parameters and contexts of up to 32K tokens: up to 3.7% better on common
 benchmarks, and up to 22% faster training. There the context grows linearly, by a mask within long rows.
 Here it is doubled when the line reaches the double, and L after 64% of the updates. The text is in the
-order of a run at length L. The model is the quickstart's, with rotary.
+order of a run at length L. The model is the quickstart's, with rotary. Give length and updates after the
+colon: the rows follow them there, and --config.train_length replaces the list.
 """
 
 import ml_collections

@@ -133,7 +133,9 @@ unless the formula says otherwise. Values and gradients are tested against float
 `x-transformers`.
 
 Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_position` (randomised positions) and
-`model.window` (a sliding window), and any of the other options below.
+`model.window` (a sliding window), and any of the other options below. Those that read whole rows of logits (`cope`,
+`stick_breaking`, `dape` and both of entmax) take the scales of queries alone: `log_n_beyond`, `ssmax_queries` and
+`llama4`.
 [Layers may differ](training.md#layers-that-differ) in position method, options, window and `model.logit_scale`;
 methods that enter the embeddings are the same in all layers.
 

@@ -106,9 +106,23 @@ def _check_bias(call: AttentionCall) -> None:
             f"{LAYOUT}"
         )
     named = f"{type(call.bias).__qualname__} of {type(call.bias).__module__}"
-    if call.bias.carried and (call.bias.adds_values or not call.bias.reads_rows):
+    of_rows = {
+        name: getattr(call.bias, name) for name in ("carried", "gives_weights", "mixes_heads")
+    }
+    declared = ", ".join(f"{name}={value}" for name, value in of_rows.items() if value)
+    if declared and not call.bias.reads_rows:
         raise ValueError(
-            f"{named} declares carried={call.bias.carried}; such a bias needs reads_rows = True and adds no values"
+            f"{named} declares {declared}, which only whole rows have; set reads_rows = True"
+        )
+    if call.bias.carried and call.bias.adds_values:
+        raise ValueError(
+            f"{named} declares carried={call.bias.carried}, and adds values, which tiles don't; leave carried at 0"
+        )
+    keys = call.key_positions
+    if call.bias.reads_rows and isinstance(keys, np.ndarray) and np.any(np.diff(keys) < 0):
+        raise ValueError(
+            f"{named} reads whole rows, in the order of their positions, and key_positions fall; sort keys, values "
+            "and key_positions by position"
         )
     if call.bias.gives_weights and call.sink is not None:
         raise ValueError(

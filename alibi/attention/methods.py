@@ -109,7 +109,8 @@ def method_attention_fn(
                 indices = order.reshape(*order.shape, *(1,) * (x.ndim - 2))
                 return jnp.take_along_axis(x, indices, axis=1)
 
-            key, value, places, kept = jax.tree.map(ordered, (key, value, places, kept))
+            key, value, places = (ordered(x) for x in (key, value, places))
+            kept = jax.tree.map(ordered, kept) if position.reads_kept_of_keys else kept
             bias, in_slots = position.content_bias(params, of_bias, kept_of_queries, kept), False
         if bias is not None and 0 < max_position < query.shape[0] * query.shape[1] * key.shape[1]:
             bias = bias.up_to(max_position - 1)  # fewer distances than pairs

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from alibi.config.fields import nearest
+from alibi.config.fields import as_text, nearest
 from alibi.config.tree import (
     OPTIONS,
     OVER_UPDATES,
@@ -94,9 +94,16 @@ def read_config(keys: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
       ValueError: an unknown key (the nearest is suggested), or a refused value.
     """
     content = keys if isinstance(keys, Mapping) else keys.to_dict()
-    return replaced(
+    config = replaced(
         Config(), flatten({key: value for key, value in content.items() if key != "sha256"})
     )
+    for key, pairs in config.over_updates.items():
+        if (own := functools.reduce(getattr, key.split("."), config)) != pairs[-1][1]:
+            raise ValueError(
+                f"{key}={own} was assigned after the list {as_text(pairs)}; set both by base.set_key(config, {key!r}, "
+                "VALUE), which replaces the list"
+            )
+    return config
 
 
 def make_config(arg: str = "", **changes: Any) -> Config:

@@ -274,8 +274,7 @@ class Config(Section):
     # Options of the position method, by the names of its class's fields (alibi/positions). A list
     # for an option that takes one value is repeated over the layers.
     position_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # What lists of (update, value) in other keys say: each a key, an update, and the value after it.
-    # The key itself has the last one.
+    # The lists over updates of other keys, as (key, update, value). The key itself has the last one.
     changes: tuple[tuple[str, int, Any], ...] = ()
     objective: ObjectiveConfig = ObjectiveConfig()
     model: ModelConfig = dataclasses.field(default=ModelConfig())
@@ -316,6 +315,9 @@ class Config(Section):
                     f"{shown} changes after update {updates[-1]:,}, and the run ends with train.steps="
                     f"{self.train.steps}; give earlier updates, or more steps"
                 )
+        # one value for all updates is no change
+        by_key = [one for one in by_key if len(self.over_updates[one[0]]) > 1]
+        object.__setattr__(self, "changes", tuple(by_key))
         longest = max(lengths := [value for _, value in self.pairs("train_length")])
         if odd := [length for length in lengths if longest % length]:
             raise ValueError(
@@ -465,9 +467,8 @@ def read_over_updates(key: str, value: Any) -> tuple[tuple[str, int, Any], ...]:
     """
     pairs: Any = without_lists(value)
     if isinstance(value, str):
-        pairs = (
-            tuple(tuple(part.split(":", 1)) for part in value.split(";")) if ";" in value else ()
-        )
+        is_list = ";" in value or re.match(r"\d+:", value)
+        pairs = tuple(tuple(part.split(":", 1)) for part in value.split(";")) if is_list else ()
     if not isinstance(pairs, tuple) or not any(isinstance(pair, tuple) for pair in pairs):
         return ()
     if not all(
@@ -496,8 +497,8 @@ def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
         if key == "changes":
             continue
         pairs = read_over_updates(key, value) if key in OVER_UPDATES else ()
-        if pairs or "changes" not in changes:  # a single pair is no change
-            over = *(one for one in over if one[0] != key), *(pairs if len(pairs) > 1 else ())
+        if pairs or "changes" not in changes:
+            over = *(one for one in over if one[0] != key), *pairs
         value = read_value(key, pairs[-1][2] if pairs else value)
         if section in OPTIONS:
             section, _, mapping = section.rpartition(".")

@@ -49,11 +49,6 @@ def sink_logits(module: nn.Module, config: ModelConfig) -> PerHead | None:
         return None
     if config.normalizer == "softmax1":
         return jnp.zeros(config.num_heads, jnp.float32)
-    if config.normalizer != "sink":
-        raise ValueError(
-            f"model.normalizer={config.normalizer!r} is unknown; use softmax, softmax1 or sink, or a position method "
-            "that gives weights (docs/new-method.md)"
-        )
     return module.param("sink", nn.initializers.zeros, (config.num_heads,), jnp.float32)
 
 

@@ -57,8 +57,8 @@ class Bam(PositionMethod):
     about = About(
         formula="-exp(s_h) (abs(i - j - mu_h) + epsilon)^a_h, s, a and mu of each head in each layer learned",
         source="Bianchessi et al. 2025, [arXiv 2505.22842](https://arxiv.org/abs/2505.22842)",
-        caveats="initial values are ours: a = 1 and mu = 0, so ALiBi; its authors use it with "
-        "`model.logit_scale=ssmax`",
+        caveats="initial values are ours: a = 1 and mu = 0, so ALiBi. Its authors use it with "
+        "`model.logit_scale=ssmax`, and their mean is exp(mu) - exp(-mu)",
     )
 
     shift_invariant = True

@@ -1,8 +1,10 @@
 """The check of a method from outside: its functions return what the contract says."""
 
+import ast
 import contextlib
 import dataclasses
 import inspect
+import textwrap
 import traceback
 from typing import Any
 
@@ -154,8 +156,13 @@ def class_line(kind: type, field: str = "") -> str:
     owner = next((each for each in kind.__mro__ if field in inspect.get_annotations(each)), kind)
     with contextlib.suppress(OSError, TypeError):
         lines, first = inspect.getsourcelines(owner)
-        starts = (at for at, line in enumerate(lines) if field and line.strip().startswith(field))
-        return f"{inspect.getsourcefile(owner)}:{first + next(starts, 0)}"
+        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
+        declared = (
+            node.lineno - 1
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == field
+        )
+        return f"{inspect.getsourcefile(owner)}:{first + next(declared, 0)}"
     return owner.__module__
 
 

@@ -71,8 +71,7 @@ class Cope(PositionMethod):
         formula="q_i . e[p_ij], p_ij = min(sum over l = j, ..., i of sigmoid(z_il), P - 1), e interpolated between "
         "whole p",
         source="Golovneva et al. 2024, [arXiv 2405.18719](https://arxiv.org/abs/2405.18719)",
-        caveats="causal only; each pair of query and key looks up two numbers; of `model.logit_scale` only those that "
-        "scale queries",
+        caveats="causal only; each pair of query and key looks up two numbers",
     )
 
     shift_invariant = True

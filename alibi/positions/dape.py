@@ -21,7 +21,7 @@ class DapeBias(Bias):
     Attributes:
       bias: B.
       first, first_bias, second: f's two layers. A second bias would add a constant to each row of
-        logits, which softmax ignores.
+        logits, which the softmax without a sink ignores.
     """
 
     reads_rows = True
@@ -64,8 +64,7 @@ class Dape(PositionMethod):
     about = About(
         formula="z + B + f([z; B]) over heads, f a network 2H -> 32 -> H with leaky ReLUs, B of ALiBi or KERPLE",
         source="Zheng et al. 2024, [arXiv 2405.14722](https://arxiv.org/abs/2405.14722)",
-        caveats="32 hidden units for each pair of query and key; of `model.logit_scale` only those that scale queries; "
-        "heads are not split over devices",
+        caveats="32 hidden units for each pair of query and key; heads are not split over devices",
     )
 
     shift_invariant = True

@@ -114,8 +114,7 @@ class Entmax(PositionMethod):
         "heads",
         source="Peters et al. 2019, [arXiv 1905.05702](https://arxiv.org/abs/1905.05702); NAPE: "
         "[arXiv 2506.16640](https://arxiv.org/abs/2506.16640)",
-        caveats="t is found in 24 steps over whole rows; no sink, and of `model.logit_scale` only those that scale "
-        "queries",
+        caveats="t is found in 24 steps over whole rows; no sink",
     )
 
     shift_invariant = True
@@ -149,7 +148,7 @@ class AdaptiveEntmax(Entmax):
         formula="entmax with y = z (delta_h + beta_ih ln(n)^gamma_ih) - m_h (i - j), beta and gamma of the layer's "
         "input, n the keys that the query sees",
         source="Vasylenko et al. 2025, [arXiv 2506.16640](https://arxiv.org/abs/2506.16640)",
-        caveats="as entmax; initial values and the range of gamma are ours",
+        caveats="as entmax; initial values and the range of gamma are ours, and delta is learned",
     )
 
     @property

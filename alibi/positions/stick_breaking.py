@@ -59,8 +59,8 @@ class StickBreakingAttention(PositionMethod):
     about = About(
         formula="weights sigmoid(z_ij) times the product over j < l < i of (1 - sigmoid(z_il)), without softmax",
         source="Tan et al. 2024, [arXiv 2410.17980](https://arxiv.org/abs/2410.17980)",
-        caveats="causal only; a token does not attend to itself; no sink, and of `model.logit_scale` only those that "
-        "scale queries",
+        caveats="causal only; a token does not attend to itself; no sink; weight that is left over is dropped, "
+        "as in the paper's equation",
     )
 
     shift_invariant = True

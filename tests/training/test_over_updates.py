@@ -11,6 +11,7 @@ import pytest
 
 from alibi.config import Config, as_file, load_config, make_config, read_config, replaced
 from alibi.config.fields import as_text
+from alibi.config.override import Override
 from alibi.convert.exporting import export_model
 from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
 from alibi.reporting.rows import read_rows
@@ -234,6 +235,14 @@ def test_a_list_is_one_in_files_flags_and_python(config, tmp_path) -> None:
     assert again == replaced(config, {"model.window": 3})
     with pytest.raises(ValueError, match="must be of type"):
         make_config(seed=((0, 1), (3, 2)))
+    assigned = namespace["get_config"]()
+    assigned.position = "rotary"  # in the list, and not the last
+    with pytest.raises(
+        ValueError, match=r"position=rotary was assigned after the list 0:rotary;4:none"
+    ):
+        read_config(assigned)
+    one = namespace["get_config"]("length=0:16")
+    assert read_config(one) == replaced(config, {"train_length": 16})
 
 
 @pytest.mark.parametrize(
@@ -298,6 +307,17 @@ def test_rows_say_the_values_of_their_checkpoint(config, changed, tmp_path) -> N
     assert late.over_updates == {"model.window": 0, "position": "none", "train_length": 16}
     assert early.config_hash == late.config_hash == evaluation_hash(config)
     assert early.results["perplexity"] != late.results["perplexity"]
+    # training and evaluation both have dropped rotary by then: with it the NLL is another one
+    with_rotary = EvaluationOptions(
+        tmp_path / "rotary", lengths=(16,), override=Override(position="rotary"), report=False
+    )
+    assert evaluate_runs([changed], with_rotary) == []
+    (other,) = read_rows(tmp_path / "rotary" / "results.jsonl")
+    (valid,) = (
+        row["valid_nll"] for row in rows(changed) if "valid_nll" in row and row["step"] == 6
+    )
+    assert late.results["nll_nats"] / late.results["tokens"] == pytest.approx(valid, rel=1e-5)
+    assert other.results["nll_nats"] / other.results["tokens"] != pytest.approx(valid, rel=1e-4)
 
 
 def test_seeds_train_together_over_updates(config, changed, tmp_path) -> None:
