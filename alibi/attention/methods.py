@@ -105,7 +105,7 @@ def method_attention_fn(
         if ring and bias is not None and bias.reads_rows:
             order = jnp.argsort(places, axis=1)  # a ring's slots in the order of their tokens
 
-            def ordered(x: Array) -> Array:
+            def ordered(x: Any) -> Array:
                 indices = order.reshape(*order.shape, *(1,) * (x.ndim - 2))
                 return jnp.take_along_axis(x, indices, axis=1)
 

@@ -243,7 +243,7 @@ def test_tiles_behind_which_no_weight_is_left_are_not_needed() -> None:
     assert min(broken) > UNDERFLOW
     seen = np.broadcast_to(distances(z) >= 0, z.shape)
     expected = np.einsum("bhij,bjhd->bihd", stick_breaking(z, seen, {}), exact["value"])
-    x, *vectors = (exact[name].astype(np.float32) for name in ("x", "query", "key", "value"))
+    x, *vectors = (jnp.asarray(exact[name], jnp.float32) for name in ("x", "query", "key", "value"))
     positions = {side: np.arange(length) for side in ("query_positions", "key_positions")}
     options = AttentionOptions(backend="blocked", block=16)
     found = method_attention_fn(method, {}, x, **positions, options=options)(*vectors)
