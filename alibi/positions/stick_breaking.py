@@ -1,9 +1,11 @@
 """Stick-breaking attention (Tan et al. 2024, arXiv 2410.17980)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from alibi.positions.base import About, Params, PositionMethod
@@ -11,6 +13,7 @@ from alibi.positions.bias import MASKED, Bias, like
 from alibi.positions.distance import rows_and_columns
 from alibi.positions.shapes import KeyPositions, QueryPositions, Tile, Visible
 
+BLOCK = 64  # keys that are summed by one product
 UNDERFLOW = 104.0  # float32 rounds exp(-104) to 0
 
 
@@ -77,5 +80,15 @@ class StickBreakingAttention(PositionMethod):
 
 
 def sums_from_the_right(x: Tile) -> Tile:
-    """Returns for each key the sum over it and all keys on its right."""
-    return jax.lax.cumsum(x, axis=x.ndim - 1, reverse=True)
+    """Returns for each key the sum over it and all keys on its right.
+
+    By products with ones: on CPUs `jax.lax.cumsum` takes several times as long.
+    """
+    keys = x.shape[-1]
+    blocks = jnp.pad(x.reshape(-1, keys), ((0, 0), (0, -keys % BLOCK)))
+    rows, count = blocks.shape[0], blocks.shape[1] // BLOCK
+    product = functools.partial(jnp.matmul, precision="highest")
+    inside = product(blocks.reshape(-1, BLOCK), np.tri(BLOCK, dtype=np.float32))
+    inside = inside.reshape(rows, count, BLOCK)
+    later = product(inside[..., 0], np.tri(count, k=-1, dtype=np.float32))
+    return (inside + later[..., None]).reshape(rows, -1)[:, :keys].reshape(x.shape)
