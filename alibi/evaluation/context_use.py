@@ -19,6 +19,7 @@ from alibi.config import Config
 from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfWindows
 from alibi.evaluation.windows import Windows, predicted, same_token_windows
+from alibi.objectives import make_objective
 from alibi.reporting.intervals import interval, part_sums, six_digits
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, result
@@ -56,7 +57,7 @@ class ContextUse(OfWindows):
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         super().check(config, lengths)
-        if config.objective.name != "masked":
+        if make_objective(config).causal:
             refuse_other_objectives("context_use", config)
 
     def cells(self, config: Config, lengths: Sequence[int]) -> list[Cell]:

@@ -25,7 +25,7 @@ __all__ = [
     "make_objective",
 ]
 
-UNKNOWN = 2**30  # tokens of a vocabulary that is larger than any
+UNKNOWN = 2**20  # tokens of a vocabulary that is not known: more than any has
 
 
 def make_objective(config: Config, *, vocab_size: int = UNKNOWN, boundary_id: int = 0) -> Objective:
