@@ -85,7 +85,12 @@ class Registry:
                 f"{named} is no subclass of {self.base.replace(':', '.')}, but {loaded!r}"
             )
         fields = getattr(loaded, "__dataclass_fields__", {})
-        if lost := sorted(inspect.get_annotations(loaded).keys() - fields.keys()):
+        own = {
+            name
+            for name, annotation in inspect.get_annotations(loaded).items()
+            if "ClassVar" not in str(annotation)
+        }
+        if lost := sorted(own - fields.keys()):
             raise ValueError(
                 f"{named} has {', '.join(lost)}, which are no options of it; put @dataclasses.dataclass(frozen=True) "
                 f"above the class ({place_of(loaded)})"

@@ -114,7 +114,7 @@ class Measure:
         return ratios * self.is_by_length + (BEST if panel.has_best else NO_BEST)
 
 
-REGISTRY = Registry("evaluator", "evaluator", EVALUATORS, "alibi.evaluation:Evaluator")
+REGISTRY = Registry("evaluator", "evaluator", EVALUATORS, "alibi.reporting.measure:Measure")
 
 
 def evaluator_class(name: str) -> Any:

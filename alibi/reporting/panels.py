@@ -62,13 +62,14 @@ class Panel:
 
 
 def _described(objective: Mapping[str, Any]) -> str:
-    """Returns a row's objective in words: its options, and its name unless the kind of number has it."""
-    name, *options = (
+    """Returns a row's objective in words: its name, unless the kind of number has it, and its options."""
+    options = [
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in sorted(objective.items(), key=lambda item: item[0] != "name")
-    )
-    named = [] if objective["name"] == "masked" else [f"{name.removeprefix('name ')} alone"]
-    return ", ".join([*named, *options])
+        for key, value in objective.items()
+        if key != "name"
+    ]
+    named = objective["name"] != "masked" or not options
+    return ", ".join([f"{objective['name']} alone"] * named + options)
 
 
 def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:

@@ -104,7 +104,7 @@ def test_a_wrong_name_is_a_line(folder, run_script):
         ),
         (
             "json:loads",
-            "evaluator=json:loads is no subclass of alibi.evaluation.Evaluator, but <function",
+            "evaluator=json:loads is no subclass of alibi.reporting.measure.Measure, but <fu",
         ),
     ):
         done = run_script(
