@@ -23,6 +23,7 @@ from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.norms import make_norm
 from alibi.model.positions import LayerKind, bias_scale, init_layer, scaled_queries
 from alibi.numerics.products import Products
+from alibi.numerics.target import current_target
 from alibi.parallel.sharding import heads_sharding
 from alibi.positions.base import Params
 from alibi.positions.shapes import KnownPositions
@@ -109,13 +110,16 @@ class Block(nn.Module):
             x = queries = norm("attention_norm", x)
         elif not config.parallel:
             queries = norm("feed_forward_norm", x)
-        y = self._feed_forward(queries, products, deterministic)
+        # The compiler for TPUs finds better loops for matrices (results/benchmarks/compiled.md).
+        if current_target()[0] == "tpu":
+            queries = queries.reshape(-1, queries.shape[-1])
+        y = self._feed_forward(queries, products, deterministic).reshape(x.shape)
         x = x + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
         return x if config.norms == "before" else norm("feed_forward_norm", x)
 
     def _feed_forward(
-        self, x: Float[Array, "batch last width"], products: Products, deterministic: bool
-    ) -> Float[Array, "batch last width"]:
+        self, x: Float[Array, "*tokens width"], products: Products, deterministic: bool
+    ) -> Float[Array, "*tokens width"]:
         config = self.config
         initialization = INITIALIZATIONS[config.initialization]
         dense = functools.partial(
@@ -126,7 +130,7 @@ class Block(nn.Module):
             dot_general=products.dot_general,
         )
 
-        def wide(name: str) -> Float[Array, "batch last features"]:
+        def wide(name: str) -> Float[Array, "*tokens features"]:
             layer = dense(
                 config.feed_forward,
                 use_bias=config.feed_forward_bias and config.up_bias,

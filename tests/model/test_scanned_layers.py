@@ -9,6 +9,7 @@ import pytest
 
 from alibi.model.decoder import DecoderLM
 from alibi.model.layers import stacked, unstacked
+from alibi.numerics.target import traced_for
 from tests.model.made import changed, make, tokens
 from tests.programs import AS_USERS
 
@@ -44,6 +45,17 @@ def test_what_remat_keeps_is_not_computed_again(tiny_config, scan_layers) -> Non
         return str(jax.make_jaxpr(jax.grad(loss))(variables["params"])).count("dot_general[")
 
     assert products("nothing") - products("up") == (2 if scan_layers else 4)
+
+
+def test_feed_forward_layers_multiply_matrices_on_tpus(tiny_config) -> None:
+    """With the same logits. Two sequences of 12 tokens are 24 rows."""
+    keys = {"model__attention": "reference", "model__feed_forward": 56}
+    model, variables = make(tiny_config, "none", model__num_layers=1, **keys)
+    with traced_for("tpu", 1):
+        program = jax.jit(lambda variables: model.apply(variables, tokens(12))).trace(variables)
+    assert "f32[24,56] = dot_general" in str(program.jaxpr)
+    expected = jax.jit(model.apply)(variables, tokens(12))
+    np.testing.assert_allclose(program.lower().compile()(variables), expected, atol=1e-5)
 
 
 def test_a_single_scanned_layer_scores_the_last_tokens_as_an_unrolled_one(tiny_config) -> None:
