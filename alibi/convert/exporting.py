@@ -27,6 +27,16 @@ from alibi.storage.cache import file_sha256
 from alibi.storage.claims import LOCK_FILE, Claim
 from alibi.storage.files import listed, made_whole, resolve
 
+# transformers' keys of an encoder's special tokens
+SPECIAL = {
+    "[MASK]": "mask_token",
+    "<mask>": "mask_token",
+    "[CLS]": "cls_token",
+    "[SEP]": "sep_token",
+    "[PAD]": "pad_token",
+    "[UNK]": "unk_token",
+}
+
 if TYPE_CHECKING:
     import tokenizers as hf
 
@@ -173,6 +183,7 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> list[str]:
         name, content = tokenizer.hub_file()
         (folder / name).write_bytes(content)
         settings["eos_token"] = tokenizer.boundary
+        settings |= {key: x for x, key in SPECIAL.items() if x in tokenizer.special_ids}
     elif isinstance(tokenizer, ByteTokenizer):
         (folder / "tokenizer.json").write_text(of_bytes().to_str())
     else:

@@ -30,6 +30,7 @@ BERT = {
     "intermediate_size": 64,
     "vocab_size": 320,
 }
+SPECIAL = ("[MASK]", "[CLS]", "[SEP]")
 JINA = BERT | {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 
 
@@ -183,6 +184,8 @@ def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
     export_model(tmp_path / "on", tmp_path / "out")
     content = json.loads((tmp_path / "out" / "config.json").read_text())
     assert content["architectures"] == ["JinaBertForMaskedLM"]  # its parent's, not MosaicBERT's
+    about = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (about["mask_token"], about["cls_token"], about["sep_token"]) == SPECIAL
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     before = load_file(tmp_path / "hub" / "model.safetensors")
     assert tensors.keys() == before.keys()
