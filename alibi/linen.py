@@ -115,11 +115,11 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
     Attributes:
       sides: how position enters. "none" adds no bias, as the paper's authors advise. The others add a
         bias at the distance from the target token's position to each source token. "symmetric": the
-        same on both sides. "two_sided": another one after the position, by options such as
-        slopes_after, or in head h of H that of head H - 1 - h. "half": half of the heads see source
-        tokens up to the position, the others from it on.
+        same on both sides. "two_sided": each head has a second bias after the position, that of
+        slopes_after, T5's own, or else head H - 1 - h's. "half": half of the heads see source tokens up
+        to the position, the others from it on, and options are those of half of the heads.
       position, train_length, options: as in `alibi.attention_fn`, for methods whose bias depends on
-        distance alone.
+        distance alone. `position` defaults to "alibi", if `sides` is not "none".
       rate: source tokens for each target token, such as 6.5 frames for each letter, from 0.001 to
         1,000. It is taken as a fraction with a denominator of at most 1,000.
       window: hides source tokens at this distance or farther.
@@ -140,7 +140,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
 
     attention_fn: Any = None  # made by `sides`
     sides: str = "none"
-    position: str | type[PositionMethod] = "alibi"
+    position: str | type[PositionMethod] | None = None
     train_length: int = TRAIN_LENGTH
     options: Mapping[str, Any] | None = None
     rate: float = 1.0
@@ -172,7 +172,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
         Args:
           source: what the target attends to. None, in decoding, is the source in the cache.
           target_mask, source_mask: False for padding. Padding of the target attends to nothing. The
-            cache keeps the source's.
+            cache keeps the source's, until another is given.
           query_positions: the target tokens' positions in the target, before `rate`. Defaults to 0, 1,
             ..., and in decoding to those after the tokens decoded so far.
           mask: True where a target token may see a source token, as in `alibi.attend`.
@@ -189,8 +189,10 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
             params = self.param("position_params", cross.init)
         if self.decode:
             cache = self.variable("cache", "source", lambda: None)
-            held = cache.value if source is None else None
-        check_source(source, held, decode=self.decode)
+            held = cache.value
+        stands = self.sides == "none" or query_positions is not None
+        check_source(source, held, decode=self.decode, stands=stands)
+        held = held if source is None else None
         if source is None:  # no token, for the layer's projections
             width = meta.unbox(self.get_variable("params", "key"))["kernel"].shape[0]
             source = jnp.zeros((*target.shape[:-2], 0, width), target.dtype)
@@ -205,7 +207,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
             dropout_rng=dropout_rng,
             sow_weights=sow_weights,
         )
-        if self.decode:
+        if self.decode and not self.is_initializing():
             (cache.value,) = filled
         return result
 

@@ -111,7 +111,8 @@ class CrossAttention(nnx.MultiHeadAttention):
     in another.
 
     `alibi.linen.CrossAttention` says how positions enter. With `decode=True` the layer keeps the
-    source's keys and values: give the source in the first call alone.
+    source's keys and values: give the source in the first call alone. `layer.source = nnx.data(None)`
+    empties the cache.
 
     Args:
       num_heads, in_features, rngs: as in Flax's layer.
@@ -137,7 +138,7 @@ class CrossAttention(nnx.MultiHeadAttention):
         in_features: int,
         *,
         sides: str = "none",
-        position: str | type[PositionMethod] = "alibi",
+        position: str | type[PositionMethod] | None = None,
         train_length: int = TRAIN_LENGTH,
         options: Mapping[str, Any] | None = None,
         rate: float = 1.0,
@@ -184,9 +185,11 @@ class CrossAttention(nnx.MultiHeadAttention):
         """
         decode = bool(self.decode if decode is None else decode)
         held, filled = None, list[Any]()
-        if decode and source is None and self.source is not None:
+        if decode and self.source is not None:
             held = self.source.get_value()
-        check_source(source, held, decode=decode)
+        stands = self.cross.method is None or query_positions is not None
+        check_source(source, held, decode=decode, stands=stands)
+        held = held if source is None else None
         if source is None:  # no token, for the layer's projections
             source = jnp.zeros((*target.shape[:-2], 0, self.in_kv_features), target.dtype)
         attention = self.cross.attention_fn(

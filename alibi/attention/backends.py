@@ -156,7 +156,7 @@ RULES = (
         ),
         "fused",
         "a flash kernel that makes the bias in its tiles, leaves out those out of reach, and sums its gradients "
-        "(measured on an H200 with heads of 64 and 128; for TPUs by their compiler's estimate)",
+        "(measured on an H200 with heads of 64 and 128, without masks; for TPUs by their compiler's estimate)",
     ),
     Rule(
         ("gpu",),

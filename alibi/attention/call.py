@@ -93,7 +93,8 @@ class AttentionCall:
             return self
         shown, sides = mask[..., 0, 0, :], []
         for segments, x in ((self.query_segments, self.query), (self.key_segments, self.key)):
-            segments = jnp.ones(x.shape[-3], jnp.int32) if segments is None else segments
+            ones = jnp.ones(x.shape[-3], jnp.int32)
+            segments = ones if segments is None else jnp.asarray(segments, jnp.int32)
             sides.append(segments.reshape((1,) * (shown.ndim - segments.ndim) + segments.shape))
         of_keys = jnp.where(shown, sides[1], -(2**31))  # a segment that no query is in
         return dataclasses.replace(self, mask=None, query_segments=sides[0], key_segments=of_keys)

@@ -18,7 +18,7 @@ from alibi.attention.named import position_params
 from alibi.attention.visible import visible_by
 from alibi.positions import Params, PositionMethod, make_position
 from alibi.positions.bias import KnownPositions
-from alibi.positions.distance import DistanceBias
+from alibi.positions.distance import DistanceBias, as_array
 from alibi.positions.sided import SidedBias
 
 SIDES = ("none", "symmetric", "two_sided", "half")
@@ -60,7 +60,7 @@ class Cross:
         cls,
         sides: str,
         rate: float,
-        position: str | type[PositionMethod],
+        position: str | type[PositionMethod] | None,
         position_options: Mapping[str, Any] | None,
         options: AttentionOptions,
         *,
@@ -70,26 +70,34 @@ class Cross:
         """Returns the settings of a layer, from its arguments.
 
         Raises:
-          ValueError: unknown sides, a rate that is not above 0, a number of heads that has no half, a
-            method without a bias by distance, and as `alibi.make_position`.
+          ValueError: unknown sides, a method without sides, a rate out of range, a number of heads that
+            has no half, a method without a bias by distance, and as `alibi.make_position`.
         """
         if sides not in SIDES:
             raise ValueError(f"sides={sides!r} is unknown; use {', '.join(SIDES)}")
+        if sides == "none" and (position is not None or position_options):
+            raise ValueError(
+                f"position={position!r}, options={position_options} need sides, such as sides='two_sided'; "
+                "sides='none' adds no bias"
+            )
+        if "slopes_after" in (position_options or {}) and sides != "two_sided":
+            raise ValueError(
+                f"slopes_after is for sides='two_sided', and got sides={sides!r}; leave one out"
+            )
         if sides == "half" and num_heads % 2:
             raise ValueError(
                 f"sides='half' gives half of the heads each direction, and num_heads={num_heads} is odd; use an even "
                 "number, or sides='two_sided'"
             )
-        exact = fractions.Fraction(rate).limit_denominator(1000) if 0 < rate <= 1000 else None
-        if not exact:
+        if not isinstance(rate, int | float | np.floating) or not 0.001 <= rate <= 1000:
             raise ValueError(
                 f"rate={rate!r} must be from 0.001 to 1,000: the source tokens for each target token, such as 6.5 "
                 "frames for each letter"
             )
-        method = None
+        exact, method = fractions.Fraction(float(rate)).limit_denominator(1000), None
         if sides != "none":
             method = make_position(
-                position,
+                position or "alibi",
                 num_heads=num_heads // 2 if sides == "half" else num_heads,
                 causal=sides != "two_sided",
                 options=position_options,
@@ -129,11 +137,15 @@ class Cross:
             source = held
             if source is None:
                 key, value = (jnp.moveaxis(x, -3, -1) for x in (key, value))
-                visible = None if source_mask is None else visible_by(source_mask)
-                source = Source(key, value, visible, jnp.zeros((), jnp.int32))
+                source = Source(key, value, None, jnp.zeros((), jnp.int32))
+            if source_mask is not None:
+                source = source.replace(visible=visible_by(as_array(source_mask)))
             key, value = (jnp.moveaxis(x, -1, -3) for x in (source.key, source.value))
             length = query.shape[-3]
-            positions = np.arange(length) if query_positions is None else query_positions
+            positions = np.arange(length) if query_positions is None else as_array(query_positions)
+            positions = positions.astype(
+                np.int64 if isinstance(positions, np.ndarray) else jnp.int32
+            )
             if query_positions is None and held is not None:
                 positions = source.queries + positions
             filled.append(source.replace(queries=source.queries + length))
@@ -142,15 +154,15 @@ class Cross:
                 # padding is a segment of its own on each side
                 query_segments = _segments("target_mask", target_mask, query, padding=2)
                 key_segments = _segments("source_mask", source.visible, key, padding=0)
-            rate, method = self.rate, self.method
+            times, over = self.rate.numerator, self.rate.denominator
             call = AttentionCall(
                 query,
                 key,
                 value,
-                None if method is None else self.bias(params, key.shape[-3]),
+                None if self.method is None else self.bias(params, key.shape[-3]),
                 causal=False,
-                query_positions=(2 * positions * rate.numerator + rate.denominator)
-                // (2 * rate.denominator),
+                query_positions=positions // over * times
+                + (2 * (positions % over) * times + over) // (2 * over),
                 key_positions=np.arange(key.shape[-3]),
                 query_segments=query_segments,
                 key_segments=key_segments,
@@ -173,8 +185,18 @@ class Cross:
         )
 
 
-def check_source(source: Any, held: Source | None, *, decode: bool) -> None:
-    """Raises ValueError for a layer that has no source, neither as an argument nor in its cache."""
+def check_source(source: Any, held: Source | None, *, decode: bool, stands: bool = True) -> None:
+    """Raises ValueError for a layer that has no source, neither as an argument nor in its cache, or
+    two while decoding.
+
+    Args:
+      stands: the tokens' positions are given, or add no bias.
+    """
+    if source is not None and held is not None and not stands:
+        raise ValueError(
+            "CrossAttention got a source while its cache holds one, so its tokens would stand at 0 again; give the "
+            "source in the first call alone, query_positions with it, or begin with an empty cache"
+        )
     if source is None and held is None:
         raise ValueError(
             "CrossAttention got no source"
@@ -196,8 +218,8 @@ def _bias(method: PositionMethod, params: Params) -> DistanceBias:
     ]
     if others or not isinstance(bias, DistanceBias):
         raise ValueError(
-            f"position method {type(method).__name__} is no bias by distance alone, which cross attention needs; use "
-            "alibi, t5, kerple_log, kerple_power or sandwich, or sides='none'"
+            f"position method {type(method).__name__} with these options is no bias by distance alone, which "
+            "cross attention needs; use alibi, t5, kerple_log, kerple_power or sandwich, or sides='none'"
         )
     return bias
 
@@ -206,7 +228,10 @@ def _segments(name: str, mask: Any, x: Array, *, padding: int) -> Int[Array, "*#
     """Returns 1 for tokens and `padding` for padding."""
     if mask is None:
         return jnp.ones(x.shape[-3], jnp.int32)
-    if mask.shape[-1:] != x.shape[-3:-2] or mask.ndim > x.ndim - 2:
+    mask = as_array(mask)
+    batch = zip(mask.shape[-2::-1], x.shape[-4::-1], strict=False)
+    fits = mask.shape[-1:] == x.shape[-3:-2] and mask.ndim <= x.ndim - 2
+    if not fits or any(own not in (1, whole) for own, whole in batch):
         raise ValueError(
             f"{name} has shape {mask.shape}; it must be {[*x.shape[:-2]]}, True for tokens and False for padding"
         )

@@ -129,8 +129,8 @@ def attend(
         such as P("data", None, "tensor"). Each device then computes its own sequences and heads
         (`jax.shard_map`), as kernels and skipping need. It should name every axis in the mesh:
         devices along other axes, or along an axis that doesn't divide batch or heads, repeat the
-        work. Without it, and for calls with dropout, a mask, an einsum or `sow`, the compiler splits
-        the work. Call it under `jax.jit`: outside, each call compiles.
+        work. Without it, and for calls with dropout, a mask of pairs, an einsum or `sow`, the compiler
+        splits the work. Call it under `jax.jit`: outside, each call compiles.
       backend: a name from `alibi.attention.backends.BACKENDS`, or "auto" for the fastest backend
         (`python -m alibi.attention` prints the choice).
 

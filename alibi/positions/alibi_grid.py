@@ -14,7 +14,8 @@ class AlibiGrid(Alibi):
     """-m_h times the distance between two patches in a grid, whose tokens are its rows one after another.
 
     The grid may be a rectangle, and another one in each call: it has no parameters. Give `columns`,
-    and the number of tokens says how many rows there are.
+    and the number of tokens says how many rows there are. Give `causal=False`: else a patch sees the
+    patches before it alone, row by row.
 
     Config: `position=alibi_grid,position_options.columns=24`
 
@@ -25,7 +26,7 @@ class AlibiGrid(Alibi):
       metric: "manhattan" adds the distances in rows and in columns, "euclidean" is the straight line.
 
     Raises:
-      ValueError: as `Alibi`. When the bias is made: tokens that don't fill the grid.
+      ValueError: as `Alibi`. When the bias is made: tokens that don't fill the grid, or too many.
     """
 
     about = About(
@@ -52,14 +53,17 @@ class AlibiGrid(Alibi):
         rows = self.rows or (patches // self.columns if self.columns else side)
         columns = self.columns or (patches // self.rows if self.rows else side)
         if rows * columns != patches:
-            got = (
-                f"rows={self.rows}, columns={self.columns}"
-                if self.rows or self.columns
-                else "a square grid"
-            )
+            given = {"rows": self.rows, "columns": self.columns}
+            got = ", ".join(f"{name}={count}" for name, count in given.items() if count)
+            got = got or "a square grid"
             raise ValueError(
                 f"alibi_grid got {length} tokens, {free} of them free, and {patches} patches don't fill {got}; give "
                 "the grid of these tokens as the option columns, and free_tokens for tokens that are no patches"
+            )
+        if columns > ROW or rows > 2 * ROW:
+            raise ValueError(
+                f"alibi_grid got {rows:,} rows of {columns:,}, and takes {2 * ROW:,} of {ROW:,} at most; a line of "
+                "tokens has position=alibi"
             )
         metric = Metric(columns, free, euclidean=self.metric == "euclidean")
         return MetricBias(self.sides(params)[0], metric)

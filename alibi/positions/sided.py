@@ -45,7 +45,7 @@ class SidedBias(DistanceBias):
 
     @property
     def bounded(self) -> bool:
-        return self.before.bounded
+        return self.before.bounded and self.after.bounded
 
     @property
     def slopes(self) -> PerHead | None:

@@ -27,6 +27,7 @@ WAYS = [
 
 
 def layer_of(sides, position, options, **fields):
+    position = None if sides == "none" else position
     named = {"sides": sides, "position": position, "options": options, "rate": RATE}
     return alibi.linen.CrossAttention(HEADS, **{"backend": "reference", **named, **fields})
 
@@ -174,7 +175,11 @@ def test_a_kept_source_gives_what_the_whole_target_gives(sides):
     parts = [step(own, TARGET[:, :1], SOURCE, source_mask=SOURCE_MASK)]
     parts += [step(own, TARGET[:, at : at + 1]) for at in range(1, QUERIES)]
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, atol=2e-6)
-    step(own, TARGET[:, :1], SOURCE)  # another source begins anew
+    if sides != "none":  # its tokens would stand at 0 again, and not where they are in the target
+        with pytest.raises(ValueError, match="got a source while its cache holds one"):
+            own(TARGET[:, :1], SOURCE, decode=True)
+    own.source = nnx.data(None)
+    step(own, TARGET[:, :1], SOURCE)
     np.testing.assert_allclose(step(own, TARGET[:, 1:2]), own(TARGET, SOURCE)[:, 1:2], atol=2e-6)
 
 
@@ -282,9 +287,18 @@ def use_nnx(**arguments):
             for name in ("rotary", "fox", "fire", "learned")
         ),
         *(
-            (use(rate=rate), f"rate={rate} must be from 0.001 to 1,000: the source tokens")
-            for rate in (0, -1.0, 1e-5)
+            (use(rate=rate), f"rate={rate!r} must be from 0.001 to 1,000: the source tokens")
+            for rate in (0, -1.0, 6e-4, "2")
         ),
+        (
+            use("none", position="t5"),
+            "position='t5', options=None need sides, such as sides='two_sid",
+        ),
+        (
+            use("half", options={"slopes_after": (1.0, 1.0)}),
+            "slopes_after is for sides='two_sided'",
+        ),
+        (use(masks={"source_mask": np.ones((3, 9), bool)}), r"source_mask has shape \(3, 9\)"),
         (use(num_heads=3), "num_heads=3 does not divide the 8 features"),
         (
             use(attention_fn=alibi.alibi_attention_fn(4)),

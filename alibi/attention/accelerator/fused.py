@@ -15,6 +15,7 @@ kernel's list (a range on GPUs), and cost nothing.
 
 import functools
 import logging
+import math
 from typing import Any
 
 import jax
@@ -96,6 +97,13 @@ def cannot_fuse(call: AttentionCall) -> str:
         )
     if bias is not None and bias.metric and bias.metric.columns and any(call.sight):
         return "its kernels hide no keys by order in a grid"
+    mask, pairs = call.with_mask_in_segments().mask, call.weights_shape[-2:]
+    if mask is not None and mask.shape[-2:] != pairs:
+        return (
+            "it takes a mask of keys for all heads or of pairs, and others would be spread to pairs"
+        )
+    if mask is not None and platform == "gpu" and math.prod((*mask.shape[:-2], *pairs)) >= 2**31:
+        return "Triton counts the elements of a mask in 32 bits"
     if call.devices > 1:
         return "its kernels run on one device, and several need sharding= to split the call"
     dtypes = {x.dtype for x in (call.query, call.key, call.value)}
