@@ -181,14 +181,14 @@ def test_two_sides_stay_in_the_kernels_for_a_padded_batch():
 
 
 def test_masks_that_would_be_spread_to_pairs_go_elsewhere():
-    query, key, value, *_ = inputs(BATCH, QUERIES, KEYS, 2, 8)
+    query, key, value, *_ = map(jnp.asarray, inputs(BATCH, QUERIES, KEYS, 2, 8))
     with pytest.raises(ValueError, match="'fused' can't do this call: it takes a mask of keys"):
         attend(query, key, value, mask=jnp.asarray(MASKS["keys of heads"]), backend="fused")
 
 
 def test_a_mask_of_keys_hides_them_in_segments_of_few_bits():
     """int8 has no -2^31: as int32 the hidden keys are in a segment of their own."""
-    query, key, value, *_ = inputs(BATCH, QUERIES, KEYS, 2, 8)
+    query, key, value, *_ = map(jnp.asarray, inputs(BATCH, QUERIES, KEYS, 2, 8))
     segments = jnp.zeros(QUERIES, jnp.int8), jnp.zeros(KEYS, jnp.int8)
     masks = {"mask": jnp.asarray(MASKS["keys"]), "segment_ids": segments, "causal": False}
     found, expected = (
