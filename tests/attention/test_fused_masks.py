@@ -186,12 +186,15 @@ def test_masks_that_would_be_spread_to_pairs_go_elsewhere():
         attend(query, key, value, mask=jnp.asarray(MASKS["keys of heads"]), backend="fused")
 
 
+@pytest.mark.usefixtures("small_blocks")
 def test_a_mask_of_keys_hides_them_in_segments_of_few_bits():
     """int8 has no -2^31: as int32 the hidden keys are in a segment of their own."""
-    query, key, value, *_ = map(jnp.asarray, inputs(BATCH, QUERIES, KEYS, 2, 8))
-    segments = jnp.zeros(QUERIES, jnp.int8), jnp.zeros(KEYS, jnp.int8)
-    masks = {"mask": jnp.asarray(MASKS["keys"]), "segment_ids": segments, "causal": False}
-    found, expected = (
-        attend(query, key, value, **masks, backend=backend) for backend in ("fused", "reference")
+    params, bias = bias_of("none", 2, 8)
+    assert_equals_reference(
+        inputs(BATCH, QUERIES, KEYS, 2, 8),
+        params,
+        bias,
+        mask=jnp.asarray(MASKS["keys"]),
+        segment_ids=(jnp.zeros((BATCH, QUERIES), jnp.int8), jnp.zeros((BATCH, KEYS), jnp.int8)),
+        causal=False,
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
