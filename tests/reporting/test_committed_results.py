@@ -36,6 +36,7 @@ REPORTS = {
     "mlm": "mlm",
     "variants": "variants",
     "tasks": "tasks",
+    "over-updates": None,
     "study": None,
     "heads": None,
 }
