@@ -205,7 +205,7 @@ def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib
     assert (code, "config.seed = 3" in printed) == (0, True)
     words = ("--workdirs=a", f"--output_dir={tmp_path}", "--evaluators=passkey")
     _, _, told = run("eval_extrapolation", *words, "--prompts=some.jsonl")
-    assert "prompts='some.jsonl' must be of type int" in told
+    assert "option prompts='some.jsonl' of evaluator 'passkey' must be of type int" in told
     _, _, told = run("generate", f"--workdir={tmp_path}", f"--prompts={tmp_path}/some.jsonl")
     assert f"{tmp_path} is no work directory of a run" in told
     code, _, told = run("train", QUICKSTART)

@@ -91,7 +91,7 @@ def test_a_sweep_knows_its_cells_and_its_options(folder, monkeypatch):
     (run,) = sweep_of(product={"position": ["alibi"]}, **asked).runs
     (evaluation,) = run.evaluations
     assert [one.options for one, _ in evaluation.cells] == [{}, {}, {"ranges": 5}, {"ranges": 5}]
-    with pytest.raises(ValueError, match="ranges=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"option ranges=0 of evaluator .* must be at least 1"):
         sweep_of(product={"position": ["alibi"]}, **asked | {"ranges": 0})
 
 
