@@ -30,6 +30,12 @@ _TOKENIZER = flags.DEFINE_string(
     "tokenizer_file", "", "tokenizer.json or SentencePiece model in place of the folder's"
 )
 _IGNORE = flags.DEFINE_list("ignore", [], "keys of config.json that don't change the logits")
+_LENGTH = flags.DEFINE_integer(
+    "train_length",
+    0,
+    "tokens of a sequence in an encoder's training; defaults to config.json's length",
+    lower_bound=0,
+)
 command_line.define_host_flags()
 _CONFIG = command_line.define_config_flag(
     str(clone.ROOT / "configs" / "base.py"),
@@ -52,6 +58,7 @@ def main() -> None:
         dtype=_DTYPE.value,
         tokenizer_file=_TOKENIZER.value,
         ignored=tuple(_IGNORE.value),
+        train_length=_LENGTH.value,
     )
     if not is_primary():
         return
@@ -69,6 +76,15 @@ def main() -> None:
         f"{origin['architecture']}: position={config.position}{f' ({options})' if options else ''}, "
         f"L={config.train_length}"
     )
+    if origin["lengths"] and not _LENGTH.value:
+        print(
+            f"config.json doesn't say the length of training: L={config.train_length} is its longest text, or a "
+            "buffer's size; --train_length=N sets it"
+        )
+    if config.objective.name == "masked" and not model.masked_head:
+        print("the files have no head for masked tokens: the model gives vectors, not words")
+    if aside := origin["set_aside"]:
+        print(f"not in the model, and kept for an export: {', '.join(aside)}")
     tokenizer = run.tokenizer()
     ends = ", ".join(map(str, tokenizer.ends))
     print(

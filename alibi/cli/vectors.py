@@ -20,9 +20,12 @@ flags.DEFINE_string("output", None, "the .npy file to write, which must not exis
 _POOLING = flags.DEFINE_enum(
     "pooling", "mean", ["mean", "first"], "the mean over a line's tokens, or its first token"
 )
-_NORMALISED = flags.DEFINE_bool("normalised", True, "divide each vector by its length")
+_NORMALISED = flags.DEFINE_bool("normalised", True, "divide each vector by its norm")
 _MAX_TOKENS = flags.DEFINE_integer(
-    "max_tokens", 0, "the most tokens of a line; 0: the training length", lower_bound=0
+    "max_tokens",
+    0,
+    "the most tokens of a line; 0: the training length, or the longest text of an import",
+    lower_bound=0,
 )
 _CUT = flags.DEFINE_bool("cut", False, "cut longer lines; otherwise they are errors")
 _COSINES = flags.DEFINE_integer(

@@ -15,7 +15,7 @@ from alibi.config.fields import did_you_mean
 from alibi.convert.families import FAMILIES, Family
 from alibi.convert.families.base import GENERIC
 from alibi.convert.folder import read_json
-from alibi.convert.importing import HUB, KEPT, by_path, cast, model_entries
+from alibi.convert.importing import HUB, KEPT, MASKS, by_path, cast, model_entries
 from alibi.convert.tensors import CONFIG, from_safetensors, write_safetensors
 from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer
@@ -78,7 +78,7 @@ def export_model(
     run = TrainedRun(workdir, checkpoint)
     record = run.directory.provenance()
     origin = record.get("imported_from") or {}
-    of_parent = (record.get("parent") or {}).get("family", "")
+    parent = record.get("parent") or {}
     small = _small_files(run.directory.path / HUB, origin.get("files", {}))
     plain = {"train_length": run.config.last_length, "changes": (), "model.scan_layers": False}
     config = replaced(run.config, plain)
@@ -86,7 +86,9 @@ def export_model(
         tokens = run.tokenizer.vocab_size + make_objective(config).added_tokens
         rows = max(config.model.vocab_rows, tokens)
         config = replaced(config, {"model.vocab_rows": rows})
-    chosen, content = _describe(run, config, family or origin.get("family", ""), of_parent)
+    chosen, content = _describe(
+        run, config, family or origin.get("family", ""), parent.get("family", "")
+    )
     file_dtype = run.config.model.param_dtype if dtype == "keep" else dtype
     leaves = by_path(unstacked(run.params) if is_stacked(run.params) else run.params)
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
@@ -97,6 +99,7 @@ def export_model(
         for one in model_entries(chosen, content, config, shapes)
     }
     kept = from_safetensors(small.pop(KEPT).read_bytes()) if KEPT in small else {}
+    kept = {name.removeprefix(chosen.prefix if bare else ""): kept[name] for name in kept}
     itemsize = np.dtype(jax.numpy.dtype(file_dtype)).itemsize
     sizes = {name: math.prod(one.shape(shapes)) * itemsize for name, one in entries.items()}
     sizes |= {name: kept[name].size * itemsize for name in kept}
@@ -107,7 +110,17 @@ def export_model(
 
     ends = run.tokenizer.ends or (run.tokenizer.boundary_id,)
     content |= {"dtype": file_dtype, "eos_token_id": [*ends] if len(ends) > 1 else ends[0]}
+    for key, length in (origin or parent).get("lengths", {}).items():
+        if key in content:
+            content[key] = max(content[key], length)
     notes = []
+    if lost := parent.get("set_aside"):
+        notes.append(f"the files lack tensors that the imported model had: {', '.join(lost)}")
+    if bare and not config.imported_from:
+        notes.append(
+            f"{chosen.architectures[1]} has no head for masked tokens, and the run predicted them by its embedding; "
+            "model.masked_head=true trains a head that files can hold"
+        )
     if keys := chosen.unread(config):
         notes.append(
             f"transformers' own {chosen.architectures[0]} doesn't read {', '.join(keys)} of config.json, so it "
@@ -117,7 +130,8 @@ def export_model(
         claim = Claim(resolve(partial), "exporting")  # `remove_left` looks for it
         for name in small.keys() - {CONFIG}:
             (partial / name).write_bytes(small[name].read_bytes())
-        notes += _write_tokenizer(run.tokenizer, partial)
+        mask_id = config.objective.mask_id if chosen.masked_head else None
+        notes += _write_tokenizer(run.tokenizer, partial, mask_id)
         if CONFIG in small and origin["family"] == chosen.name:
             before = read_json(small[CONFIG])
             before.pop("torch_dtype", None)  # the former name of dtype
@@ -125,6 +139,11 @@ def export_model(
             content |= {
                 key: before[key] for key in ("architectures", "eos_token_id") if key in before
             }
+        if chosen.own_code and "auto_map" not in content:
+            notes.append(
+                f"transformers reads {chosen.architectures[0]} by its authors' code alone, which is not in the folder: "
+                "add auto_map to config.json and the .py files from the model on the hub, else another model is built"
+            )
         (partial / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
         write_safetensors(partial, tensor, sizes)
         claim.release()
@@ -176,23 +195,44 @@ def _describe(
     )
 
 
-def _write_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> list[str]:
-    """Writes the tokenizer. Returns a line if transformers has no such tokenizer."""
+def _write_tokenizer(
+    tokenizer: Tokenizer, folder: pathlib.Path, mask_id: int | None = None
+) -> list[str]:
+    """Writes the tokenizer, and of a model of masked tokens the names of its special tokens.
+
+    Args:
+      mask_id: the mask token's id, -1 for one after the vocabulary, which the file gets too.
+
+    Returns:
+      A line if transformers has no such tokenizer, or the file no mask token.
+    """
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if isinstance(tokenizer, BpeTokenizer):
         name, content = tokenizer.hub_file()
-        (folder / name).write_bytes(content)
         settings["eos_token"] = tokenizer.boundary
-        settings |= {key: x for x, key in SPECIAL.items() if x in tokenizer.special_ids}
     elif isinstance(tokenizer, ByteTokenizer):
-        (folder / "tokenizer.json").write_text(of_bytes().to_str())
+        name, content = "tokenizer.json", of_bytes().to_str().encode()
     else:
         return [
             "the folder has no tokenizer: transformers has none for words of the run's tokenizer/dict.txt"
         ]
+    special = {*tokenizer.special_ids}
+    if mask_id == -1 and name == "tokenizer.json":
+        made = library().Tokenizer.from_str(content.decode())
+        made.add_special_tokens([MASKS[0]])
+        if (found := made.token_to_id(MASKS[0])) != tokenizer.vocab_size:
+            raise ValueError(
+                f"{MASKS[0]} would be token {found} of the exported tokenizer, and the run has it after its "
+                f"{tokenizer.vocab_size:,} tokens; train with a tokenizer that has {MASKS[0]}"
+            )
+        content = made.to_str(pretty=True).encode()
+        special.add(MASKS[0])
+    (folder / name).write_bytes(content)
+    settings |= {key: x for x, key in SPECIAL.items() if x in special}
     if not (folder / "tokenizer_config.json").exists():
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    return []
+    lacks_mask = mask_id == -1 and name != "tokenizer.json"
+    return ["a SentencePiece model takes no mask token; add one by hand"] if lacks_mask else []
 
 
 def of_bytes() -> "hf.Tokenizer":

@@ -85,6 +85,7 @@ def import_model(
     dtype: str = "keep",
     tokenizer_file: str = "",
     ignored: tuple[str, ...] = (),
+    train_length: int = 0,
 ) -> RunDirectory:
     """Makes a work directory from a model of the hub, without an optimizer's state.
 
@@ -100,6 +101,8 @@ def import_model(
         (float32 if these differ).
       tokenizer_file: replaces the folder's tokenizer.
       ignored: keys in config.json that are not read.
+      train_length: tokens of a sequence in an encoder's training, where config.json has another
+        length. Defaults to config.json's.
 
     Raises:
       ValueError: an unknown architecture or key, another objective, a file, tensor or tokenizer that
@@ -108,6 +111,11 @@ def import_model(
     run = empty_run(workdir)
     folder = HubFolder(find_folder(model, revision))
     family, config = describe(folder, config, ignored)
+    if train_length and not family.masked_head:
+        raise ValueError(
+            f"--train_length={train_length} is for encoders; config.json of {family.architectures[0]} has the length "
+            "of its training, so leave it out"
+        )
     if config.model.num_layers > len(folder.tensors):  # to build so many would take long
         raise ValueError(
             f"{folder.path}: config.json asks for {config.model.num_layers:,} layers, and the files have "
@@ -123,6 +131,7 @@ def import_model(
         "data.tokenizer": "bpe",
         "data.tokenizer_file": str(file),
         "model.param_dtype": _param_dtype(folder, family) if dtype == "keep" else dtype,
+        "train_length": train_length or config.train_length,
     }
     if family.masked_head:
         masks = [tokenizer.special_ids[name] for name in MASKS if name in tokenizer.special_ids]
@@ -144,6 +153,8 @@ def import_model(
         "architecture": folder.config["architectures"][0],
         "sha256": config.imported_from,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in small.items()},
+        "lengths": {key: folder.config[key] for key in family.lengths if folder.config.get(key)},
+        "set_aside": kept,
     }
     params = read_params(folder, family, config, tokenizer.vocab_size)
     state = TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=None)
@@ -361,7 +372,9 @@ def _names(
     first = names[entries[0].theirs]
     tied = family.tied or {"lm_head.weight": first}
     for name in tied.keys() & left if not missing else ():  # some files repeat a tied matrix
-        if not np.array_equal(tensors[name].read(), tensors[tied[name]].read()):
+        if not np.array_equal(
+            tensors[name].read(), tensors[names.get(tied[name], tied[name])].read()
+        ):
             raise ValueError(
                 f"{model.path}: {name} differs from {tied[name]}, to which {family.file} ties it; {family.untie}"
             )

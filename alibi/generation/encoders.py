@@ -33,8 +33,9 @@ class Vectors(Section):
 
     Attributes:
       pooling: "mean" of the last layer's output over a text's tokens, or that of the "first" token.
-      normalised: divides each vector by its length.
-      max_tokens: the most tokens of a text. 0 is the training length.
+      normalised: divides each vector by its norm.
+      max_tokens: the most tokens of a text. 0 is the training length, or the longest text that an
+        import's config.json allows.
       cut: cuts longer texts, which otherwise are errors.
 
     Raises:
@@ -87,9 +88,7 @@ def encode(run: TrainedRun, text: str) -> list[int]:
     """Returns a text's tokens, with the mask token for its name, between those that the tokenizer's
     template puts around a text, such as [CLS] and [SEP].
     """
-    before, after = run.tokenizer.around
-    first, *others = (run.tokenizer.encode_open(part) for part in text.split(mask_name(run)))
-    return [*before, *first, *(x for part in others for x in (mask_id(run), *part)), *after]
+    return run.tokenizer.encode_whole(text, mask_name(run), mask_id(run))
 
 
 def fill_masks(
@@ -233,17 +232,18 @@ def write_vectors(
     if not partial.exists():
         begin = partial.with_suffix(".begin")
         with begin.open("wb") as file:  # all of it, so that the disk holds it
-            np.save(file, np.full((len(ids), run.config.model.width), np.nan, np.float32))
+            np.save(file, np.broadcast_to(np.float32(np.nan), (len(ids), run.config.model.width)))
         begin.replace(partial)
     vectors = np.load(partial, mmap_mode="r+")
-    done = ~np.isnan(vectors[:, 0])
+    done = ~np.isnan(vectors.sum(axis=1))
     compiled = jax.jit(functools.partial(_pooled, run.model, how))
     title, there = f"{run.name}: vectors", int(done.sum())
     with Progress(title, len(ids), "line", done=there, show=show) as bar:
         for rows, batch in batches(run, ids, done.tolist()):
-            vectors[rows] = _on_devices(run, compiled, *batch)[: len(rows)]
-            if np.isnan(vectors[rows]).any():
+            found = _on_devices(run, compiled, *batch)[: len(rows)]
+            if np.isnan(found).any():
                 raise ValueError(f"{run} gives NaN for a text of {len(ids[rows[0]])} tokens")
+            vectors[rows] = found
             bar.update(len(rows))
     vectors.flush()
     partial.replace(path)
@@ -252,7 +252,11 @@ def write_vectors(
 
 def _within(run: TrainedRun, ids: list[list[int]], how: Vectors) -> list[list[int]]:
     """Returns the lines' tokens, cut if asked for. Raises ValueError for empty or too long ones."""
-    most, end = how.max_tokens or run.config.train_length, run.tokenizer.around[1]
+    record, end = run.directory.provenance(), run.tokenizer.around[1]
+    origin = record.get("imported_from") or record.get("parent") or {}
+    lengths = origin.get("lengths", {}).values()
+    most = how.max_tokens or max([run.config.train_length, *lengths])
+    longest = max(range(len(ids)), key=lambda line: len(ids[line]))
     for line, row in enumerate(ids, 1):
         if not row:
             raise ValueError(f"line {line} has no tokens; leave out empty lines")
@@ -261,6 +265,8 @@ def _within(run: TrainedRun, ids: list[list[int]], how: Vectors) -> list[list[in
                 f"line {line} has {len(row):,} tokens and {most:,} are allowed; give --max_tokens={len(row)}, or "
                 "--cut"
             )
+    if reason := run.undefined(min(most, len(ids[longest]))):
+        raise ValueError(f"line {longest + 1}: {reason}")
     return [row if len(row) <= most else [*row[: most - len(end)], *end] for row in ids]
 
 

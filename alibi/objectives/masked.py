@@ -65,6 +65,8 @@ class Masked(Objective):
         hidden = np.where(
             (kind >= self.mask_random) & (kind < self.mask_random + self.mask_kept), tokens, hidden
         )
-        predicted = (uniform(lots[..., 0]) < self.mask_rate) & (tokens >= 0)
+        # a tokenizer with a mask token has [SEP] between documents, which BERT's training shows
+        predictable = (tokens >= 0) & ((self.mask_id < 0) | (tokens != self.boundary_id))
+        predicted = (uniform(lots[..., 0]) < self.mask_rate) & predictable
         shown = np.where(tokens < 0, np.int32(self.boundary_id), tokens)
         return Batch(np.where(predicted, hidden, shown), np.where(predicted, tokens, np.int32(-1)))

@@ -171,9 +171,7 @@ class Parent:
         """Returns the entry `parent` of the run's provenance."""
         record = self.run.provenance()
         origin = record.get("imported_from") or record.get("parent") or {}
-        family = (
-            {"family": origin["family"]} if "family" in origin else {}
-        )  # of the hub, for exports
+        of_hub = ("family", "lengths", "set_aside")  # for exports
         return {
             "workdir": str(self.run),
             "step": self.step,
@@ -181,7 +179,7 @@ class Parent:
             "taken": self.parameters,
             "new": self._new,
             "dropped": self._dropped,
-            **family,
+            **{key: origin[key] for key in of_hub if key in origin},
         }
 
     def describe(self) -> str:

@@ -61,6 +61,7 @@ def jina_config(*sizes: int) -> dict:
         "attn_implementation": None,
         "emb_pooler": "mean",
         "feed_forward_type": "geglu",
+        "layer_norm_eps": 1e-2,  # large, so that each norm's shows
         "model_max_length": sizes[-1],
         "position_embedding_type": "alibi",
     }
@@ -186,7 +187,7 @@ def logits(config: dict, tensors: Tensors, tokens: np.ndarray) -> np.ndarray:
     if not prefix:
         return x
     y = _gelu(_linear(x, tensors, "cls.predictions.transform.dense"))
-    y = _layer_norm(y, tensors, "cls.predictions.transform.LayerNorm", 1e-12)
+    y = norm(y, "cls.predictions.transform.LayerNorm")
     bias = tensors.get("cls.predictions.bias", tensors.get("cls.predictions.decoder.bias"))
     return y @ table.T + bias
 

@@ -7,12 +7,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers as hf
 from safetensors.numpy import load_file, save_file
 
-from alibi.config import Config, load_config, make_config
-from alibi.convert.exporting import export_model
+from alibi.config import Config, flatten, load_config, make_config, replaced
+from alibi.convert.exporting import _write_tokenizer, export_model
 from alibi.convert.families import FAMILIES, family_of
 from alibi.convert.importing import import_model
+from alibi.convert.tensors import from_safetensors, to_safetensors
+from alibi.data.tokenizers import ByteTokenizer
 from alibi.evaluation.scorer import run_objective
 from alibi.generation.encoders import Vectors, encode, write_vectors
 from alibi.model.decoder import build_model
@@ -34,7 +37,7 @@ SPECIAL = ("[MASK]", "[CLS]", "[SEP]")
 JINA = BERT | {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 
 
-def jina(folder: pathlib.Path, name: str = "jina_bert") -> pathlib.Path:
+def jina(folder: pathlib.Path, name: str = "jina_bert", **options: Any) -> pathlib.Path:
     """Makes a work directory of a random jina-embeddings-v2 of one layer; the second layout has no head."""
     hub, family = folder / "hub", ENCODERS[name]
     hub.mkdir()
@@ -42,8 +45,15 @@ def jina(folder: pathlib.Path, name: str = "jina_bert") -> pathlib.Path:
     (hub / "config.json").write_text(json.dumps(content))
     save_file(family.tensors(content, 0), hub / "model.safetensors")
     save_tokenizer(hub, masked=True)
-    import_model(str(hub), folder / "run", Config())
+    import_model(str(hub), folder / "run", Config(), **options)
     return folder / "run"
+
+
+def bert(folder: pathlib.Path, about: str = "masked tokens") -> dict[str, np.ndarray]:
+    """Makes the folder of a random BERT with 128 positions, and returns its tensors."""
+    folder.mkdir()
+    recorded(next(case for case in CASES if (case.family, case.about) == ("bert", about)), folder)
+    return load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +129,82 @@ def test_the_first_berts_files_are_read(tmp_path: pathlib.Path) -> None:
         import_model(str(hub), tmp_path / "other", Config())
 
 
+def test_a_file_without_a_head_goes_out_and_in_again(tmp_path: pathlib.Path) -> None:
+    """With the prefix and a pooler, of which the export takes the prefix too."""
+    tensors = bert(tmp_path / "hub", "without a head")
+    prefixed = {f"bert.{name}": tensor for name, tensor in tensors.items()}
+    save_file(prefixed, tmp_path / "hub" / "model.safetensors")
+    import_model(str(tmp_path / "hub"), tmp_path / "run", Config())
+    export_model(tmp_path / "run", tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors.keys()
+    save_tokenizer(tmp_path / "out", masked=True)
+    again = import_model(str(tmp_path / "out"), tmp_path / "again", Config())
+    aside = ["pooler.dense.bias", "pooler.dense.weight"]
+    assert again.provenance()["imported_from"]["set_aside"] == aside
+
+
+def test_a_tied_head_is_found_without_the_prefix(tmp_path: pathlib.Path) -> None:
+    tensors = bert(tmp_path / "hub")
+    tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    head = {"cls.predictions.decoder.weight": tensors["embeddings.word_embeddings.weight"]}
+    save_file(tensors | head, tmp_path / "hub" / "model.safetensors")
+    import_model(str(tmp_path / "hub"), tmp_path / "run", Config())
+    assert TrainedRun(tmp_path / "run").config.model.masked_head
+
+
+def test_kept_tensors_may_have_bfloat16() -> None:
+    """Which the package safetensors writes from NumPy, and doesn't read."""
+    tensors = {"a": np.arange(6, dtype=jnp.bfloat16).reshape(2, 3), "b": np.ones(2, np.float32)}
+    again = from_safetensors(to_safetensors(tensors))
+    for name, tensor in tensors.items():
+        assert again[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(again[name], tensor)
+
+
+def test_keys_of_multilingual_berts_are_known() -> None:
+    keys = {"directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12}
+    keys |= {"pooler_num_fc_layers": 3, "pooler_size_per_head": 128, "output_past": True}
+    plain = FAMILIES["bert"].settings(BERT)
+    assert FAMILIES["bert"].settings(BERT | keys | {"pooler_type": "first_token"}) == plain
+
+
+def test_the_length_of_training_can_be_given(tmp_path: pathlib.Path) -> None:
+    """jina-embeddings-v2 was trained at 512 tokens, and its config.json has 8,192. An export keeps that."""
+    run = TrainedRun(jina(tmp_path, train_length=8))
+    assert run.config.train_length == 8
+    export_model(run.directory.path, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert content["max_position_embeddings"] == 16
+    config = load_config(f"{tmp_path}/run/config.py:length=32")
+    about = Parent(config, build_model(config, 300)).about()
+    assert about["lengths"] == {"max_position_embeddings": 16}  # an export has 32 then
+    # vectors are allowed up to the longest text
+    vectors = write_vectors(run, ["a line of text"], tmp_path / "vectors.npy", Vectors())
+    assert 8 < len(encode(run, "a line of text")) <= 16
+    assert vectors.shape == (1, 32)
+
+
+def test_an_exported_tokenizer_names_its_special_tokens(tmp_path: pathlib.Path) -> None:
+    """And holds the mask token of a run that had none in its vocabulary."""
+    run = TrainedRun(jina(tmp_path))
+    for name, tokenizer, mask_id in (
+        ("hub", run.tokenizer, run.config.objective.mask_id),
+        ("bytes", ByteTokenizer(), -1),
+    ):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer_config.json").unlink(missing_ok=True)
+        assert _write_tokenizer(tokenizer, folder, mask_id) == []
+        about = json.loads((folder / "tokenizer_config.json").read_text())
+        made = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        assert about["mask_token"] == "[MASK]"
+        assert made.token_to_id("[MASK]") == (256 if mask_id == -1 else mask_id)
+        roles = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+        assert {role: about.get(role) for role in roles} == (
+            roles if mask_id >= 0 else dict.fromkeys(roles)
+        )
+
+
 def test_the_mask_token_is_the_tokenizers(tmp_path: pathlib.Path) -> None:
     """It has a row of the embedding, so the model gets no further one."""
     run = TrainedRun(jina(tmp_path))
@@ -126,11 +212,13 @@ def test_the_mask_token_is_the_tokenizers(tmp_path: pathlib.Path) -> None:
     assert (run.config.objective.name, run.config.objective.mask_id) == ("masked", mask)
     assert run.params["embedding"].shape == (320, 32)
     tokens = np.random.default_rng(0).integers(5, 300, (4, 65)).astype(np.int32)
+    tokens[:, ::2] = run.tokenizer.boundary_id  # [SEP], which BERT's training never hides
     batch = run_objective(run).batch(Sequences(tokens, np.arange(4) * 64))
     hidden = batch.inputs == mask
     assert hidden.any()
     assert (batch.targets[hidden] == tokens[:, 1:][hidden]).all()
     assert batch.inputs.max() < 300
+    assert not (batch.targets == run.tokenizer.boundary_id).any()
     text = {"vocab_size": 300, "boundary_id": 0}
     with pytest.raises(ValueError, match=r"objective\.mask_id=300 is no token of the vocabulary's"):
         make_objective(make_config("objective=masked,objective.mask_id=300"), **text)
@@ -154,6 +242,11 @@ def test_a_shorter_training_keeps_the_table_of_positions(tmp_path: pathlib.Path)
     assert (about["new"], about["dropped"]) == ([], [])
     content = FAMILIES["bert"].describe(config)
     assert (content["max_position_embeddings"], content["type_vocab_size"]) == (128, 2)
+    ours = "objective=masked,position=learned,length=32,model.vocab_rows=300,model.masked_head=true"
+    keys = {key: value for key, value in flatten(config).items() if key.startswith("model.")}
+    assert FAMILIES["bert"].describe(replaced(make_config(ours), keys)) == content | {
+        "max_position_embeddings": 32
+    }  # a table of our own runs has the training length
     with pytest.raises(ValueError, match=r"BertForMaskedLM predicts masked tokens, and this model"):
         FAMILIES["bert"].describe(make_config())
 
@@ -181,7 +274,8 @@ def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
     small = "model.scan_layers=true,train.steps=2,train.batch_tokens=64,eval.max_tokens=64,log.tensorboard=false"
     config = load_config(f"{tmp_path}/run/config.py:{text},{small}")
     train(config, str(tmp_path / "on"))
-    export_model(tmp_path / "on", tmp_path / "out")
+    _, _, (note,) = export_model(tmp_path / "on", tmp_path / "out")
+    assert "JinaBertForMaskedLM by its authors' code alone" in note
     content = json.loads((tmp_path / "out" / "config.json").read_text())
     assert content["architectures"] == ["JinaBertForMaskedLM"]  # its parent's, not MosaicBERT's
     about = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())

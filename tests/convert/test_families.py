@@ -78,7 +78,7 @@ def test_an_imported_model_computes_as_its_own_code(
     assert found.spread > 0.1  # else any two models would agree
     assert found.logits < 1e-4
     assert found.nll < 1e-4
-    assert found.tokens_equal in (None, 8)
+    assert found.tokens_equal == (None if case.masked else 8)
     assert found.ids_equal
     assert found.exported_equal
     assert found.exported_logits in (None, 0.0)

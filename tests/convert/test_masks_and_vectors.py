@@ -1,5 +1,6 @@
 """Imported encoders fill masks and give vectors: both beside a description in NumPy."""
 
+import functools
 import json
 import pathlib
 
@@ -83,7 +84,7 @@ def test_likeliest_tokens_are_those_of_each_text_alone(masked: TrainedRun) -> No
             np.testing.assert_allclose([p for _, p in likeliest], share[best], rtol=1e-4)
 
 
-def test_a_text_has_the_ids_of_the_hubs_tokenizer() -> None:
+def test_a_text_has_the_ids_of_the_hubs_tokenizer(tmp_path: pathlib.Path) -> None:
     """With its template and its mask, as WordPiece of BERT has them."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = hf.Tokenizer(hf.models.WordPiece(unk_token="[UNK]"))
@@ -97,17 +98,20 @@ def test_a_text_has_the_ids_of_the_hubs_tokenizer() -> None:
     )
     again = hf.Tokenizer.from_str(tokenizer.to_str())
 
-    class Run:
-        """The part of a run that `encode` reads."""
-
-        tokenizer = BpeTokenizer(again, "[SEP]")
-
-        class config:  # noqa: N801
-            class objective:  # noqa: N801
-                mask_id = 4
-
+    ours = BpeTokenizer(again, "[SEP]")
     for text in ("The [MASK] of Text, with [MASK].", "[MASK]", "a line", "数字[MASK]  345"):
-        assert encode(Run, text) == tokenizer.encode(text).ids  # type: ignore[arg-type]
+        assert ours.encode_whole(text, "[MASK]", 4) == tokenizer.encode(text).ids
+    # RoBERTa's mask token takes the space before it; other special tokens are plain text
+    tokenizer = save_tokenizer(tmp_path, masked=True)
+    rules = json.loads(tokenizer.to_str())
+    rules["added_tokens"][2]["lstrip"] = True
+    tokenizer = hf.Tokenizer.from_str(json.dumps(rules))
+    ours, mask = BpeTokenizer(hf.Tokenizer.from_str(json.dumps(rules)), "[SEP]"), 2
+    for text in ("tabs and [MASK] spaces", "[MASK] end", "no mask"):
+        assert ours.encode_whole(text, "[MASK]", mask) == tokenizer.encode(text).ids
+    spelt = ours.encode_whole("a [SEP] b [MASK]", "[MASK]", mask)
+    assert spelt == [1, *ours.encode_open("a [SEP] b"), mask, 0]
+    assert 0 not in spelt[:-1]
 
 
 @pytest.mark.parametrize("normalised", [True, False])
@@ -155,10 +159,16 @@ def test_a_stopped_command_goes_on(
     seen.clear()
     with pytest.raises(KeyboardInterrupt):  # of another text nothing is there
         write_vectors(bare, LINES[::-1], tmp_path / "vectors.npy", how)
+    (partial,) = (x for x in tmp_path.glob("*.partial") if np.isfinite(np.load(x)[1]).any())
+    torn = tmp_path / partial.name.replace("vectors", "torn")
+    torn.write_bytes(partial.read_bytes())
+    np.load(torn, mmap_mode="r+")[1, 5] = np.nan  # a page that was not written
     seen.clear()
     found = write_vectors(bare, LINES, tmp_path / "vectors.npy", how)
     assert len(seen) == 1
     np.testing.assert_array_equal(found, expected)
+    monkeypatch.setattr(encoders, "_on_devices", on_devices)
+    np.testing.assert_array_equal(write_vectors(bare, LINES, tmp_path / "torn.npy", how), expected)
 
 
 def test_wrong_requests_are_one_line(
@@ -170,6 +180,9 @@ def test_wrong_requests_are_one_line(
         assert "\n" not in str(error.value)
 
     out, how = tmp_path / "vectors.npy", Vectors()
+    hub = str(pathlib.Path(str(decoder)).parent / "hub")
+    give = functools.partial(import_model, train_length=8)
+    refused(r"--train_length=8 is for encoders; .*MPT", give, hub, tmp_path / "no", Config())
     refused(r"objective=next_token, and filling masks needs", fill_masks, decoder, ["[MASK]"])
     refused(
         r"and a vector of a text needs objective=masked", write_vectors, decoder, ["a"], out, how

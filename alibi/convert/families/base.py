@@ -191,6 +191,9 @@ class Family:
         it predict the next token.
       kept: matches names of tensors that the model doesn't use. An export writes them again.
       unsaid: our keys that config.json has no words for.
+      lengths: keys of config.json with lengths that need not be the training's. An export has the
+        import's, or the longer training length.
+      own_code: only the code of the model's authors reads its files.
     """
 
     name: str
@@ -208,6 +211,8 @@ class Family:
     masked_head: str = ""
     kept: str = "$^"
     unsaid: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ()
+    own_code: bool = False
 
     def settings(self, content: Mapping[str, Any], ignored: tuple[str, ...] = ()) -> dict[str, Any]:
         """Returns our keys for a config.json.

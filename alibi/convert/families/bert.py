@@ -1,5 +1,6 @@
 """BERT, and encoders made from it with symmetric ALiBi: MosaicBERT, DNABERT-2, jina-embeddings-v2."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ QKV = attention()
 GATED = tuple(f"layers_{{n}}/{name}" for name in ("gate", "up"))
 HEAD, BIAS = "cls.predictions.", "cls.predictions.bias"
 # The pooler, and the head for pairs of texts, which BERT's first training left in its files.
+POOLER = (
+    *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type"),
+)
 KEPT = r"(bert\.)?pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"
 
 
@@ -49,7 +54,8 @@ SEPARATE = tuple(
 )
 AFTER_ATTENTION = norm(f"{LAYER}.attention.output.LayerNorm", "layers_{n}/attention_norm")
 BERT = bert_entries(
-    *(*SEPARATE, *AFTER_ATTENTION),
+    *SEPARATE,
+    *AFTER_ATTENTION,
     *dense(f"{LAYER}.intermediate.dense", "layers_{n}/up"),
     *dense(f"{LAYER}.output.dense", "layers_{n}/down"),
     *norm(f"{LAYER}.output.LayerNorm", "layers_{n}/feed_forward_norm"),
@@ -61,7 +67,8 @@ GLU = (
 )
 MOSAIC = bert_entries(
     *dense(f"{LAYER}.attention.self.Wqkv", *QKV),
-    *(*AFTER_ATTENTION, *GLU),
+    *AFTER_ATTENTION,
+    *GLU,
     bias=f"{HEAD}decoder.bias",
 )
 JINA = bert_entries(*SEPARATE, *AFTER_ATTENTION, *GLU)
@@ -83,6 +90,7 @@ def sizes(hub: HubConfig) -> dict[str, Any]:
     hub.needs("is_decoder", False)
     hub.needs("add_cross_attention", False)
     hub.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
+    hub.ignore("directionality", "output_past", *POOLER)
     return {
         "train_length": hub.take("max_position_embeddings", default=512),
         "model.num_layers": hub.take("num_hidden_layers"),
@@ -137,32 +145,28 @@ def jina_qk_to_ours(hub: HubConfig) -> dict[str, Any]:
     return jina_to_ours(hub) | norms
 
 
-def to_theirs(**keys: Any) -> Callable[[Config], dict[str, Any]]:
-    """Returns the function from our config to a config.json, which has also these `keys`."""
-
-    def theirs(config: Config) -> dict[str, Any]:
-        model = config.model
-        return {
-            "model_type": "bert",
-            "hidden_size": model.width,
-            "num_hidden_layers": model.num_layers,
-            "num_attention_heads": model.num_heads,
-            "intermediate_size": model.feed_forward,
-            "hidden_act": NAMES[model.activation],
-            "layer_norm_eps": model.norm_epsilon,
-            "max_position_embeddings": config.position_options.get("num_positions")
-            or config.train_length,
-            "type_vocab_size": model.token_types,
-            "vocab_size": model.vocab_rows,
-            "tie_word_embeddings": model.embedding == "tied",
-            **keys,
-        }
-
-    return theirs
+def to_theirs(config: Config, **keys: Any) -> dict[str, Any]:
+    """Returns the config.json for our config, with these `keys` too."""
+    model = config.model
+    return {
+        "model_type": "bert",
+        "hidden_size": model.width,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.feed_forward,
+        "hidden_act": NAMES[model.activation],
+        "layer_norm_eps": model.norm_epsilon,
+        "max_position_embeddings": config.position_options.get("num_positions")
+        or config.train_length,
+        "type_vocab_size": model.token_types,
+        "vocab_size": model.vocab_rows,
+        "tie_word_embeddings": model.embedding == "tied",
+        **keys,
+    }
 
 
 def mosaic_to_theirs(config: Config) -> dict[str, Any]:
-    return to_theirs(alibi_starting_size=config.train_length)(config)
+    return to_theirs(config, alibi_starting_size=config.train_length)
 
 
 def _family(
@@ -171,7 +175,7 @@ def _family(
     entries: tuple[Entry, ...],
     to_ours: Callable[[HubConfig], dict[str, Any]],
     to_theirs: Callable[[Config], dict[str, Any]],
-    mark: str = "",
+    **options: Any,
 ) -> Family:
     return Family(
         name,
@@ -185,18 +189,33 @@ def _family(
             f"{HEAD}decoder.weight": "bert.embeddings.word_embeddings.weight",
             f"{HEAD}decoder.bias": BIAS,
         },
-        mark=mark,
         masked_head=HEAD,
         kept=KEPT,
-        unsaid=("train_length",) if name == "bert" else (),
+        **options,
     )
 
 
-_ABSOLUTE = to_theirs(position_embedding_type="absolute")
-_JINA = to_theirs(position_embedding_type="alibi", feed_forward_type="geglu")
+_ABSOLUTE = functools.partial(to_theirs, position_embedding_type="absolute")
+_JINA = functools.partial(to_theirs, position_embedding_type="alibi", feed_forward_type="geglu")
+# Of ALiBi's models these say the longest text and a buffer's size, not the length of training.
+_LENGTHS: dict[str, Any] = {
+    "lengths": ("max_position_embeddings", "alibi_starting_size"),
+    "own_code": True,
+}
 FAMILIES = (
-    _family("mosaic_bert", "Bert", MOSAIC, mosaic_to_ours, mosaic_to_theirs, "Wqkv"),
-    _family("bert", "Bert", BERT, bert_to_ours, _ABSOLUTE),
-    _family("jina_bert_qk", "JinaBert", JINA_QK, jina_qk_to_ours, _JINA, "layer_norm_q"),
-    _family("jina_bert", "JinaBert", JINA, jina_to_ours, _JINA),
+    _family(
+        "mosaic_bert", "Bert", MOSAIC, mosaic_to_ours, mosaic_to_theirs, mark="Wqkv", **_LENGTHS
+    ),
+    _family(
+        "bert",
+        "Bert",
+        BERT,
+        bert_to_ours,
+        _ABSOLUTE,
+        unsaid=("train_length", "position_options.num_positions"),
+    ),
+    _family(
+        "jina_bert_qk", "JinaBert", JINA_QK, jina_qk_to_ours, _JINA, mark="layer_norm_q", **_LENGTHS
+    ),
+    _family("jina_bert", "JinaBert", JINA, jina_to_ours, _JINA, **_LENGTHS),
 )

@@ -67,6 +67,12 @@ class Tokenizer(abc.ABC):
         pieces = [Piece(text.encode("utf-8"), ends_document=False)]
         return np.concatenate([[], *self.encode_stream(pieces)]).astype(int).tolist()
 
+    def encode_whole(self, text: str, name: str, token: int) -> list[int]:
+        """Returns a text's ids in the tokenizer's template, with the special token `token` for its `name`."""
+        first, *others = (self.encode_open(part) for part in text.split(name))
+        before, after = self.around
+        return [*before, *first, *(x for part in others for x in (token, *part)), *after]
+
     def encode_beginning(self, text: str) -> list[int]:
         """Returns the ids for a document that goes on after `text`, or the boundary for an empty text."""
         return self.encode_open(text) or [self.boundary_id]

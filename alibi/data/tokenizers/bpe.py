@@ -128,6 +128,7 @@ class BpeTokenizer(Tokenizer):
             else [token["content"] for token in rules["added_tokens"] if token["special"]]
         )
         self.special_ids = {name: vocabulary[name] for name in special}
+        self._knowing: dict[str, Any] = {}  # tokenizers that find a special token in a text
         # each byte by its id, if the decoder joins them to characters
         self._bytes = {vocabulary.get(f"<0x{byte:02X}>", -1): byte for byte in range(256)}
         if -1 in self._bytes or self.decode(self._in_bytes(UNFINISHED)) != UNFINISHED:
@@ -154,6 +155,17 @@ class BpeTokenizer(Tokenizer):
                 rest = ""
         # a shard may end within a document
         yield from self._encode([*waiting, *filter(None, [rest])])
+
+    def encode_whole(self, text: str, name: str, token: int) -> list[int]:
+        if name not in self.special_ids or isinstance(self._tokenizer, SentencePiece):
+            return super().encode_whole(text, name, token)
+        if name not in self._knowing:
+            rules = json.loads(self._tokenizer.to_str())
+            for each in rules["added_tokens"]:  # other special tokens stay plain text
+                each["special"] &= each["content"] != name
+            self._knowing[name] = library().Tokenizer.from_str(json.dumps(rules))
+            self._knowing[name].encode_special_tokens = True
+        return self._knowing[name].encode(text).ids
 
     def _encode(self, chunks: list[str | None]) -> Iterator[Ids]:
         """Yields each chunk's tokens, encoded on all cores, and the boundary for each None."""
