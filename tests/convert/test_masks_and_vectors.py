@@ -182,7 +182,7 @@ def test_wrong_requests_are_one_line(
     out, how = tmp_path / "vectors.npy", Vectors()
     hub = str(pathlib.Path(str(decoder)).parent / "hub")
     give = functools.partial(import_model, train_length=8)
-    refused(r"--train_length=8 is for encoders; .*MPT", give, hub, tmp_path / "no", Config())
+    refused(r"--train_length=8 is for encoders; .*Mpt", give, hub, tmp_path / "no", Config())
     refused(r"objective=next_token, and filling masks needs", fill_masks, decoder, ["[MASK]"])
     refused(
         r"and a vector of a text needs objective=masked", write_vectors, decoder, ["a"], out, how
@@ -193,6 +193,9 @@ def test_wrong_requests_are_one_line(
     refused(r"line 2 has \d+ tokens and 16 are allowed", write_vectors, bare, LINES, out, how)
     refused(r"there is no line of text", write_vectors, bare, [], out, how)
     refused(r"pooling='max' must be one of mean, first", Vectors, "max")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainedRun, "undefined", lambda run, length: "no row" * (length > 20))
+        refused(r"line 2: no row", write_vectors, bare, LINES, out, Vectors(max_tokens=64))
     assert not [*tmp_path.iterdir()]
     out.write_text("mine")
     refused(r"is there already; remove it", write_vectors, bare, LINES[:1], out, how)
