@@ -101,6 +101,7 @@ class Rule:
 
 SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
+MIXED_WEIGHTS = 2**22  # for each weight some 12 numbers are kept
 WORTH_SAVING = 1024  # keys, at most
 WORTH_A_KERNEL = 1024  # keys
 WORTH_TILES = 512  # keys
@@ -168,8 +169,12 @@ RULES = (
     ),
     Rule(
         EVERYWHERE,
-        f"more than 2^{DENSE_WEIGHTS.bit_length() - 1} weights",
-        lambda call: math.prod(call.weights_shape) > DENSE_WEIGHTS,
+        f"more than 2^{DENSE_WEIGHTS.bit_length() - 1} weights, or 2^{MIXED_WEIGHTS.bit_length() - 1} with a bias that "
+        "mixes heads",
+        lambda call: (
+            math.prod(call.weights_shape)
+            > (MIXED_WEIGHTS if call.bias is not None and call.bias.mixes_heads else DENSE_WEIGHTS)
+        ),
         "blocked",
         "memory linear in the length (speed on GPU and TPU not measured)",
     ),

@@ -55,7 +55,7 @@ class TrainingPlan:
 
     Attributes:
       mesh: devices along each axis.
-      micro_batches, memory: of the largest updates, if values change over updates.
+      length, micro_batches, memory: of the largest updates, if values change over updates.
       parameters: learned numbers.
       flops_per_token: training operations, without the forward pass that remat repeats; the mean over
         the run.
@@ -67,6 +67,7 @@ class TrainingPlan:
     devices: int
     vocabulary: Vocabulary
     mesh: Mapping[str, int]
+    length: int
     micro_batches: int
     parameters: int
     memory: StepMemory
@@ -116,15 +117,16 @@ def make_plan(
         build_model(config, vocabulary.size), optimizer, AbstractMesh((1, 1, 1), AXES)
     )
     saved = jax.tree.leaves((state.params, state.opt_state))
-    memory, micro = max(
+    memory, length, micro = max(
         (
             (
                 step_memory(each, vocabulary.size, mesh, state),
+                each.train_length,
                 micro_batches(each, batch_parts(batch_sharding(mesh))),
             )
             for each in configs
         ),
-        key=lambda pair: pair[0].total,
+        key=lambda sizes: sizes[0].total,
     )
     return TrainingPlan(
         config=config,
@@ -132,6 +134,7 @@ def make_plan(
         devices=devices,
         vocabulary=vocabulary,
         mesh=dict(mesh.shape),
+        length=length,
         micro_batches=micro,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         memory=memory,
@@ -142,12 +145,7 @@ def make_plan(
 
 def describe(plan: TrainingPlan) -> str:
     """Returns the text that `train.py --plan` prints."""
-    kind, model, train, length = (
-        plan.kind,
-        plan.config.model,
-        plan.config.train,
-        plan.config.train_length,
-    )
+    kind, model, train = plan.kind, plan.config.model, plan.config.train
     device_tokens = train.batch_tokens // (
         plan.mesh["data"] * plan.mesh["fsdp"] * plan.micro_batches
     )
@@ -159,11 +157,11 @@ def describe(plan: TrainingPlan) -> str:
         "devices": f"{plan.devices:,} x {kind.name}: {kind.memory / GIB:.4g} GiB, {peak}",
         "": kind.source,
         "mesh": ", ".join(f"{axis}={size}" for axis, size in plan.mesh.items()),
-        "model": f"{plan.config.position}, {plan.parameters:,} parameters, a vocabulary of "
+        "model": f"{plan.config.positions}, {plan.parameters:,} parameters, a vocabulary of "
         f"{plan.vocabulary.size:,}{assumed}",
         "step": f"{train.batch_tokens:,} tokens, {plan.flops_per_token * train.batch_tokens:.3g} FLOPs{repeated}; "
-        f"{plan.micro_batches} x {train.batch_tokens // length // plan.micro_batches:,} sequences of {length:,}, "
-        f"{device_tokens:,} tokens a device at a time",
+        f"{plan.micro_batches} x {train.batch_tokens // plan.length // plan.micro_batches:,} sequences of "
+        f"{plan.length:,}, {device_tokens:,} tokens a device at a time",
         "run": f"{train.steps:,} steps, {plan.tokens:,} tokens, {plan.flops_per_token * plan.tokens:.3g} FLOPs",
     }
     lines = "".join(f"{name:<9}{text}\n" for name, text in facts.items())

@@ -111,6 +111,8 @@ class Record:
             norms = f"gradient norm {values['gradient_norm']}, norm of the update {values['update_norm']}"
             self._refuse(f"update {step}: loss {nll}, {norms}")
         self._sums += (values["nll_nats"], values["tokens"])
+        if self._config.began(step) == step - 1:  # other values cost otherwise
+            self.speed.forget()
         self.speed.update()
         rate = self.speed.tokens_per_second
         speed = f", {rate:,.0f} tokens/s" if rate else ""
@@ -262,6 +264,10 @@ class Speed:
         if self._last is not None:
             self._seconds.append(now - self._last)
         self._last = now
+
+    def forget(self) -> None:
+        """Leaves out all updates so far."""
+        self._seconds.clear()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

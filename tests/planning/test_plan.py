@@ -126,6 +126,8 @@ def test_a_plan_of_values_that_change_over_updates() -> None:
     assert plan.memory.total > max(parts[0].memory.total, parts[2].memory.total)
     hours = sum(n / 500 * part.hours(0.5) for n, part in zip((100, 300, 100), parts, strict=True))
     assert plan.hours(0.5) == pytest.approx(hours)
+    tokens = config.train.batch_tokens
+    assert f"1 x {tokens // 1024} sequences of 1,024, {tokens:,} tokens a device" in describe(plan)
 
 
 def test_a_run_that_does_not_fit() -> None:
