@@ -51,12 +51,14 @@ class ModelConfig(Section):
     activation: str = choice("relu", ("relu", "gelu", "gelu_exact", "silu"))
     # The hidden features are activation(gate x) * (up x) (Shazeer 2020, arXiv 2002.05202).
     gated: bool = False
-    # Attention and feed-forward layer read the same norm, and both are added to its input (GPT-J).
+    # Attention and feed-forward layer read the layer's input, and both are added to it (GPT-J).
     parallel: bool = False
-    # Where norms stand. before: in front of attention and of the feed-forward layer. after: behind
-    # the sum of each with its input (BERT). after_twice: as after, but attention's normed sum is
-    # added to the input and normed again (jina-embeddings-v2's second layout).
-    norms: str = choice("before", ("before", "after", "after_twice"))
+    # Where norms stand. before: in front of attention and of the feed-forward layer, which share one
+    # if they are parallel. before_each: parallel ones have one each (GPT-NeoX). behind: each result
+    # is normed, then added to its input (OLMo 2). after: behind the sum of each with its input
+    # (BERT). after_twice: as after, but attention's normed sum is added to the input and normed
+    # again (jina-embeddings-v2's second layout).
+    norms: str = choice("before", ("before", "before_each", "behind", "after", "after_twice"))
     # layer: with scale and bias; layer_no_bias: with scale; rms: RMS norm (arXiv 1910.07467);
     # rms_one: its scale is 1 plus the parameter (Gemma)
     norm: str = choice("layer", ("layer", "layer_no_bias", "rms", "rms_one"))
@@ -179,10 +181,10 @@ class ModelConfig(Section):
                 f"model.logits_scale={self.logits_scale} or model.masked_head={self.masked_head}; use "
                 "model.embedding=tied, or leave them out"
             )
-        if self.parallel and self.norms != "before":
+        if self.norms != "before" and self.parallel != (self.norms == "before_each"):
             raise ValueError(
-                f"model.parallel=True has one norm in front of both branches, and model.norms={self.norms} none; use "
-                "model.norms=before"
+                f"model.norms={self.norms} doesn't go with model.parallel={self.parallel}: parallel layers have before "
+                "or before_each, others all but before_each; use model.norms=before"
             )
         if not self.head_size and self.width % self.num_heads:
             divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]

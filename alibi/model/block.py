@@ -93,7 +93,7 @@ class Block(nn.Module):
             # in float32 whatever the compute dtype; the products cast its result
             return products.norm(make_norm(config, name), x)
 
-        normed = norm("attention_norm", x) if config.norms == "before" else x
+        normed = norm("attention_norm", x) if config.norms.startswith("before") else x
         of_layer = position_params(
             self, functools.partial(init_layer, kind.position, kind.logit_scale)
         )
@@ -102,20 +102,24 @@ class Block(nn.Module):
         y = make_attention(config, attention_fn, queries)(
             queries, normed, deterministic=deterministic
         )
+        y = norm("attention_norm", y) if config.norms == "behind" else y
         before = x[:, -last:]
         x = before + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
         if config.norms == "after_twice":
             x = before + norm("attention_output_norm", x)
-        if config.norms != "before":
-            x = queries = norm("attention_norm", x)
-        elif not config.parallel:
-            queries = norm("feed_forward_norm", x)
+        if config.norms.startswith("after"):
+            x = norm("attention_norm", x)
+        if not config.parallel:
+            queries = norm("feed_forward_norm", x) if config.norms == "before" else x
+        elif config.norms == "before_each":
+            queries = norm("feed_forward_norm", before)
         # The compiler for TPUs finds better loops for matrices (results/benchmarks/compiled.md).
         if current_target()[0] == "tpu":
             queries = queries.reshape(-1, queries.shape[-1])
         y = self._feed_forward(queries, products, deterministic).reshape(x.shape)
+        y = norm("feed_forward_norm", y) if config.norms == "behind" else y
         x = x + nn.Dropout(config.dropout)(y, deterministic).astype(x.dtype)
-        return x if config.norms == "before" else norm("feed_forward_norm", x)
+        return norm("feed_forward_norm", x) if config.norms.startswith("after") else x
 
     def _feed_forward(
         self, x: Float[Array, "*tokens width"], products: Products, deterministic: bool

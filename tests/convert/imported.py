@@ -117,7 +117,6 @@ def of_transformers(name: str, kind: str = "", **keys: Any) -> Callable[[pathlib
     """Returns a function that makes a random model of `transformers`."""
 
     def make(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
-        import torch
         import transformers
 
         config = getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **keys)
@@ -126,8 +125,9 @@ def of_transformers(name: str, kind: str = "", **keys: Any) -> Callable[[pathlib
         model.save_pretrained(folder)
         tensors = weights({name: x.shape for name, x in load_file(folder / WEIGHTS).items()})
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        tensors = {name: torch.from_numpy(x) for name, x in tensors.items()}
-        assert not model.load_state_dict(tensors, strict=False).unexpected_keys
+        # some names in files are others than the model's
+        model, found = type(model).from_pretrained(folder, output_loading_info=True, **how)
+        assert not found["unexpected_keys"]
         return transformers_logits(model.eval())
 
     return make
@@ -290,11 +290,25 @@ def _cases() -> Iterator[Case]:
         ("Qwen2", 8, 2, {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
         ("Qwen3", 4, 2, {"head_dim": 32, "rope_scaling": YARN}),
         ("Gemma", 4, 1, {"head_dim": 32}),
+        ("Olmo2", 8, 2, {"attention_bias": True}),
+        ("Starcoder2", 8, 2, {"sliding_window": 24}),
+        ("StableLm", 8, 2, {"use_qkv_bias": True}),
+        ("StableLm", 4, 4, {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
     ):
         keys = LLAMA | {"num_attention_heads": heads, "num_key_value_heads": kv_heads} | more
         about = f"{heads} heads, {kv_heads} of keys"
         about += f", {more['rope_scaling']['rope_type']}" if "rope_scaling" in more else ""
         yield Case(name.lower(), made, of_transformers(name, **keys), about)
+    for heads, about, more in (
+        (8, "parallel", {}),
+        (
+            4,
+            "one after the other",
+            {"attention_bias": False, "rotary_pct": 0.5, "rotary_emb_base": 500},
+        ),
+    ):
+        keys = LLAMA | {"num_attention_heads": heads, "use_parallel_residual": not more} | more
+        yield Case("gpt_neox", made, of_transformers("GPTNeoX", **keys), about)
     for name, heads in (
         ("btlm", 8),
         ("jais", 12),

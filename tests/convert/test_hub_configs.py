@@ -68,6 +68,9 @@ def test_windows_of_qwen_are_those_of_transformers(family: str, keys: dict[str, 
         # their code reads no such key
         ("llama", {"sliding_window": 8, "use_sliding_window": True}, 0),
         ("gemma", {"sliding_window": 8}, 0),
+        ("starcoder2", {}, 0),
+        ("starcoder2", {"sliding_window": None}, 0),
+        ("starcoder2", {"sliding_window": 8}, 8),
     ],
 )
 def test_windows_of_whole_models(family: str, keys: dict[str, Any], window: int) -> None:
@@ -97,6 +100,51 @@ def test_rotary_bases_are_those_of_transformers(keys: dict[str, Any]) -> None:
     own = transformers.LlamaConfig(**SIZES, **keys)
     found = settings("llama", **keys)["position_options.base"]
     assert found == own.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("GPTNeoX", {}),
+        ("GPTNeoX", {"rotary_pct": 0.5, "rotary_emb_base": 500}),
+        ("GPTNeoX", {"rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 1.0}}),
+        ("GPTNeoX", {"rotary_pct": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ("StableLm", {}),
+        ("StableLm", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}),
+    ],
+    ids=str,
+)
+def test_shares_of_rotary_are_those_of_transformers(family: str, keys: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    own = getattr(transformers, f"{family}Config")(**SIZES, **keys).rope_parameters
+    named, kv_heads = ("gpt_neox", None) if family == "GPTNeoX" else ("stablelm", 2)
+    found = settings(named, **keys, num_key_value_heads=kv_heads)
+    for ours, theirs in (("base", "rope_theta"), ("share", "partial_rotary_factor")):
+        assert found[f"position_options.{ours}"] == own[theirs]
+    assert found.get("position_options.factor") == own.get("factor")
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "message"),
+    [
+        ("gpt_neox", {"rope_theta": 500.0}, r"rope_theta=500\.0"),
+        ("gpt_neox", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
+        ("starcoder2", {"mlp_type": "gated"}, r"mlp_type='gated'"),
+        ("starcoder2", {"norm_type": "rms_norm"}, r"norm_type='rms_norm'"),
+        ("starcoder2", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
+        ("stablelm", {"qk_layernorm": True}, r"qk_layernorm=True"),
+        ("stablelm", {"hidden_act": "gelu_10"}, r"'gelu_10', which is not implemented"),
+        ("olmo2", {"clip_qkv": 8.0}, r"not known here: clip_qkv=8\.0"),
+    ],
+    ids=str,
+)
+def test_what_the_newer_families_do_not_read_is_refused(
+    family: str, keys: dict[str, Any], message: str
+) -> None:
+    """Their own code reads these names elsewhere, or computes something else."""
+    kv_heads = None if family == "gpt_neox" else 2
+    with pytest.raises(ValueError, match=message):
+        settings(family, **keys, num_key_value_heads=kv_heads)
 
 
 @pytest.mark.parametrize(

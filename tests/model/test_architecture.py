@@ -42,6 +42,7 @@ MPT_LIKE = {
     "logits_scale": 0.5,
 }
 OTHERS = {"parallel": True, "norm": "rms_one", "embedding_norm": True, "embedding": "normalised"}
+OLMO2_LIKE = {"norm": "rms", "norms": "behind", "qk_norm": True, "qk_norm_joint": True}
 
 
 def small(position: str, **keys: Any) -> SmallModel:
@@ -63,7 +64,11 @@ def test_methods_with_keys_of_each_head_are_refused_with_fewer() -> None:
         build_model(make_config("position=pope,model.num_kv_heads=2"), 100)
 
 
-@pytest.mark.parametrize("keys", [LLAMA_LIKE, MPT_LIKE, OTHERS], ids=["llama", "mpt", "others"])
+@pytest.mark.parametrize(
+    "keys",
+    [LLAMA_LIKE, MPT_LIKE, OTHERS, OTHERS | {"norms": "before_each"}, OLMO2_LIKE],
+    ids=["llama", "mpt", "others", "each", "olmo2"],
+)
 def test_architectures_go_with_loops_and_the_cache(keys: dict[str, Any]) -> None:
     model = small("alibi", **keys)
     for check in (check_cache, check_layers):
@@ -83,6 +88,69 @@ def test_shared_keys_are_copied_keys() -> None:
     np.testing.assert_allclose(
         whole.apply({"params": params}, whole.tokens), shared.features, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("parallel", "norms"), [(True, "before_each"), (False, "behind")], ids=["each", "behind"]
+)
+def test_norms_of_each_branch_are_the_formula(parallel: bool, norms: str) -> None:
+    """x + attention(norm x) + feed-forward(norm x) with two norms (GPT-NeoX), and
+    y = x + norm(attention x), y + norm(feed-forward y) (OLMo 2).
+    """
+    model = small("alibi", parallel=parallel, norms=norms, norm="rms")
+    random = np.random.default_rng(0)
+    layer = jax.tree.map(
+        lambda x: np.asarray(x) + 0.3 * random.normal(size=x.shape), model.params["layers_0"]
+    )
+    x = random.normal(size=(1, 8, 32))
+
+    def norm(name: str, x: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * layer[name]["scale"]
+
+    def attend(x: np.ndarray) -> np.ndarray:
+        kernels = layer["attention"]
+        query, key, value = (
+            np.einsum("blw,whd->blhd", x, kernels[name]["kernel"]) + kernels[name]["bias"]
+            for name in ("query", "key", "value")
+        )
+        distances = np.arange(8)[:, None] - np.arange(8)
+        bias = np.where(
+            distances >= 0, -distances * 2.0 ** -np.arange(2, 9, 2)[:, None, None], -np.inf
+        )
+        logits = np.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5 + bias
+        weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        heads = np.einsum("bhqk,bkhd->bqhd", weights, value)
+        return np.einsum("bqhd,hdw->bqw", heads, kernels["out"]["kernel"]) + kernels["out"]["bias"]
+
+    def feed(x: np.ndarray) -> np.ndarray:
+        hidden = np.maximum(0, x @ layer["up"]["kernel"] + layer["up"]["bias"])
+        return hidden @ layer["down"]["kernel"] + layer["down"]["bias"]
+
+    if parallel:
+        expected = x + attend(norm("attention_norm", x)) + feed(norm("feed_forward_norm", x))
+    else:
+        y = x + norm("attention_norm", attend(x))
+        expected = y + norm("feed_forward_norm", feed(y))
+    call = BlockCall(None, None, None)
+    got = Block(model.model.config, None).apply(
+        {"params": jax.tree.map(jnp.asarray, layer)},
+        jnp.asarray(x),
+        model.model.pattern[0],
+        {},
+        call,
+        True,
+        8,
+    )
+    np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_norms_that_do_not_go_with_the_layers_are_refused() -> None:
+    """Parallel layers have nothing behind which a norm could stand."""
+    for parallel, norms in ((True, "after"), (True, "behind"), (False, "before_each")):
+        with pytest.raises(
+            ValueError, match=f"norms={norms} doesn't go with model.parallel={parallel}"
+        ):
+            ModelConfig(parallel=parallel, norms=norms)
 
 
 def test_a_parallel_layer_is_the_formula() -> None:

@@ -4,7 +4,20 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from alibi.config.fields import did_you_mean
-from alibi.convert.families import baichuan, bert, bloom, btlm, falcon, gpt2, llama, mpt, refact
+from alibi.convert.families import (
+    baichuan,
+    bert,
+    bloom,
+    btlm,
+    falcon,
+    gpt2,
+    gpt_neox,
+    llama,
+    mpt,
+    refact,
+    stablelm,
+    starcoder2,
+)
 from alibi.convert.families.base import Entry, Family, HubConfig
 
 __all__ = ["FAMILIES", "Entry", "Family", "HubConfig", "family_of"]
@@ -14,7 +27,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(bloom.FAMILY, mpt.FAMILY, mpt.REPLIT_FAMILY, falcon.FAMILY, btlm.FAMILY, btlm.JAIS),
         *(baichuan.FAMILY, refact.FAMILY, gpt2.FAMILY, *llama.FAMILIES),
-        *bert.FAMILIES,
+        *(gpt_neox.FAMILY, starcoder2.FAMILY, stablelm.FAMILY, *bert.FAMILIES),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Llama, and families with its names: Mistral, Qwen 2 and 3, Gemma."""
+"""Llama, and families with its names: Mistral, Qwen 2 and 3, Gemma, OLMo 2."""
 
 import functools
 from typing import Any
@@ -22,6 +22,7 @@ ENDS = (
     *norm("model.norm", "final_norm"),
     Entry("lm_head.weight", ("head",)),
 )
+BUFFERS = r".*rotary_emb\.inv_freq"
 ENTRIES = (
     *ENDS,
     *FEED_FORWARD,
@@ -32,6 +33,11 @@ ENTRIES = (
     *norm("model.layers.{n}.self_attn.q_norm", "layers_{n}/query_norm"),
     *norm("model.layers.{n}.self_attn.k_norm", "layers_{n}/key_norm"),
 )
+OLMO2 = (
+    *(entry for entry in ENTRIES if "layernorm" not in entry.theirs),
+    *norm("model.layers.{n}.post_attention_layernorm", "layers_{n}/attention_norm"),
+    *norm("model.layers.{n}.post_feedforward_layernorm", "layers_{n}/feed_forward_norm"),
+)
 # What a family has otherwise than Llama.
 UNLIKE: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -39,6 +45,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "qwen2": {"model.qkv_bias": True},
     "qwen3": {"model.qk_norm": True},
     "gemma": {"model.norm": "rms_one", "model.embedding_scale": 0.0},
+    "olmo2": {"model.norms": "behind", "model.qk_norm": True, "model.qk_norm_joint": True},
 }
 # By rope_type: the position method, options with other values than its own, and options by key, with defaults.
 ROPE: dict[str, tuple[str, dict[str, Any], dict[str, tuple[str, float]]]] = {
@@ -52,11 +59,17 @@ ROPE: dict[str, tuple[str, dict[str, Any], dict[str, tuple[str, float]]]] = {
     ),
 }
 LEARNED = "original_max_position_embeddings"
-TIED = {"gemma": True}  # where config.json doesn't say; other families are untied
+# Where config.json doesn't say. Other families are untied, with an epsilon of 1e-6.
+TIED = {"gemma": True}
+EPSILON = {"olmo2": 1e-5}
 
 
-def sizes(hub: HubConfig) -> dict[str, Any]:
-    """Returns the keys that all families with Llama's names share."""
+def sizes(hub: HubConfig, epsilon: float = 1e-6) -> dict[str, Any]:
+    """Returns the keys that all families with Llama's names share.
+
+    Args:
+      epsilon: that of norms, where config.json doesn't say.
+    """
     return {
         "train_length": hub.take("max_position_embeddings", "model_max_length"),
         "model.num_layers": hub.take("num_hidden_layers"),
@@ -65,7 +78,7 @@ def sizes(hub: HubConfig) -> dict[str, Any]:
         "model.feed_forward": hub.take("intermediate_size"),
         "model.gated": True,
         "model.norm": "rms",
-        "model.norm_epsilon": hub.take("rms_norm_eps", default=1e-6),
+        "model.norm_epsilon": hub.take("rms_norm_eps", default=epsilon),
         "model.qkv_bias": False,
         "model.out_bias": False,
         "model.feed_forward_bias": False,
@@ -73,8 +86,9 @@ def sizes(hub: HubConfig) -> dict[str, Any]:
     }
 
 
-def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
-    keys = sizes(hub)
+def to_ours(hub: HubConfig, named: str, share: float | None = None) -> dict[str, Any]:
+    """Returns our keys. `share` is that of `rotary`."""
+    keys = sizes(hub, EPSILON.get(named, 1e-6))
     heads, layers = keys["model.num_heads"], keys["model.num_layers"]
     kv_heads = hub.take("num_key_value_heads", default=heads)
     head_dim = hub.take(
@@ -93,7 +107,7 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
         activation = "gelu" if activation.startswith("gelu") else activation
     tied = hub.take("tie_word_embeddings", default=TIED.get(named, False))
     return keys | {
-        **rotary(hub),
+        **rotary(hub, share),
         "model.num_kv_heads": 0 if kv_heads == heads else kv_heads,
         "model.head_size": head_dim if own_size else 0,
         "model.activation": activation,
@@ -106,13 +120,19 @@ def to_ours(hub: HubConfig, named: str) -> dict[str, Any]:
     }
 
 
-def rotary(hub: HubConfig) -> dict[str, Any]:
-    """Returns the position method and its options. Raises ValueError for forms that are not implemented."""
+def rotary(hub: HubConfig, share: float | None = None, base: float = 1e4) -> dict[str, Any]:
+    """Returns the position method and its options. Raises ValueError for forms that are not implemented.
+
+    Args:
+      share: how much of a head is turned, where config.json doesn't say. None: all, and another
+        `partial_rotary_factor` is refused.
+      base: of the frequencies, where config.json doesn't say.
+    """
     scaling, parameters = (hub.take(key, default={}) for key in ("rope_scaling", "rope_parameters"))
     rope = HubConfig(scaling or parameters)
     kind = rope.choose({name: name for name in ROPE}, "rope_type", "type", default="default")
     position, options, keys = ROPE[kind]
-    base = hub.take("rope_theta", default=10_000.0)
+    base = hub.take("rope_theta", default=base)
     options = {"base": float(rope.take("rope_theta", default=base)), **options}
     if kind != "default":
         options["factor"] = float(rope.take("factor"))
@@ -121,8 +141,12 @@ def rotary(hub: HubConfig) -> dict[str, Any]:
     for name, (key, default) in keys.items():
         # In transformers a beta of 0 is the default, too.
         options[name] = float(rope.take(key, default=default) or default)
-    for section in (hub, rope):
-        section.needs("partial_rotary_factor", 1.0)
+    if share is None:
+        for section in (hub, rope):
+            section.needs("partial_rotary_factor", 1.0)
+    else:
+        share = hub.take("partial_rotary_factor", default=share)
+        options["share"] = float(rope.take("partial_rotary_factor", default=share))
     rope.needs("truncate", True)
     rope.ignore("finetuned")
     hub.rest |= {f"rope_parameters.{key}": value for key, value in rope.left().items()}
@@ -214,19 +238,19 @@ def sizes_to_theirs(config: Config) -> dict[str, Any]:
     }
 
 
-def _family(name: str, architecture: str) -> Family:
+def _family(name: str, architecture: str, entries: tuple[Entry, ...]) -> Family:
     ours, theirs = (functools.partial(side, named=name) for side in (to_ours, to_theirs))
-    buffers = r".*rotary_emb\.inv_freq"
-    return Family(name, (architecture,), lambda hub: ENTRIES, ours, theirs, "model.", buffers)
+    return Family(name, (architecture,), lambda hub: entries, ours, theirs, "model.", BUFFERS)
 
 
 FAMILIES = tuple(
-    _family(name, f"{prefix}ForCausalLM")
+    _family(name, f"{prefix}ForCausalLM", OLMO2 if name == "olmo2" else ENTRIES)
     for name, prefix in (
         ("llama", "Llama"),
         ("mistral", "Mistral"),
         ("qwen2", "Qwen2"),
         ("qwen3", "Qwen3"),
         ("gemma", "Gemma"),
+        ("olmo2", "Olmo2"),
     )
 )
