@@ -92,8 +92,8 @@ class Registry:
         }
         if lost := sorted(own - fields.keys()):
             raise ValueError(
-                f"{named} has {', '.join(lost)}, which are no options of it; put @dataclasses.dataclass(frozen=True) "
-                f"above the class ({place_of(loaded)})"
+                f"{named} has {', '.join(lost)}, which are no options of it; put @dataclasses.dataclass above the "
+                f"class, as its base has it ({place_of(loaded)})"
             )
         return loaded
 
@@ -129,19 +129,30 @@ class Registry:
                 "{'share': 0.25} for rotary"
             )
         fields, types, options = self.fields(kind), annotations(kind), dict[str, Any]()
+        keys = getattr(section, "types", {})
+        if hiding := [
+            option for option, field in fields.items() if option in keys and _has_default(field)
+        ]:
+            raise ValueError(
+                f"{self.kind} {name!r} has a default for {hiding[0]!r}, which is a key of its section and would be "
+                f"ignored; leave the default out to take the key ({place_of(kind)})"
+            )
         for option, value in (given or {}).items():
             if option not in fields:
                 there = f"there are: {', '.join(fields)}" if fields else "it has none"
                 meant = did_you_mean(option, fields) if fields else ""
                 raise ValueError(f"{self.kind} {name!r} has no option {option!r}; {meant}{there}")
+            if option in keys:
+                raise ValueError(
+                    f"option {option!r} of {self.kind} {name!r} is a key of its section; set the key"
+                )
             value = parsed(value, types[option]) if isinstance(value, str) else value
             label = f"option {option}={without_lists(value)!r} of {self.kind} {name!r}"
             field = fields[option]
             options[option] = checked(label, value, types[option], field.default, field.metadata)
         for option, field in fields.items():
-            missing = field.default is field.default_factory is dataclasses.MISSING
-            if option not in options and missing:
-                if option not in getattr(section, "types", {}):
+            if option not in options and not _has_default(field):
+                if option not in keys:
                     raise ValueError(
                         f"{self.kind} {name!r} needs its option {option!r}, which has no default; give one "
                         f"({place_of(kind)})"
@@ -170,6 +181,10 @@ class Registry:
             raise ValueError(
                 f"{self.kind} {named!r} can't be made ({place_of(kind)}): {type(error).__name__}: {error}"
             ) from error
+
+
+def _has_default(field: dataclasses.Field) -> bool:
+    return not field.default is field.default_factory is dataclasses.MISSING
 
 
 @functools.cache

@@ -295,6 +295,11 @@ class Config(Section):
                 f"log.profile_steps={self.log.profile_steps} asks for updates beyond train.steps={self.train.steps}; "
                 "give earlier ones"
             )
+        if self.init_step > 0 and not self.init_from:
+            raise ValueError(
+                f"init_step={self.init_step} is a step of the run init_from, which is empty; give init_from, or leave "
+                "init_step out"
+            )
         by_key = sorted(self.changes, key=operator.itemgetter(0))  # equal, however it was said
         object.__setattr__(self, "changes", tuple(by_key))
         for key, pairs in self.over_updates.items():

@@ -48,7 +48,7 @@ class WarmupStableDecay(Schedule):
     ends_with_run = True
 
     final_fraction: float
-    decay_steps: int = number(100, at_least=1)
+    decay_steps: int = number(100, at_least=2)
     shape: str = choice("sqrt", ("sqrt", "linear"))
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from alibi.config import Config, DataConfig
 from alibi.config.fields import as_text
 from alibi.data.batches import TrainBatches
-from alibi.data.tokens import TokenFile, check_paths, check_sources, prepare
+from alibi.data.tokens import TokenFile, check_paths, check_sources, make_corpus, prepare
 from alibi.evaluation.scorer import Score, Scorer, model_nll
 from alibi.evaluation.windows import Windows, spread_windows
 from alibi.generation import Sampling, generate
@@ -203,6 +203,7 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
     fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
     check_stretches(config, abstract_mesh(config.mesh, devices or fewest))
     make_optimizer(config.optimizer, config.train.steps)
+    make_corpus(config.data)
 
 
 def sequences_per_update(config: Config, shards: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 from alibi.config import make_config
 from alibi.config.fields import number
 from alibi.evaluation.evaluate import evaluate_runs
-from alibi.objectives import Batch, NextToken, Objective, make_objective
+from alibi.objectives import REGISTRY, Batch, NextToken, Objective, make_objective
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory, evaluation_hash, method_files
 from alibi.training.loop import train
@@ -117,7 +117,15 @@ def test_an_option_without_a_default_is_the_key_of_its_name():
     made = make_objective(make_config(keys))
     assert (made.n, made.mask_rate) == (3, 0.25)
     own = make_config(f"{keys},objective.options.mask_rate=0.5")
-    assert make_objective(own).mask_rate == 0.5
+    with pytest.raises(
+        ValueError, match=r"'mask_rate' of objective .* is a key of its section; set"
+    ):
+        make_objective(own)
+    hiding = dataclasses.make_dataclass(
+        "Hiding", [("mask_rate", float, 0.5)], bases=(NextToken,), frozen=True
+    )
+    with pytest.raises(ValueError, match="has a default for 'mask_rate', which is a key"):
+        REGISTRY.make(hiding, {}, own.objective, vocab_size=4, boundary_id=0)
 
 
 @pytest.mark.slow
