@@ -79,7 +79,7 @@ class TrainBatches:
                 raise ValueError(f"row {row} is outside the batch of {self.batch_size} rows")
         whole = self.length * self._split
         starts = [self.block(step, row) * whole for row in rows]
-        if not self._objective.causal:  # padding would be seen
+        if self._objective.both_sides:  # padding would be seen
             starts = [min(start, len(self._tokens) - whole) for start in starts]
         parts = zip(starts, rows, strict=True)
         starts = [start + row % self._split * self.length for start, row in parts]

@@ -1,14 +1,15 @@
 """Objectives for training and evaluation: from tokens to inputs and targets. No JAX in here."""
 
 from alibi.config import Config
+from alibi.config.classes import place_of
 from alibi.objectives.base import (
     OBJECTIVES,
     REGISTRY,
     Batch,
     Objective,
     Sequences,
-    check_batch,
 )
+from alibi.objectives.checks import check_batch
 from alibi.objectives.documents import IsolatedDocuments
 from alibi.objectives.masked import Masked
 from alibi.objectives.next_token import NextToken
@@ -39,7 +40,13 @@ def make_objective(config: Config, *, vocab_size: int = UNKNOWN, boundary_id: in
     name, section = config.objective.name, config.objective
     objective: Objective = REGISTRY.make(name, section.options, section, **text)
     objective.check(config)
-    if not type(objective).__module__.startswith("alibi."):  # tests hold this library's to it
+    if not (objective.causal or objective.both_sides):
+        raise ValueError(
+            f"objective {name!r} ({place_of(type(objective))}) has causal=False and both_sides=False; "
+            "set one of them to True"
+        )
+    # tests hold this library's to it
+    if vocab_size != UNKNOWN and not type(objective).__module__.startswith("alibi."):
         check_batch(name, objective)
     if positions := config.data.isolate_documents:
         return IsolatedDocuments(**text, objective=objective, restart=positions == "restart")

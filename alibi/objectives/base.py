@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int, Int32, UInt64
 
 from alibi.config import Config
-from alibi.config.classes import Registry, place_of
+from alibi.config.classes import Registry
 
 # The class of each objective. A field without a default has the value of the key with its name in the
 # config section `objective`.
@@ -138,49 +138,13 @@ class Objective(abc.ABC):
     def batch(
         self, sequences: Sequences, seed: int = 0, step: int = 0, *, training: bool = False
     ) -> Batch:
-        """Returns a model's batch, a pure function of the arguments.
+        """Returns a model's batch, a pure function of the arguments. It has a target for each input.
 
         Args:
           seed, step: the run's seed and the update's number, for random objectives. Evaluation leaves
             them out, so that all runs predict the same tokens.
           training: the batch is for an update. Evaluation needs another one if `scored_as_text`.
         """
-
-
-def check_batch(name: str, objective: Objective) -> None:
-    """Raises ValueError, with class and file, unless an objective from outside returns what the contract
-    says: a batch of two rows of 16 tokens tells.
-    """
-    place, rows, length = place_of(type(objective)), 2, 16
-    highest = objective.vocab_size + objective.added_tokens
-    tokens = np.random.default_rng(0).integers(objective.vocab_size, size=(rows, length + 1))
-    sequences = Sequences(tokens.astype(np.int32), np.array([0, length]))
-    for training in (False, True):
-        try:
-            batch = objective.batch(sequences, 0, 0, training=training)
-            fields = Batch(*batch)._asdict()
-        except Exception as error:
-            raise ValueError(
-                f"objective {name!r} ({place}): batch(training={training}) fails: {type(error).__name__}: {error}"
-            ) from error
-        for field, array in fields.items():
-            if array is None and field not in ("inputs", "targets"):
-                continue
-            got = f"{getattr(array, 'dtype', type(array).__name__)}{list(np.shape(array))}"
-            if got != f"int32{[rows, length]}":
-                raise ValueError(
-                    f"objective {name!r} ({place}): {field} of its batch are {got}; they must be int32{[rows, length]}"
-                )
-        if batch.inputs.min() < 0 or max(batch.inputs.max(), batch.targets.max()) >= highest:
-            raise ValueError(
-                f"objective {name!r} ({place}): its batch has tokens outside of 0 to {highest - 1}; inputs are from 0, "
-                "and added_tokens says how many follow the vocabulary"
-            )
-        if batch.reach is not None and not (objective.causal and objective.both_sides):
-            raise ValueError(
-                f"objective {name!r} ({place}): its batch has a reach; only an objective with causal=True and "
-                "both_sides=True has one"
-            )
 
 
 def random_lots(first: int, count: int, seed: int, step: int) -> UInt64[np.ndarray, "count four"]:

@@ -9,7 +9,8 @@ import pytest
 from alibi.config import make_config
 from alibi.config.fields import number
 from alibi.evaluation.evaluate import evaluate_runs
-from alibi.objectives import REGISTRY, Batch, NextToken, Objective, make_objective
+from alibi.objectives import OBJECTIVES, REGISTRY, Batch, NextToken, Objective, make_objective
+from alibi.objectives.checks import check_batch
 from alibi.reporting.rows import read_rows
 from alibi.runs import RunDirectory, evaluation_hash, method_files
 from alibi.training.loop import train
@@ -70,6 +71,67 @@ class Old(NextToken):
         return super().batch(sequences)
 
 
+@dataclasses.dataclass(frozen=True)
+class OneTooFar(NextToken):
+    """A prefix of four tokens whose last one is also predicted, by a token that sees it."""
+
+    both_sides = scored_as_text = True
+    predicted_from: int = 2
+
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        batch = super().batch(sequences)
+        if not training:
+            return batch
+        places = np.arange(batch.inputs.shape[1], dtype=np.int32)
+        targets = np.where(places < self.predicted_from, np.int32(-1), batch.targets)
+        reach = np.broadcast_to(np.maximum(places, 3), targets.shape)
+        return batch._replace(targets=targets, reach=reach)
+
+
+@dataclasses.dataclass(frozen=True)
+class Copying(Objective):
+    causal = False
+    shift: int = 1
+
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        tokens = sequences.tokens
+        return Batch(tokens[:, self.shift :][:, : tokens.shape[1] - 1], tokens[:, 1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class BothSides(NextToken):
+    """The row of a guide, for a model that sees both sides."""
+
+    causal = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Blind(NextToken):
+    both_sides = causal = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Hidden(NextToken):
+    """It leaves out tokens, and doesn't say so."""
+
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        batch = super().batch(sequences)
+        return batch._replace(targets=np.where(batch.targets % 2, batch.targets, np.int32(-1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AsText(Every):
+    scored_as_text = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(NextToken):
+    """A plain tuple is a batch too."""
+
+    def batch(self, sequences, seed=0, step=0, *, training=False):
+        return tuple(super().batch(sequences))[:2]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -86,16 +148,39 @@ class Old(NextToken):
         (f"{HERE}:Undecorated", "has n, which are no options of it; put @dataclasses.dataclass"),
         (f"{HERE}:Silent", f"objective '{HERE}:Silent' can't be made (Silent, {__file__}:"),
         (f"{HERE}:Wide", f"(Wide, {__file__}:"),
-        (f"{HERE}:Wide", "inputs of its batch are int64[2, 16]; they must be int32[2, 16]"),
+        (f"{HERE}:Wide", "inputs of its batch are int64[16, 16]; they must be int32[16, 16]"),
         (f"{HERE}:Beyond", "its batch has tokens outside of 0 to 255"),
         (f"{HERE}:Reaching", "its batch has a reach; only an objective with causal=True and both_"),
         (f"{HERE}:Old", "batch(training=False) fails: TypeError"),
+        (f"{HERE}:OneTooFar", "inputs of batch(training=True) see the tokens that they predict"),
+        (f"{HERE}:Copying", "inputs of batch(training=False) see the tokens that they predict"),
+        (f"{HERE}:BothSides", "inputs of batch(training=False) see the tokens that they predict"),
+        (f"{HERE}:Blind", "has causal=False and both_sides=False; set one of them to True"),
+        (f"{HERE}:Hidden", "has targets below 0, which are not predicted; say selects = True"),
+        (f"{HERE}:AsText", "with scored_as_text, batch(training=False) must be that of next_token"),
     ],
 )
 def test_a_wrong_one_is_a_line(name, words):
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         make_objective(make_config(objective__name=name), vocab_size=256)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("OneTooFar", {"predicted_from": 3}), ("Plain", {}), ("Every", {"n": 16})],
+)
+def test_a_right_one_is_none(name, options):
+    """A prefix that ends one token earlier is right."""
+    config = make_config(objective__name=f"{HERE}:{name}", objective__options=options)
+    make_objective(config, vocab_size=256)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("vocabulary", [20, 256])
+def test_this_librarys_are_right(name, vocabulary):
+    config = make_config(objective__name=name)
+    check_batch(name, make_objective(config, vocab_size=vocabulary))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.dispatch import compute_call
 from alibi.config import make_config
+from alibi.data.batches import TrainBatches
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import model_nll
 from alibi.generation import generate, stream
@@ -214,3 +215,12 @@ def test_trained_and_evaluated(tiny_config, tmp_path, name):
         assert [row.results["tokens"] for row in rows] == [700, 700]
     run = TrainedRun(tmp_path / "run")
     assert generate(run.model, run.params, jnp.zeros((1, 4), jnp.int32), 3).max() < 256
+
+
+def test_no_prefix_sees_padding():
+    """The last block, of 3 tokens, begins earlier: all its targets are of the text."""
+    objective = PrefixLM(vocab_size=VOCAB, boundary_id=0, rate=0.0)
+    made = TrainBatches(np.arange(43) % VOCAB, length=10, batch_size=5, seed=0, objective=objective)
+    batch = made.rows(0, range(5))
+    assert sorted(batch.targets[:, 0]) == [0, 10, 20, 30, 33]
+    assert batch.targets.min() >= 0
