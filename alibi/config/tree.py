@@ -472,8 +472,10 @@ def read_over_updates(key: str, value: Any) -> tuple[tuple[str, int, Any], ...]:
     """
     pairs: Any = without_lists(value)
     if isinstance(value, str):
-        is_list = ";" in value or re.match(r"\d+:", value)
-        pairs = tuple(tuple(part.split(":", 1)) for part in value.split(";")) if is_list else ()
+        # 8:0 alone is a list over layers
+        pairs = (
+            tuple(tuple(part.split(":", 1)) for part in value.split(";")) if ";" in value else ()
+        )
     if not isinstance(pairs, tuple) or not any(isinstance(pair, tuple) for pair in pairs):
         return ()
     if not all(

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from alibi.config import MeshConfig, make_config
-from alibi.model.attention import sink_logits
 from alibi.model.decoder import build_model
 from alibi.parallel.sharding import abstract_mesh, tree_shardings
 from alibi.positions import make_position
@@ -42,15 +40,6 @@ def test_a_learned_sink_begins_as_softmax1() -> None:
     assert added == {"sink": (4,)}
     np.testing.assert_array_equal(learned.features, fixed.features)
     assert np.abs(learned.features - small("alibi").features).max() > 1e-2
-
-
-def test_an_unknown_normalizer_is_no_learned_sink() -> None:
-    config = make_config("model.num_layers=1").model
-    object.__setattr__(config, "normalizer", "entmax")  # as a later version's name would
-    with pytest.raises(
-        ValueError, match=r"model.normalizer='entmax' is unknown; use softmax, soft"
-    ):
-        sink_logits(nn.Dense(1), config)
 
 
 def test_a_gate_is_split_over_devices_as_queries_are() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from alibi.config import Config, as_file, load_config, make_config, read_config, replaced
 from alibi.config.fields import as_text
+from alibi.config.files import set_key
 from alibi.config.override import Override
 from alibi.convert.exporting import export_model
 from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
@@ -241,7 +242,8 @@ def test_a_list_is_one_in_files_flags_and_python(config, tmp_path) -> None:
         ValueError, match=r"position=rotary was assigned after the list 0:rotary;4:none"
     ):
         read_config(assigned)
-    one = namespace["get_config"]("length=0:16")
+    one = namespace["get_config"]()
+    set_key(one, "train_length", ((0, 16),))
     assert read_config(one) == replaced(config, {"train_length": 16})
 
 
