@@ -290,24 +290,26 @@ def _cases() -> Iterator[Case]:
         ("Qwen2", 8, 2, {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}),
         ("Qwen3", 4, 2, {"head_dim": 32, "rope_scaling": YARN}),
         ("Gemma", 4, 1, {"head_dim": 32}),
-        ("Olmo2", 8, 2, {"attention_bias": True}),
-        ("Starcoder2", 8, 2, {"sliding_window": 24}),
-        ("StableLm", 8, 2, {"use_qkv_bias": True}),
+        # with a large epsilon, whose key shows
+        ("Olmo2", 8, 2, {"attention_bias": True, "rms_norm_eps": 0.1}),
+        ("Starcoder2", 8, 2, {"sliding_window": 24, "norm_epsilon": 0.1}),
+        ("StableLm", 8, 2, {"use_qkv_bias": True, "layer_norm_eps": 0.1}),
         ("StableLm", 4, 4, {"use_parallel_residual": True, "partial_rotary_factor": 0.5}),
     ):
         keys = LLAMA | {"num_attention_heads": heads, "num_key_value_heads": kv_heads} | more
         about = f"{heads} heads, {kv_heads} of keys"
         about += f", {more['rope_scaling']['rope_type']}" if "rope_scaling" in more else ""
         yield Case(name.lower(), made, of_transformers(name, **keys), about)
+    half = {"rotary_pct": 0.5, "rotary_emb_base": 500}
     for heads, about, more in (
-        (8, "parallel", {}),
+        (8, "parallel", {"layer_norm_eps": 0.1}),
         (
             4,
             "one after the other",
-            {"attention_bias": False, "rotary_pct": 0.5, "rotary_emb_base": 500},
+            {"use_parallel_residual": False, "attention_bias": False} | half,
         ),
     ):
-        keys = LLAMA | {"num_attention_heads": heads, "use_parallel_residual": not more} | more
+        keys = LLAMA | {"num_attention_heads": heads} | more
         yield Case("gpt_neox", made, of_transformers("GPTNeoX", **keys), about)
     for name, heads in (
         ("btlm", 8),

@@ -134,6 +134,8 @@ def test_shares_of_rotary_are_those_of_transformers(family: str, keys: dict[str,
         ("starcoder2", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
         ("stablelm", {"qk_layernorm": True}, r"qk_layernorm=True"),
         ("stablelm", {"hidden_act": "gelu_10"}, r"'gelu_10', which is not implemented"),
+        # Gemma's own code alone reads it
+        ("stablelm", {"hidden_activation": "relu"}, r"not known here: hidden_activation='relu'"),
         ("olmo2", {"clip_qkv": 8.0}, r"not known here: clip_qkv=8\.0"),
     ],
     ids=str,

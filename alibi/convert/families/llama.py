@@ -99,7 +99,7 @@ def to_ours(hub: HubConfig, named: str, share: float | None = None) -> dict[str,
     mlp_bias = hub.take("mlp_bias", default=False)
     activation = hub.choose(
         ACTIVATIONS,
-        *("hidden_activation", "hidden_act"),
+        *(("hidden_activation", "hidden_act") if named == "gemma" else ("hidden_act",)),
         default="gelu_pytorch_tanh" if named == "gemma" else "silu",
     )
     hub.ignore("hidden_act")
