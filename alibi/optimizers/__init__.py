@@ -1,8 +1,12 @@
 """Optimizers and schedules: from gradients to updates."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from alibi.config import OptimizerConfig
+from alibi.config.classes import place_of
 from alibi.optimizers.base import (
     OPTIMIZER_NAMES,
     OPTIMIZERS,
@@ -21,6 +25,7 @@ __all__ = [
     "Optimizer",
     "Schedule",
     "decayed",
+    "first_other_rate",
     "make_optimizer",
     "make_schedule",
     "matrices",
@@ -36,7 +41,13 @@ def make_optimizer(
       ValueError: an unknown optimizer or option, or as in `make_schedule`.
     """
     schedule = make_schedule(optimizer, steps)
-    chosen = OPTIMIZER_NAMES.make(optimizer.name, optimizer.options, optimizer).make(schedule)
+    kind = OPTIMIZER_NAMES.make(optimizer.name, optimizer.options, optimizer)
+    chosen = kind.make(schedule)
+    if not isinstance(chosen, optax.GradientTransformation):
+        raise ValueError(
+            f"optimizer {optimizer.name!r} ({place_of(type(kind))}): make returns {chosen!r:.60}; it must return an "
+            "optax.GradientTransformation"
+        )
     if optimizer.clip_norm:
         chosen = optax.chain(optax.clip_by_global_norm(optimizer.clip_norm), chosen)
     return chosen, schedule
@@ -62,4 +73,29 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> Schedule:
         warmup_steps=optimizer.warmup_steps,
         warmup_init=optimizer.warmup_init,
     )
+    if type(made).__module__.startswith("alibi."):
+        return made
+    place = f"schedule {optimizer.schedule!r} ({place_of(type(made))})"
+    try:
+        rate = jax.eval_shape(made, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception as error:  # the first line of JAX's page
+        raise ValueError(
+            f"{place}: rate(step) fails under jax.jit: {type(error).__name__}: {str(error).splitlines()[0]}; use "
+            "jax.numpy.where for conditions on step"
+        ) from error
+    if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
+        raise ValueError(
+            f"{place}: rate(step) is {rate.dtype}{list(rate.shape)}; it must be a single float"
+        )
     return made
+
+
+def first_other_rate(
+    one: tuple[OptimizerConfig, int], other: tuple[OptimizerConfig, int], updates: int
+) -> int | None:
+    """Returns the first of so many updates at which the learning rates of two runs differ, each given as in
+    `make_schedule`, or None.
+    """
+    ours, theirs = (jax.vmap(make_schedule(*each))(jnp.arange(updates)) for each in (one, other))
+    apart = np.flatnonzero(ours != theirs)
+    return int(apart[0]) if apart.size else None

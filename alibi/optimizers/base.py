@@ -78,7 +78,6 @@ class Schedule(abc.ABC):
     Example:
       >>> @dataclasses.dataclass(frozen=True)
       ... class Linear(Schedule):
-      ...     ends_with_run = True
       ...     def rate(self, step):
       ...         return self.learning_rate * (1 - step / self.steps)
     """
@@ -87,11 +86,6 @@ class Schedule(abc.ABC):
     learning_rate: float
     warmup_steps: int
     warmup_init: float
-
-    @property
-    def ends_with_run(self) -> bool:
-        """Whether rates depend on `steps`, so that a run can't be made longer."""
-        return False
 
     @abc.abstractmethod
     def rate(self, step: Float[Array, ""]) -> Float[Array, ""] | float:

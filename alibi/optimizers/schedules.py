@@ -45,8 +45,6 @@ class WarmupStableDecay(Schedule):
       shape: sqrt is 1 - sqrt(share of the fall), linear 1 - share.
     """
 
-    ends_with_run = True
-
     final_fraction: float
     decay_steps: int = number(100, at_least=2)
     shape: str = choice("sqrt", ("sqrt", "linear"))
@@ -67,8 +65,6 @@ class WarmupStableDecay(Schedule):
 @dataclasses.dataclass(frozen=True)
 class Cosine(Schedule):
     """A cosine that ends at final_fraction times the rate after the run's last update."""
-
-    ends_with_run = True
 
     final_fraction: float
 

@@ -237,13 +237,17 @@ class RunDirectory:
         return differing(self.config(), config) if self._has("config.json") else {}
 
     def check_same(
-        self, manifests: dict[str, dict[str, Any]], method_files: dict[str, str]
+        self,
+        manifests: dict[str, dict[str, Any]],
+        method_files: dict[str, str],
+        instead: str = "use another --workdir",
     ) -> None:
         """Checks what the run was trained with, and warns if this library's code has changed.
 
         Args:
           manifests: the texts' manifests now, by split.
-          method_files: the position method's files now.
+          method_files: the user's own files now.
+          instead: what an error advises.
 
         Raises:
           ValueError: other tokens, another method file, other random numbers in JAX, or another run's
@@ -256,14 +260,14 @@ class RunDirectory:
         for key, (old, new) in changed(made, now).items():
             raise ValueError(
                 f"{key}, which the run in {self} began with, has changed: it was {old} and is {new}; restore it, or "
-                "use another --workdir"
+                f"{instead}"
             )
         here = jax_settings()
         for name in SEEDED:
             if (old := made.get("jax", here)[name]) != here[name]:
                 raise ValueError(
                     f"the run in {self} was trained with {name}={old}, and JAX has {here[name]} here, with which the "
-                    f"random numbers differ; set {name.upper()}={old}, or use another --workdir"
+                    f"random numbers differ; set {name.upper()}={old}, or {instead}"
                 )
         if made.get("code", code_hash()) != code_hash():
             _log.warning(

@@ -59,7 +59,7 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     """Returns the keys that forbid a run to go on with the config `now`, each with both values.
 
     Text files may move, since the run compares their tokens. Accumulation may change without
-    dropout, and `train.steps` may grow under a schedule that doesn't end with the run.
+    dropout, and `train.steps` may grow if the rates up to there stay the same.
     """
     old, new = defining(trained), defining(now)
     allowed = set()
@@ -68,9 +68,15 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     if not any(value for key, value in new.items() if key.endswith("dropout")):
         allowed.add("train.accumulation")
     if now.train.steps > trained.train.steps:
-        from alibi.optimizers import make_schedule  # imports JAX
+        from alibi.optimizers import first_other_rate  # imports JAX
 
-        if not make_schedule(trained.optimizer, trained.train.steps).ends_with_run:
+        steps = trained.train.steps
+        if (
+            first_other_rate(
+                (trained.optimizer, steps), (trained.optimizer, now.train.steps), steps
+            )
+            is None
+        ):
             allowed.add("train.steps")
     keys = sorted((old.keys() | new.keys()) - allowed)
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}

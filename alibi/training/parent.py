@@ -6,8 +6,6 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from alibi.config import Config, replaced
@@ -16,7 +14,7 @@ from alibi.config.tree import role_of
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.objectives import make_objective
-from alibi.optimizers import make_schedule
+from alibi.optimizers import first_other_rate
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
@@ -123,16 +121,23 @@ class Parent:
                 f"init_step={at} goes on from the state of init_from={self.run}, whose config differs in more than "
                 f"train.steps and the schedule: {keys}; set these as there, or leave init_step out"
             )
-        rates = [
-            jax.vmap(make_schedule(each.optimizer, each.train.steps))(jnp.arange(at))
-            for each in (self.config, config)
-        ]
-        if (apart := np.flatnonzero(rates[0] != rates[1])).size:
+        one, other = ((each.optimizer, each.train.steps) for each in (self.config, config))
+        if (apart := first_other_rate(one, other, at)) is not None:
             raise ValueError(
-                f"init_step={at} is after update {apart[0]}, from which the learning rates of init_from={self.run} are "
+                f"init_step={at} is after update {apart}, from which the learning rates of init_from={self.run} are "
                 "others; start from an earlier checkpoint, or with the same schedule up to there"
             )
         self.step = at
+
+    def check_same(self, manifests: dict[str, dict[str, Any]]) -> None:
+        """Raises ValueError if the run goes on from `init_step` with other tokens, code or random numbers
+        than the parent's.
+
+        Args:
+          manifests: the texts' manifests, by split.
+        """
+        if self._child.init_step > 0:
+            self.run.check_same(manifests, method_files(self._child), "leave init_step out")
 
     def check_vocabulary(self, fingerprint: str) -> None:
         """Raises ValueError if `fingerprint` is not the parent's tokenizer's."""

@@ -111,6 +111,8 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     hosts.check_alike(
         {key: value for file in files.values() for key, value in file.manifest.identity.items()}
     )
+    if parent:
+        hosts.broadcast(lambda: parent.check_same(corpus))
     hosts.broadcast(lambda: run.check_same(corpus, method_files(config)))
     stretches = tuple(
         make_stretch(first, each, files["train"], sharding) for first, each in config.stretches

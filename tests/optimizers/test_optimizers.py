@@ -197,6 +197,10 @@ def test_a_fall_forks_from_a_checkpoint_of_the_stable_rate(tiny_config, tmp_path
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             loop.train(replaced(fork, changes), str(tmp_path / "no"))
+    text = tmp_path / "other.txt"
+    text.write_text("another text " * 200)
+    with pytest.raises(ValueError, match=r"has changed: .* restore it, or leave init_step out"):
+        loop.train(replaced(fork, {"data.train": str(text)}), str(tmp_path / "no"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,8 +221,32 @@ class Falling(Schedule):
 
 
 @dataclasses.dataclass(frozen=True)
+class Halved(Schedule):
+    def rate(self, step):
+        return self.learning_rate / 2
+
+
+@dataclasses.dataclass(frozen=True)
 class Unfinished(Optimizer):
     pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing(Optimizer):
+    def make(self, schedule):
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Branching(Schedule):
+    def rate(self, step):
+        return self.learning_rate if step > 5 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Several(Schedule):
+    def rate(self, step):
+        return jnp.full(3, self.learning_rate)
 
 
 def test_an_optimizer_and_a_schedule_from_outside(tiny_config, tmp_path):
@@ -250,6 +278,12 @@ def test_an_optimizer_and_a_schedule_from_outside(tiny_config, tmp_path):
         ({"name": "absent:Lion"}, "optimizer.name=absent:Lion: No module named 'absent'; write"),
         ({"name": f"{HERE}:Falling"}, "is no subclass of alibi.optimizers.Optimizer, but"),
         ({"name": f"{HERE}:Unfinished"}, f"can't be made (Unfinished, {__file__}:"),
+        ({"name": f"{HERE}:Nothing"}, f"(Nothing, {__file__}:"),
+        (
+            {"schedule": f"{HERE}:Branching"},
+            "rate(step) fails under jax.jit: TracerBoolConversionE",
+        ),
+        ({"schedule": f"{HERE}:Several"}, "rate(step) is float32[3]; it must be a single float"),
         (
             {"options": {"nesterov": 1}},
             "optimizer 'adamw' has no option 'nesterov'; there are: b1,",
@@ -260,5 +294,6 @@ def test_an_optimizer_and_a_schedule_from_outside(tiny_config, tmp_path):
 )
 def test_a_wrong_one_is_a_line(keys, words):
     config = make_config(**{f"optimizer__{key}": value for key, value in keys.items()})
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
         make_optimizer(config.optimizer, 600)
+    assert "\n" not in str(error.value)

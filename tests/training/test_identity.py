@@ -60,6 +60,9 @@ def test_what_may_differ_as_a_run_goes_on(tiny_config) -> None:
     endless = replaced(config, restarts)
     assert differing(endless, replaced(endless, longer)) == {}
     assert differing(replaced(endless, longer), endless) == {"train.steps": (9, 6)}
+    for name, found in (("Falling", {"train.steps": (6, 9)}), ("Halved", {})):
+        own = replaced(config, {"optimizer.schedule": f"tests.optimizers.test_optimizers:{name}"})
+        assert differing(own, replaced(own, longer)) == found, "the rates of both lengths tell"
 
 
 def test_the_hash_of_a_run_on_text_files_has_their_names_without_their_folders(tiny_config) -> None:
