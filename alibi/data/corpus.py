@@ -4,11 +4,13 @@ import abc
 import dataclasses
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from alibi.config.classes import Registry
 from alibi.progress import Progress
+from alibi.storage.cache import file_sha256
 
 # Longer documents are cut after a line end, else after a space, else between two characters. A
 # piece fits into a core's cache, so that each step of its processing finds it there.
@@ -102,6 +104,18 @@ class Corpus(abc.ABC):
     @abc.abstractmethod
     def description(self, split: str) -> dict[str, Any]:
         """Returns JSON content that is equal only if the split's text is."""
+
+    def cached_as(self, split: str) -> dict[str, Any]:
+        """Returns JSON content by which the cache knows the split's text: `description`, and for a class from
+        outside also its options and file.
+        """
+        described, kind = self.description(split), type(self)
+        if kind.__module__.startswith("alibi."):
+            return described
+        file = getattr(sys.modules[kind.__module__], "__file__", None)
+        options = {name: getattr(self, name) for name in REGISTRY.fields(kind)}
+        made_by = {"class": REGISTRY.name_of(kind), "file": file and file_sha256(file)}
+        return {"description": described, "options": options} | made_by
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
         """Yields the first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little

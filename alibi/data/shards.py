@@ -58,7 +58,7 @@ class Making:
         """The token file's place in the cache, named by its content."""
         content = {
             "format": FORMAT_VERSION,
-            "text": self.corpus.description(self.split),
+            "text": self.corpus.cached_as(self.split),
             "split": self.split,
             "max_bytes": self.max_bytes,
             "tokenizer": self.tokenizer.fingerprint(),

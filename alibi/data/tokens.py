@@ -107,7 +107,7 @@ def _making(data: DataConfig, corpus: Corpus, split: str, tokenizer: Tokenizer) 
 def _tokenizer_directory(data: DataConfig, corpus: Corpus) -> pathlib.Path:
     """Returns the cache's directory for a tokenizer made from text."""
     content = {
-        "train": corpus.description("train"),
+        "train": corpus.cached_as("train"),
         "max_bytes": data.max_train_bytes,
         "tokenizer": data.tokenizer,
     }

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import fcntl
+import importlib
 import json
 import os
 import pathlib
@@ -282,3 +283,40 @@ def test_progress_goes_to_stderr_and_only_when_wanted(data, capsys, monkeypatch)
     assert out == ""
     assert "text train, reading for words" in err
     assert "text valid" in err
+
+
+OWN = """
+import dataclasses
+
+from alibi.data.corpus import Corpus, split_long
+
+
+@dataclasses.dataclass(eq=False)
+class Own(Corpus):
+    times: int = 1
+
+    def pieces(self, split):
+        yield from split_long(b"one" * self.times)
+
+    def description(self, split):
+        return {"corpus": "own"}
+"""
+
+
+def test_a_corpus_from_outside_is_found_again_by_its_options_and_file(data, tmp_path, monkeypatch):
+    """Its own description says neither."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def text_of(code, **options):
+        (tmp_path / "own_text.py").write_text(code)
+        monkeypatch.delitem(sys.modules, "own_text", raising=False)
+        importlib.invalidate_caches()
+        given = dataclasses.replace(data, corpus="own_text:Own", options=options)
+        made = tokens.prepare(given, "train", progress=False)
+        return made.directory, bytes(made.tokens[:].tolist())
+
+    first, again = text_of(OWN), text_of(OWN)
+    assert first == again
+    assert first[1] == b"one"
+    assert text_of(OWN, times=2)[1] == b"oneone"
+    assert text_of(OWN.replace('b"one"', 'b"three"'))[1] == b"three"
