@@ -14,7 +14,7 @@ from alibi.config.tree import role_of
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.objectives import make_objective
-from alibi.optimizers import first_other_rate
+from alibi.optimizers import OPTIMIZER_NAMES, first_other_rate
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
@@ -22,17 +22,6 @@ from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash, method_files
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.identity import differing
-
-# The keys of the optimizer that make the schedule: they may differ in a fork.
-SCHEDULED = (
-    "schedule",
-    "schedule_options",
-    "final_fraction",
-    "min_learning_rate",
-    "period_steps",
-    "period_mult",
-    "shrink",
-)
 
 
 class Parent:
@@ -111,11 +100,9 @@ class Parent:
             )
         free = "init_from", "init_step", "train.steps", "optimizer."
         differ = [key for key in differing(self.config, config) if not key.startswith(free)]
-        kinds = [each.optimizer for each in (self.config, config)]
-        same = [
-            dataclasses.replace(kind, **{key: kinds[0][key] for key in SCHEDULED}) for kind in kinds
-        ]
-        if differ or same[0] != same[1]:
+        sections = [each.optimizer for each in (self.config, config)]
+        kinds = [(OPTIMIZER_NAMES.make(it.name, it.options, it), it.clip_norm) for it in sections]
+        if differ or kinds[0] != kinds[1]:
             keys = ", ".join(differ) or "another optimizer"
             raise ValueError(
                 f"init_step={at} goes on from the state of init_from={self.run}, whose config differs in more than "
