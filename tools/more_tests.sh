@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests that .ci/run skips, since what they need is large: compilers for GPUs and TPUs, lm-eval, the
-# metric services, a Slurm of two nodes.
+# metric services, scikit-learn for a notebook, a Slurm of two nodes.
 #
-#   bash tools/more_tests.sh                # all of harness, tpu, gpu, services
+#   bash tools/more_tests.sh                # all of harness, tpu, gpu, notebooks, services
 #   bash tools/more_tests.sh tpu harness    # some
 #   bash tools/more_tests.sh slurm          # as root, with the packages at the head of tools/cluster_test.sh
 #
@@ -18,15 +18,16 @@ if [[ ! -e $more/bin/python ]]; then
   (cd .venv/lib/python3.*/site-packages && pwd) > "$(echo $more/lib/python3.*/site-packages)/base.pth"
 fi
 failed=""
-for part in ${@:-harness tpu gpu services}; do
+for part in ${@:-harness tpu gpu notebooks services}; do
   install=() tests=()
   case "$part" in
     harness) install=(lm-eval==0.4.13) tests=(tests/evaluation/test_harness.py) ;;
     tpu) install=("jax[tpu]") tests=(tests/attention/test_fused.py -k compiles_for_tpus) ;;
     gpu) install=("jax[cuda13]") tests=(tests/attention/test_fused.py -k compiles_for_gpus) ;;
+    notebooks) install=(scikit-learn) tests=(tests/test_notebooks.py -k grids) ;;
     services) install=(wandb trackio) tests=(tests/training/test_metric_writers.py) ;;
     slurm) tests=(tests/test_slurm.py) ;;
-    *) echo "more_tests: no part $part; there are harness, tpu, gpu, services and slurm" >&2; exit 1 ;;
+    *) echo "more_tests: no part $part; there are harness, tpu, gpu, notebooks, services and slurm" >&2; exit 1 ;;
   esac
   [[ ${#install[@]} == 0 ]] || "$more/bin/python" -m pip install --quiet -c requirements.txt "${install[@]}"
   echo "== $part"
