@@ -50,17 +50,23 @@ def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value
     mask or a window are not computed, nor are tiles that a bounded bias makes too light
     (`alibi.attention.skipping`).
     """
-    *batch, q_length, heads, _ = call.query.shape
+    return _attention(*in_tiles(call)).reshape(*call.query.shape[:-1], -1)
+
+
+def in_tiles(call: AttentionCall) -> tuple[Any, ...]:
+    """Returns queries, keys and values `[batch, length, heads, features]`, the bias's leaves, sink, sides,
+    ranges of keys, the tiling, and the bias's tree.
+    """
     tiling = make_tiling(call)
     sides = make_sides(call, tiling)
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-    ranges = key_ranges(call, tiling, sides)
-    bias = None if call.bias is None else call.bias.folded(len(batch)).padded(*tiling.padding)
+    vectors = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
+    ranges, bias = key_ranges(call, tiling, sides), call.bias
+    if bias is not None:
+        bias = bias.folded(call.query.ndim - 3).padded(*tiling.padding)
     # Flattened, since jax.custom_vjp passes objects that are no arrays, which a class that checks
     # its fields refuses.
-    leaves, bias_tree = jax.tree.flatten(bias)
-    out = _attention(q, k, v, tuple(leaves), call.sink, sides, ranges, tiling, bias_tree)
-    return out.reshape(*batch, q_length, heads, -1)
+    leaves, tree = jax.tree.flatten(bias)
+    return *vectors, tuple(leaves), call.sink, sides, ranges, tiling, tree
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8))
@@ -148,12 +154,17 @@ class Group(NamedTuple):
             sink = lax.dynamic_slice_in_dim(sink, first, tiling.head_group)[None, :, None, None]
         return cls(index, q, k, v, bias, sink, sides, tiling)
 
+    def part(self, q_block: Any, first: Any, keys: int) -> Part:
+        """Returns the part of the call with a query block and so many `keys` from the `first` on."""
+        tiling = self.tiling
+        starts = (*tiling.first_of_group(self.number), q_block * tiling.q_block, first)
+        sizes = tiling.batch_group, tiling.head_group, tiling.q_block, keys
+        return Part(*zip(starts, sizes, strict=True))
+
     def tile(self, q_block: Any, k_block: Any) -> tuple[Tile, Array, Array, Any]:
         """Returns a tile with its keys, values and bias."""
         tiling, start = self.tiling, k_block * self.tiling.k_block
-        starts = (*tiling.first_of_group(self.number), q_block * tiling.q_block, start)
-        sizes = tiling.batch_group, tiling.head_group, tiling.q_block, tiling.k_block
-        part = Part(*zip(starts, sizes, strict=True))
+        part = self.part(q_block, start, tiling.k_block)
         k, v = (
             lax.dynamic_slice_in_dim(x, start, tiling.k_block, axis=2) for x in (self.k, self.v)
         )

@@ -5,6 +5,7 @@ et al. 2022).
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -42,13 +43,18 @@ class Online(NamedTuple):
         logits: Float[Array, "*rows keys"],
         attend: Callable[[Array], Array],
         exponential: Callable[[Array], Array] = jnp.exp,
+        *,
+        differentiated: bool = False,
     ) -> "Online":
         """Returns the softmax after one more tile.
 
         Args:
           attend: sums the tile's values, weighted with its argument `[*rows, keys]`.
+          differentiated: JAX differentiates this call. The result does not depend on `largest`, whose
+            gradient is left out.
         """
         largest = jnp.maximum(self.largest, logits.max(axis=-1, keepdims=True))
+        largest = jax.lax.stop_gradient(largest) if differentiated else largest
         exponentials = exponential(logits - largest)
         rescale = exponential(self.largest - largest)
         more = attend(exponentials)

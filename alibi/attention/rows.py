@@ -12,17 +12,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from alibi.attention.blocked import Group, Leaves, joined, product, queries_of
+from alibi.attention.blocked import Group, Leaves, in_tiles, joined, product, queries_of
 from alibi.attention.call import AttentionCall
 from alibi.attention.online import Online
 from alibi.attention.reference import capped, reference_attention
-from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
     Sides,
     Tile,
     Tiling,
-    make_sides,
-    make_tiling,
     put_group,
     take_group,
 )
@@ -34,15 +31,7 @@ def rows_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_di
 
     With a carry, tiles of keys that the causal mask or a window hides are not computed.
     """
-    *batch, q_length, heads, _ = call.query.shape
-    tiling = make_tiling(call)
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (call.query, call.key, call.value))
-    bias: Any = call.bias
-    leaves, tree = jax.tree.flatten(bias.folded(len(batch)).padded(*tiling.padding))
-    sides = make_sides(call, tiling)
-    ranges = key_ranges(call, tiling, sides)
-    out = _attention(q, k, v, tuple(leaves), call.sink, sides, ranges, tiling, tree)
-    return out.reshape(*batch, q_length, heads, -1)
+    return _attention(*in_tiles(call)).reshape(*call.query.shape[:-1], -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8))
@@ -94,7 +83,7 @@ def _backward(tiling: Tiling, tree: Any, saved: tuple[Any, ...], dout: Array) ->
             _, vjp = jax.vjp(*_of_block(own, q_block, ranges))
             dq, dk, dv, of_bias, dsink = vjp(queries_of(group_dout, q_block, tiling))
             others = jax.tree.map(jnp.add, others, [dk, dv, dsink])
-            return (dbias.with_added(of_bias, _part(own, q_block)), *others), dq
+            return (dbias.with_added(of_bias, own.part(q_block, 0, own.k.shape[2])), *others), dq
 
         start = (dbias, *map(zeros, (own.k, own.v, own.sink)))
         (dbias, dk, dv, dsink), dq = lax.scan(add, start, jnp.arange(tiling.q_blocks))
@@ -112,20 +101,11 @@ def _backward(tiling: Tiling, tree: Any, saved: tuple[Any, ...], dout: Array) ->
 _attention.defvjp(_forward, _backward)
 
 
-def _part(own: Group, q_block: Array) -> Part:
-    """Returns a query block's part of the call."""
-    tiling, firsts = own.tiling, own.tiling.first_of_group(own.number)
-    starts = *firsts, q_block * tiling.q_block, 0
-    keys = tiling.k_blocks * tiling.k_block
-    sizes = tiling.batch_group, tiling.head_group, tiling.q_block, keys
-    return Part(*zip(starts, sizes, strict=True))
-
-
 def _of_block(own: Group, q_block: Array, ranges: Array) -> tuple[Any, ...]:
     """Returns a function to attention for a query block, and its arguments: queries, keys, values, the
     bias cut to the queries, and the sink.
     """
-    tiling, part = own.tiling, _part(own, q_block)
+    tiling, part = own.tiling, own.part(q_block, 0, own.k.shape[2])
     tile = Tile(q_block, 0, part, tiling, own.sides)
     compute = functools.partial(_whole_rows, tile)
     if own.bias.carried:
@@ -198,12 +178,7 @@ def _from_the_right(
             if bias.gives_weights:
                 return carry, softmax + attend(jnp.where(seen, made, 0.0))
             made = jnp.where(seen, made, MASKED)
-            # as `Online.add`; the result does not depend on `largest`, so it needs no gradient
-            largest = jnp.maximum(softmax.largest, made.max(axis=-1, keepdims=True))
-            largest = lax.stop_gradient(largest)
-            exponentials, rescale = jnp.exp(made - largest), jnp.exp(softmax.largest - largest)
-            total = softmax.total * rescale + exponentials.sum(axis=-1, keepdims=True)
-            return carry, Online(largest, total, softmax.attended * rescale + attend(exponentials))
+            return carry, softmax.add(made, attend, differentiated=True)
 
         needed = (key_range[0] <= k_block) & (k_block < key_range[1]) & ~bias.finished(state[0])
         return lax.cond(needed, add, lambda same: same, state), None

@@ -125,8 +125,7 @@ class Registry:
         name = name if isinstance(name, str) else kind.__name__
         if not isinstance(given or {}, Mapping):
             raise ValueError(
-                f"options={given!r:.60} of {self.kind} {name!r} must be a mapping of names to values, such as "
-                "{'share': 0.25} for rotary"
+                f"options={given!r:.60} of {self.kind} {name!r} must be a mapping of names to values"
             )
         fields, types, options = self.fields(kind), annotations(kind), dict[str, Any]()
         keys = getattr(section, "types", {})

@@ -21,8 +21,7 @@ from alibi.config.fields import (
 )
 from alibi.config.model import DTYPES, NO_DTYPES, ModelConfig
 
-# Short names of keys, wherever keys are set.
-# Mappings of options, whose keys the named class types.
+# Mappings of options. The class that is named beside one types its keys.
 OPTIONS = (
     "position_options",
     "objective.options",
@@ -30,6 +29,7 @@ OPTIONS = (
     "optimizer.schedule_options",
     "data.options",
 )
+# Short names of keys, wherever keys are set.
 SHORT_NAMES = {"length": "train_length", "objective": "objective.name"}
 # Keys that may change over updates: each may be a list of (update, value).
 OVER_UPDATES = ("position", "train_length", "model.window", "model.logit_scale")
@@ -300,9 +300,8 @@ class Config(Section):
                 f"init_step={self.init_step} is a step of the run init_from, which is empty; give init_from, or leave "
                 "init_step out"
             )
-        by_key = sorted(self.changes, key=operator.itemgetter(0))  # equal, however it was said
-        object.__setattr__(self, "changes", tuple(by_key))
-        for key, pairs in self.over_updates.items():
+        over = self.over_updates
+        for key, pairs in over.items():
             updates, shown = [update for update, _ in pairs], f"{key}={as_text(pairs)}"
             if key not in OVER_UPDATES:
                 raise ValueError(f"{key} can't change over updates; {', '.join(OVER_UPDATES)} can")
@@ -320,8 +319,10 @@ class Config(Section):
                     f"{shown} changes after update {updates[-1]:,}, and the run ends with train.steps="
                     f"{self.train.steps}; give earlier updates, or more steps"
                 )
-        # one value for all updates is no change
-        by_key = [one for one in by_key if len(self.over_updates[one[0]]) > 1]
+        # one value for all updates is no change; by keys, so that equal lists are equal however they were given
+        by_key = sorted(
+            (one for one in self.changes if len(over[one[0]]) > 1), key=operator.itemgetter(0)
+        )
         object.__setattr__(self, "changes", tuple(by_key))
         longest = max(lengths := [value for _, value in self.pairs("train_length")])
         if odd := [length for length in lengths if longest % length]:

@@ -19,7 +19,7 @@ class TrainBatches:
     Blocks are `length` tokens long, cross document borders and are the same in each epoch. The last
     one may be shorter, or begins earlier if the objective sees both sides. An epoch holds each block
     once (arXiv 2108.12409, fairseq's "none" break mode). Batches may cross epochs. With `split`, blocks
-    have `split * length` tokens, and each is that many rows: an update has the text of longer rows.
+    have `split * length` tokens, and each is that many rows, so an update reads the same text as with longer rows.
     """
 
     def __init__(

@@ -96,8 +96,8 @@ class Objective(abc.ABC):
     @property
     @abc.abstractmethod
     def causal(self) -> bool:
-        """Whether an input sees no later inputs, but those within a batch's `reach`. Only such a model can
-        write text, and be scored in windows that overlap.
+        """Whether an input sees no later inputs beyond its `reach`. Only such a model can write text, and be
+        scored in windows that overlap.
         """
 
     @property

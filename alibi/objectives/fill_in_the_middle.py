@@ -14,7 +14,7 @@ from alibi.objectives.next_token import NextToken
 class FillInTheMiddle(NextToken):
     """Next tokens, in rows of which some are put into the order prefix, suffix, middle.
 
-    Two places cut a row, each drawn uniformly from all pairs. Four new tokens mark the parts: PREFIX
+    Two places cut a row, each drawn uniformly from all places. Four new tokens mark the parts: PREFIX
     prefix SUFFIX suffix MIDDLE middle END. So a row has three fewer tokens of the text, its last ones.
     The loss is over all tokens but the first (section 3). Evaluation reads plain text.
 

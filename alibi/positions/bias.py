@@ -238,7 +238,7 @@ class Bias(flax.struct.PyTreeNode):
 
     def finished(self, carry: Float[Array, "*batch heads q carried"]) -> Bool[Array, ""]:
         """Returns whether all queries give keys further left no weight, so that their tiles are left out.
-        The default never says so.
+        Defaults to False.
         """
         return jnp.zeros((), bool)
 
@@ -336,7 +336,9 @@ class Bias(flax.struct.PyTreeNode):
     def _arrays(self) -> list[tuple[dataclasses.Field, Any]]:
         fields = [(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
         return [
-            (field, value) for field, value in fields if field.metadata.get("pytree_node", True)
+            (field, value)
+            for field, value in fields
+            if value is not None and field.metadata.get("pytree_node", True)
         ]
 
     def _with_fields(self, of_array: Any, of_bias: Any) -> "Bias":

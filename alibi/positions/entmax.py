@@ -106,7 +106,7 @@ class Entmax(PositionMethod):
     Config: `position=entmax,position_options.alibi_share=1.0`
 
     Attributes:
-      alibi_share: how many of the heads, the last ones, have slopes.
+      alibi_share: share of the heads with slopes, which are the last ones.
     """
 
     about = About(

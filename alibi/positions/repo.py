@@ -31,7 +31,8 @@ class RePo(Rotary):
     about = About(
         formula="rotary at the position w_h . (swish(G x) * (C x)), x the layer's input",
         source="[arXiv 2512.14391](https://arxiv.org/abs/2512.14391)",
-        caveats="without the token's index only the causal mask orders tokens; initial values are ours",
+        caveats="without the token's index only the causal mask orders tokens. Initial values are ours. The authors' "
+        "models have rotary in their first layers, as `position=rotary,repo,repo,repo`",
     )
 
     takes_shared_keys = False  # each query head has its own positions

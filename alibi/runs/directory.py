@@ -91,12 +91,9 @@ class RunDirectory:
         try:
             return read_config(content)
         except ValueError as error:  # the file is whole
-            keys, reason = (
-                ", ".join(unknown_keys(content)),
-                f"another version of this package ({error})",
-            )
-            if keys:
-                reason = f"a newer version of this package: it has {keys}, which this version lacks"
+            reason = f"another version of this package ({error})"
+            if keys := unknown_keys(content):
+                reason = f"a newer version of this package: it has {', '.join(keys)}, which this version lacks"
             raise ValueError(
                 f"{self}/config.json was written by {reason}; use that version, or train the run again elsewhere"
             ) from None
@@ -367,10 +364,7 @@ class RunDirectory:
         try:
             content = json.loads((self.path / name).read_bytes())
             if not isinstance(content, dict) or content.pop(SHA256, None) != digest(content):
-                keys = unknown_keys(content) if isinstance(content, dict) else []
-                newer = ", and has {}, which this version lacks: did a newer one write it?"
-                more = newer.format(", ".join(keys)) if keys and name == "config.json" else ""
-                raise ValueError(f"it was altered since it was written{more}")
+                raise ValueError("it was altered since it was written")
             return content
         except FileNotFoundError:
             damage = f"{self}/{name} is missing"

@@ -184,7 +184,7 @@ class Updates:
             check_one_update(jobs, [int(state.step) for state in states])
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
             self.state = jax.device_put(stacked, shardings)
-        if self.step != latest:  # that was damaged
+        if self.step != latest:  # the latest was damaged, and an older one is read
             self._begin(self.step)
 
     def _begin(self, done: int) -> None:
