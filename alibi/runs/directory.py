@@ -364,7 +364,10 @@ class RunDirectory:
         try:
             content = json.loads((self.path / name).read_bytes())
             if not isinstance(content, dict) or content.pop(SHA256, None) != digest(content):
-                raise ValueError("it was altered since it was written")
+                keys = unknown_keys(content) if isinstance(content, dict) else []
+                newer = ", and has {}, which this version lacks: did a newer one write it?"
+                more = newer.format(", ".join(keys)) if keys and name == "config.json" else ""
+                raise ValueError(f"it was altered since it was written{more}")
             return content
         except FileNotFoundError:
             damage = f"{self}/{name} is missing"
