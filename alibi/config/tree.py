@@ -119,12 +119,6 @@ class DataConfig(Section):
                 f"data.echoes={self.echoes} crosses the borders that data.isolate_documents={self.isolate_documents} "
                 "draws; leave one of them out"
             )
-        in_tokens = self.tokenizer == "bpe" or self.corpus == "tasks"
-        if self.isolate_documents and not in_tokens:
-            raise ValueError(
-                f"data.isolate_documents={self.isolate_documents} needs the ends of documents among the tokens, which "
-                f"data.tokenizer={self.tokenizer} does not write; use bpe, or leave it empty"
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,6 +240,13 @@ class Tfds(_Hosted):
     name = "tfds"
     _package = "tensorflow_datasets"
 
+    def __init__(self, data: DataConfig):
+        if data.streaming:
+            raise ValueError(
+                "data.streaming=True needs corpus=hub: tfds prepares a dataset first; set it to False"
+            )
+        super().__init__(data)
+
     def pieces(self, split: str) -> Iterator[Piece]:
         """Yields each record as a document. Raises ValueError within 5 s if it can be neither found
         nor downloaded.

@@ -94,6 +94,8 @@ class Making:
                     shutil.rmtree(self.folder, ignore_errors=True)
                 raise
             self._assemble(total)
+        if not alone:  # of two processes the later one made the folder again
+            shutil.rmtree(self.folder, ignore_errors=True)
         return load(self.directory, verify=False)
 
     def _make_shards(self, workers: int, progress: bool) -> int:

@@ -83,6 +83,7 @@ class Tasks(Corpus):
     """
 
     name = "tasks"
+    tokens_have_ends = True
     version = 1  # grows with each change to the examples
 
     def __init__(self, data: DataConfig):

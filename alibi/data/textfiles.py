@@ -83,6 +83,7 @@ class TextFiles(Corpus):
     """
 
     name = "text"
+    of_files = True
 
     def __init__(self, data: Any):
         """`data`: the config section, or a mapping that may lack `document_end` and `column`.

@@ -25,14 +25,16 @@ def make_corpus(data: DataConfig) -> Corpus:
 
     Raises ValueError for an unknown corpus or option, or another corpus's key.
     """
-    if data.corpus != "text" and data.document_end != "file":
+    kind: type[Corpus] = REGISTRY.load(data.corpus)
+    if data.document_end != "file" and not kind.of_files:
         raise ValueError(
             f"data.document_end={data.document_end} needs corpus=text: other corpora have a document a row; "
             "set it to file"
         )
-    if data.corpus == "tfds" and data.streaming:
+    if data.isolate_documents and data.tokenizer != "bpe" and not kind.tokens_have_ends:
         raise ValueError(
-            "data.streaming=True needs corpus=hub: tfds prepares a dataset first; set it to False"
+            f"data.isolate_documents={data.isolate_documents} needs the ends of documents among the tokens, which "
+            f"data.tokenizer={data.tokenizer} does not write; use bpe, or leave it empty"
         )
     made: Corpus = REGISTRY.make(data.corpus, data.options, data, data=data)
     return made

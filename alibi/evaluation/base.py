@@ -160,8 +160,8 @@ def refuse_other_objectives(evaluator: str, config: Config) -> None:
     """Raises ValueError for a run that isn't scored as plain text."""
     if not make_objective(config).scored_as_text:
         raise ValueError(
-            f"objective={config.objective.name} with {evaluator}, which needs objective=next_token: it is for models "
-            "that see the tokens before each; leave it out"
+            f"objective={config.objective.name} with {evaluator}, which scores plain text from left to right, as "
+            "objective=next_token does; leave it out"
         )
 
 

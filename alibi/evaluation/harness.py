@@ -136,7 +136,9 @@ def _nll_and_greedy(model: DecoderLM, total: int) -> Any:
         if not greedy:
             return module.vocabulary.token_losses(features, targets)[1], targets < 0
         is_likeliest, nll = module.vocabulary.token_losses(
-            features, targets, lambda logits, targets: logits.argmax(axis=-1) == targets
+            features,
+            targets,
+            lambda logits, targets: module.writable(logits).argmax(axis=-1) == targets,
         )
         return nll, (is_likeliest > 0) | (targets < 0)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from alibi.config import Config
 from alibi.data.books import Books, KeyPrompts, PassKeys, distances
+from alibi.data.corpus import REGISTRY
 from alibi.data.tokenizers import Tokenizer
 from alibi.evaluation.base import Cell, Evaluator, option, refuse_other_objectives
 from alibi.evaluation.windows import Windows
@@ -60,7 +61,7 @@ class Passkey(Evaluator):
         ]
 
     def note(self, config: Config) -> str:
-        if config.data.corpus == PassKeys.name:
+        if issubclass(REGISTRY.load(config.data.corpus), PassKeys):
             return ""
         return (
             f"was trained on data.corpus={config.data.corpus}, not {PassKeys.name}, and may find no key; "

@@ -263,6 +263,6 @@ def wrong_tokens(model: DecoderLM) -> NllFunction:
 
         with unrounded(model):
             logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
-        return jnp.asarray(jnp.argmax(logits, axis=-1) != targets, jnp.float32)
+        return jnp.asarray(model.writable(logits).argmax(axis=-1) != targets, jnp.float32)
 
     return wrong

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from alibi.config import Config
+from alibi.data.corpus import REGISTRY
 from alibi.data.tasks import Tasks, find_task
 from alibi.evaluation.base import Cell, Evaluator, option
 from alibi.evaluation.windows import Windows
@@ -48,7 +49,10 @@ class TaskAccuracy(Evaluator):
     kinds: ClassVar[tuple[Kind, ...]] = (EXACT, ANSWERS)
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
-        if config.data.corpus != Tasks.name or config.data.tokenizer != "bytes":
+        if (
+            not issubclass(REGISTRY.load(config.data.corpus), Tasks)
+            or config.data.tokenizer != "bytes"
+        ):
             raise ValueError(
                 f"data.corpus={config.data.corpus}, data.tokenizer={config.data.tokenizer} with {self.name()}, which "
                 "is for models trained on a task in bytes; configs/task.py trains one"

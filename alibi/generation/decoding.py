@@ -318,8 +318,7 @@ def decode(
     ) -> tuple[tuple[Array, PyTree], tuple[Array, Array]]:
         logits, cache = before
         of_token = jax.vmap(lambda key: jax.random.fold_in(key, index))(keys)
-        added = slice(model.vocab_size - model.added_tokens, model.vocab_size)
-        token = sample(logits[:, -1].at[:, added].set(-jnp.inf), of_token)
+        token = sample(model.writable(logits[:, -1]), of_token)
         weights = jax.nn.log_softmax(logits[:, -1], axis=-1)
         nll = -jnp.take_along_axis(weights, token[:, None], axis=1)[:, 0]
         return read(model, params, cache, token[:, None], last=1), (token, nll)

@@ -190,6 +190,11 @@ class DecoderLM(nn.Module):
 
         return jax.tree.map_with_path(clip, params)
 
+    def writable(self, logits: Float[Array, "*batch rows"]) -> Float[Array, "*batch rows"]:
+        """Returns the logits with -inf for the objective's added tokens, which no text has."""
+        added = slice(self.vocab_size - self.added_tokens, self.vocab_size)
+        return logits.at[..., added].set(-jnp.inf) if self.added_tokens else logits
+
     def check_length(self, length: int) -> None:
         """Raises ValueError if the model is not defined for sequences with `length` tokens."""
         if length > (last := jnp.iinfo(jnp.int32).max):
@@ -312,11 +317,11 @@ class DecoderLM(nn.Module):
         in `__call__`, and `last` defaults to all tokens.
 
         `reach` is the last position that each token sees under the causal mask, and defaults to its own.
-        Without `decode`, `total` is the length of a sequence that begins with these tokens, for methods
-        that depend on it.
+        It is refused with `decode`. Without `decode`, `total` is the length of a sequence that begins with
+        these tokens, for methods that depend on it.
         """
         config, length = self.config, tokens.shape[1]
-        caches = self._caches(tokens, segment_ids, total, chunk) if decode else None
+        caches = self._caches(tokens, segment_ids, reach, total, chunk) if decode else None
         slots = None if caches is None else next(iter(caches.values()))
         total = (total or length) if slots is None else slots.total
         self.check_length(total)
@@ -374,6 +379,7 @@ class DecoderLM(nn.Module):
         self,
         tokens: Int[Array, "batch length"],
         segment_ids: Array | None,
+        reach: Array | None,
         total: int | None,
         chunk: int | None,
     ) -> dict[int, Slots]:
@@ -381,6 +387,7 @@ class DecoderLM(nn.Module):
         causal = self.causal or all(method.causal for method in self.methods)
         for wrong, reason in (
             (segment_ids is not None, "takes no segment_ids: give each document its own cache"),
+            (reach is not None, "takes no reach: a cache holds no later tokens"),
             (not causal, "needs a position method with causal=True: later tokens aren't there yet"),
             (
                 self.config.scan_layers,

@@ -277,7 +277,7 @@ class RunDirectory:
         self.tokenizer()
 
     def tell_changed_files(self, now: dict[str, str]) -> None:
-        """Warns if the position method's files have changed since training."""
+        """Warns if the files of classes from outside have changed since training."""
         if now and (files := changed(self.provenance(), {"method_files": now})):
             _log.warning("%s: %s has changed since training", self, ", ".join(files))
 

@@ -11,7 +11,7 @@ from alibi.config import Config, flatten
 from alibi.config.fields import COMPUTED
 from alibi.config.override import Override
 from alibi.config.tree import role_of
-from alibi.data.corpus import SPLITS
+from alibi.data.corpus import REGISTRY, SPLITS
 from alibi.data.textfiles import TextFiles
 from alibi.runs.code import method_files
 from alibi.storage.files import digest, is_address
@@ -46,7 +46,7 @@ def config_hash(config: Config) -> str:
 
 def evaluation_hash(config: Config, override: Override | None = None) -> str:
     """Returns `config_hash`, then eval.dtype if it differs from training's, and + with a hash of the
-    tested position method's files if it is not the library's.
+    files of the tested position method, and of the objective, that are not the library's.
     """
     same_dtype = config.eval.dtype == config.model.dtype
     dtype = "" if same_dtype else f"-{config.eval.dtype}"
@@ -63,7 +63,7 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     """
     old, new = defining(trained), defining(now)
     allowed = set()
-    if trained.data.corpus == now.data.corpus == "text":
+    if trained.data.corpus == now.data.corpus and REGISTRY.load(now.data.corpus).of_files:
         allowed |= {f"data.{split}" for split in SPLITS if trained.data[split] and now.data[split]}
     if not any(value for key, value in new.items() if key.endswith("dropout")):
         allowed.add("train.accumulation")
@@ -90,7 +90,7 @@ def defining(config: Config) -> dict[str, Any]:
     """
     config = config.at(config.train.steps)  # of one run, whichever its checkpoint
     leaves = {key: value for key, value in flatten(config).items() if role_of(key) != COMPUTED}
-    if config.data.corpus == "text":
+    if REGISTRY.load(config.data.corpus).of_files:
         text = TextFiles(config.data)
         leaves |= {f"data.{split}": text.title(split) for split in SPLITS}
     # its place may change; `RunDirectory.claim` compares its content

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from alibi.config import MeshConfig
 from alibi.config.override import Override
+from alibi.data.corpus import REGISTRY
 from alibi.data.tokenizers import Tokenizer
 from alibi.devices.memory import check_memory
 from alibi.model.decoder import DecoderLM, build_model, evaluated, param_shapes
@@ -74,7 +75,7 @@ class TrainedRun:
         """The hash of the train tokens, if text files were trained on, which the config only names;
         None for other corpora and imported runs.
         """
-        if self.config.data.corpus != "text":
+        if not REGISTRY.load(self.config.data.corpus).of_files:
             return None
         return self.directory.provenance()["corpus"].get("train", {}).get("sha256")
 

@@ -1,4 +1,4 @@
-"""A start from another run's parameters: which are taken, new or dropped."""
+"""A start from another run: its parameters, or with `init_step` its whole state."""
 
 import dataclasses
 import functools
@@ -185,7 +185,9 @@ class Parent:
             )
         return (
             f"from {self.run} after {self.step:,} updates: {self.parameters:,} parameters taken; "
-            f"new: {new}; dropped: {dropped}" + f"; position options: {options}" * bool(options)
+            f"new: {new}; dropped: {dropped}"
+            + f"; position options: {options}" * bool(options)
+            + "; the optimizer's state and the order of text go on" * bool(ours.init_step)
         )
 
     def replace_in(self, state: TrainState, mesh: Mesh) -> TrainState:

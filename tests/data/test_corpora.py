@@ -48,6 +48,7 @@ def test_books_are_whole_different_and_small():
             {"corpus": "book"},
             "unknown corpus 'book'; did you mean 'books'\\? there are: books, pass",
         ),
+        ({"isolate_documents": "restart"}, r"which data\.tokenizer=bytes does not write; use bpe"),
         ({"document_end": "blank_line"}, r"data\.document_end=blank_line needs corpus=text.*file"),
         ({"corpus": "tfds", "name": "lm1b", "streaming": True}, "streaming=True needs corpus=hub"),
     ],

@@ -145,6 +145,9 @@ class Copier:
     def logits(self, features, deterministic):
         return features
 
+    def writable(self, logits):
+        return logits
+
 
 def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp_path, monkeypatch):
     """Each digit is asked for after the true digits before it."""

@@ -127,9 +127,7 @@ def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
         train(one, str(tmp_path / "one"))
 
 
-def test_texts_without_ends_are_refused():
-    with pytest.raises(ValueError, match=r"which data\.tokenizer=bytes does not write; use bpe"):
-        make_config("data.isolate_documents=restart")
+def test_a_scale_by_positions_is_refused():
     keys = "data.tokenizer=bpe,data.isolate_documents=through,model.logit_scale=log_n"
     with pytest.raises(ValueError, match="counts visible tokens by their positions"):
         build_model(make_config(keys), VOCAB)

@@ -10,7 +10,7 @@ from alibi.attention.dispatch import compute_call
 from alibi.config import make_config
 from alibi.data.batches import TrainBatches
 from alibi.evaluation.evaluate import evaluate_runs
-from alibi.evaluation.scorer import model_nll
+from alibi.evaluation.scorer import model_nll, wrong_tokens
 from alibi.generation import generate, stream
 from alibi.model.decoder import build_model
 from alibi.objectives import IsolatedDocuments, NextToken, Sequences, make_objective
@@ -78,7 +78,7 @@ def test_a_prefix_is_seen_whole_and_what_it_shows_is_not_predicted():
         for i in np.flatnonzero(targets >= 0):
             assert not visible[i, i + 1 :].any(), "a predicted token is not among those seen"
         hidden = np.flatnonzero(targets < 0)  # inside of the prefix, all see it to its end
-        assert (reach[hidden] == (reach[0] if reach[0] else 0)).all()
+        assert (reach[hidden] == reach[0]).all()
         np.testing.assert_array_equal(read[1:][targets[:-1] >= 0], targets[:-1][targets[:-1] >= 0])
     lengths = batch.reach[:, 0] + 1
     assert lengths.mean() == pytest.approx(10, abs=1)  # uniform from 0, of which 0 and 1 are alike
@@ -183,6 +183,8 @@ def test_added_tokens_are_never_written():
     written = generate(model, params, prompt, 6)
     assert written.max() < VOCAB
     assert written[0, 0] == logits[:VOCAB].argmax()
+    wrong = wrong_tokens(model)(params, prompt, written[:, :1])
+    assert wrong.item() == 0, "an answer is right if the model writes it"
 
 
 def test_a_prefix_lm_writes_as_it_is_scored():
