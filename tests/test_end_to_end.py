@@ -136,12 +136,6 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files, run_script) -> None:
     """Two runs at a time: each line is whole and named."""
     workdir, sweep = files["folder"] / "failing", files["folder"] / "failing.py"
     broken = [
-        {
-            "position": "none",
-            "name": "diverges",
-            "optimizer.learning_rate": 1e30,
-            "optimizer.clip_norm": 0.0,
-        },
         {"position": "none", "name": "textless", "data.train": "absent.txt"},
     ]
     definition = {
@@ -159,8 +153,7 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files, run_script) -> None:
     assert own[3].startswith("good at 16: perplexity ")
     assert [row["run"] for row in rows(workdir)] == ["good"]
     reasons = read_failures(workdir)
-    assert sorted(reasons) == ["diverges", "textless"]
-    assert "lower optimizer.learning_rate" in reasons["diverges"]
+    assert [*reasons] == ["textless"]
     assert "there is no file 'absent.txt'" in reasons["textless"]
     report = (workdir / "report.md").read_text()
     planned = run_script(ROOT / "scripts/sweep.py", *words, "--dry_run").stdout
@@ -247,28 +240,3 @@ def test_a_training_is_submitted_and_known_before_it_starts(files, run_script) -
     assert re.search(rf"^[^e].*train.py .*--workdir={workdir}", done.stdout, re.M), "bash ran it"
     assert done.stderr.endswith(f"look at it by: python scripts/status.py {workdir}\n")
     assert json.loads((workdir / "submitted.json").read_text()) == {"template": "one.sh"}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--config={config}:position=alibbi", "--workdir={out}"], "did you mean 'alibi'"),
-        (["--config={config}"], "give --workdir"),
-        (
-            ["--config={config}", "--workdir={out}", "--init_from={out}-0"],
-            "nothing-0 is no work directory of a run",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line_and_a_failure(
-    files, run_script, words: list[str], message: str
-) -> None:
-    out = files["folder"] / "nothing"
-    done = run_script(
-        ROOT / "train.py", *(word.format(config=files["config"], out=out) for word in words)
-    )
-    assert done.returncode == 1
-    assert message in done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert not out.exists()

@@ -1,5 +1,6 @@
 """The peers of a training step make this project's updates, or their speed would mean nothing."""
 
+import functools
 import importlib
 
 import jax
@@ -27,6 +28,7 @@ def load(name):
     return importlib.import_module(f"benchmarks.{name}")
 
 
+@functools.cache
 def of_project(position):
     """The config, the batch, initial parameters, and the losses of some updates on the batch."""
     contenders, config = load("training_contenders"), make_config(f"{KEYS},position={position}")
@@ -78,7 +80,7 @@ def test_flax_makes_the_same_updates(own):
     config, batch, params, losses = of_project("none")
     attention = None if own else contenders.causal_attention
     model, optimizer, update = contenders.flax_program(config, VOCABULARY, attention)
-    params["embedding"] = {"embedding": params["embedding"]}
+    params = params | {"embedding": {"embedding": params["embedding"]}}
     assert jax.tree.map(np.shape, params) == jax.tree.map(
         np.shape, jax.eval_shape(model.init, jax.random.key(0), batch[0])["params"]
     )

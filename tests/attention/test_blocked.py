@@ -129,7 +129,7 @@ def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
     """In tiles of the same shapes: XLA's products of a single head and of two round differently at
     this head_dim.
     """
-    arrays, bias = inputs(1, 2048, 2048, 8, 80), AlibiBias(alibi_slopes(8))
+    arrays, bias = inputs(1, 2048, 2048, 2, 80), AlibiBias(alibi_slopes(8)[:2])
     every, skipped = (
         value_and_gradients(arrays, bias, backend="blocked", skip_epsilon=e) for e in (None, 0.0)
     )
@@ -224,14 +224,14 @@ def test_nan_is_not_hidden():
 
 
 @pytest.mark.slow
-def test_sixteen_thousand_tokens_by_sampled_rows():
+def test_eight_thousand_tokens_by_sampled_rows():
     """Against the formula in float64, for rows where a float32 bias in the shift form would be off
-    by 1e-4.
+    by 5e-5.
     """
-    q, k, v, _ = inputs(1, 16384, 16384, 2, 8)
+    q, k, v, _ = inputs(1, 8192, 8192, 2, 8)
     slopes = np.asarray([0.25, 0.0039])
     attended = compiled(q, k, v, slopes=jnp.asarray(slopes, jnp.float32), backend="blocked")
-    for row in (0, 511, 512, 8000, 16383):
+    for row in (0, 511, 512, 4000, 8191):
         for head in range(2):
             logits = (
                 np.asarray(k, np.float64)[0, : row + 1, head]

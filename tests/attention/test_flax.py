@@ -73,16 +73,6 @@ def test_formula(
     )
 
 
-def test_nearer_keys_get_more_weight() -> None:
-    """With q = k = 0 only the bias is left: an inverted sign or a bias under 1/sqrt(d) shows here."""
-    zeros = np.zeros((1, 5, HEADS, DIM), np.float32)
-    value = zeros + np.eye(5, DIM, dtype=np.float32)[:, None]
-    attended = jax.jit(functools.partial(attend, slopes=alibi_slopes(HEADS)))(zeros, zeros, value)
-    weights = np.asarray(attended)[0, 4, :, :5]
-    expected = np.exp(-np.asarray(alibi_slopes(HEADS))[:, None] * (4 - np.arange(5)))
-    np.testing.assert_allclose(weights, expected / expected.sum(-1, keepdims=True), rtol=1e-5)
-
-
 class Shortcut(Bias):
     """The bias +m j, without the query's position."""
 

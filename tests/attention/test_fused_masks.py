@@ -60,9 +60,7 @@ MASKS = {
 @pytest.mark.parametrize(
     ("name", "mask", "causal"),
     [
-        ("alibi_learned", "keys", True),
         ("none", "keys of all", False),
-        ("alibi_learned", "pairs", False),
         ("t5", "pairs of heads", True),
     ],
 )
@@ -152,9 +150,7 @@ def test_devices_compute_their_own_sequences_of_a_padded_batch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("platform", "target"), [("gpu", "cuda"), ("tpu", "tpu")])
-@pytest.mark.parametrize(
-    ("name", "mask"), [("none", "keys"), ("alibi_learned", "pairs"), ("t5", "pairs"), ("grid", "")]
-)
+@pytest.mark.parametrize(("name", "mask"), [("none", "keys"), ("t5", "pairs"), ("grid", "")])
 def test_lowers_for_accelerators(platform, target, name, mask, monkeypatch):
     """By Pallas' own lowering, of Triton or Mosaic. A mask of keys, and a grid, need no array of pairs."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)

@@ -13,9 +13,9 @@ from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.positions import PositionMethod
 
 HEADS, WIDTH, LENGTH = 2, 8, 6
-# One of each kind: a bias without and with parameters, turned queries and keys, of other sizes too,
-# a bias by content, and data of tokens.
-METHODS = ("alibi", "t5", "rotary", "pope", "shaw", "fox", "selective_rope")
+# One of each kind: a bias without and with parameters, turned queries and keys of other sizes, a bias
+# by content, and data of tokens.
+METHODS = ("alibi", "t5", "pope", "shaw", "selective_rope")
 OWNING = ("t5", "pope", "shaw", "fox", "selective_rope")
 READING = ("fox", "deberta", "selective_rope")  # the layer's input
 

@@ -100,11 +100,9 @@ def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, causal):
     [
         ("rotary", 1),
         ("kerple_log", 2),
-        pytest.param("fire", 0, marks=pytest.mark.slow),
         pytest.param("fire", 2, marks=pytest.mark.slow),
         ("fox", 1),
         ("shaw", 0),
-        pytest.param("shaw", 2, marks=pytest.mark.slow),
     ],
 )
 def test_positions_drawn_at_run_time_and_windows(position, drawn):
@@ -186,16 +184,6 @@ def test_large_logits_neither_overflow_nor_vanish():
     assert np.isfinite(attended).all()
     # the first query sees one key
     np.testing.assert_allclose(attended[:, 0], value[:, 0], atol=1e-6)
-
-
-def test_bfloat16_is_as_near_to_float32_as_the_rounding_of_its_inputs():
-    *arrays, bias, _ = _inputs(130, 130, head_dim=8)
-    rounded = [x.astype(jnp.bfloat16) for x in arrays]
-    exact = [x.astype(jnp.float32) for x in rounded]
-    expected = jax.jit(functools.partial(attend, backend="reference"))(*exact, bias=Written(bias))
-    actual = jax.jit(attention)(*rounded, bias=Written(bias))
-    assert actual.dtype == jnp.bfloat16
-    np.testing.assert_allclose(actual.astype(jnp.float32), expected, atol=2**-6)
 
 
 def test_nan_is_not_hidden():

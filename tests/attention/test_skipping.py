@@ -131,7 +131,7 @@ def test_tiles_left_out_weigh_no_more_than_epsilon(form):
     query_positions, key_positions, hides = FORMS[form]
     hides = {"causal": True, "window": None} | hides
     left_out = 0
-    for name, epsilon in itertools.product(CONTENTS, (0.0, 1e-6, 1e-2, 0.5)):
+    for name, epsilon in itertools.product(CONTENTS, (0.0, 1e-6, 0.5)):
         q, k = (
             x.astype(np.float32) for x in CONTENTS[name](query_positions.size, key_positions.size)
         )
@@ -270,7 +270,7 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
         ("fox", {}, {}, 0.0),
     ],
 )
-def test_skipping_in_four_thousand_tokens_changes_no_row(
+def test_skipping_in_two_thousand_tokens_changes_no_row(
     monkeypatch, name, options, changed, epsilon
 ):
     """Sampled rows of bounded biases against the dense formula, with tiles left out."""
@@ -279,8 +279,8 @@ def test_skipping_in_four_thousand_tokens_changes_no_row(
     )
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
     params |= {name: jnp.asarray(values) for name, values in changed.items()}
-    x = jax.random.normal(jax.random.key(1), (1, 4096, 16))
-    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 4096, 2, 8)) for seed in (2, 3, 4))
+    x = jax.random.normal(jax.random.key(1), (1, 2048, 16))
+    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 2048, 2, 8)) for seed in (2, 3, 4))
     shares = []
 
     def noted(call):
@@ -297,9 +297,9 @@ def test_skipping_in_four_thousand_tokens_changes_no_row(
         attend = method_attention_fn(method, params, x[:, :stop], **places, options=how)
         return np.asarray(attend(q[:, first:stop], k[:, :stop], v[:, :stop]))
 
-    whole = attended(0, 4096, "blocked")
+    whole = attended(0, 2048, "blocked")
     assert shares[0] > 0.2
-    for row in (511, 512, 4095):
+    for row in (511, 512, 2047):
         np.testing.assert_allclose(
             whole[:, row], attended(row, row + 1, "reference")[:, 0], atol=5e-6
         )

@@ -413,14 +413,6 @@ def test_another_dictionary_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_work_directory_in_use_is_left_alone(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "file").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty"):
-        import_fairseq(CHECKPOINT, DICTIONARY, tmp_path / "run", config_of(tmp_path))
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
-
-
 def test_a_position_method_that_fairseq_lacks_is_refused(tmp_path):
     """Rotary has no parameters, so nothing else would tell that the model is another one."""
     with pytest.raises(

@@ -53,7 +53,7 @@ def traced():
 
 
 @pytest.mark.parametrize(("num_tokens", "length", "stride"), SHAPES)
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("batch_size", [3, 8])
 def test_exact_on_a_bigram_table(table, num_tokens, length, stride, batch_size):
     tokens = stream(num_tokens)
     score = scorer(batch_tokens=batch_size * length).score(table, tokens, length, stride)
@@ -67,13 +67,6 @@ def test_exact_on_a_bigram_table(table, num_tokens, length, stride, batch_size):
         float((table[previous, tokens] + context).sum()), rel=1e-6
     )
     assert score.seconds > 0
-
-
-def test_scores_without_compilation_are_the_same(table):
-    tokens = stream(30)
-    compiled = scorer().score(table, tokens, 8, 4)
-    with jax.disable_jit():  # as a debugger needs it
-        np.testing.assert_allclose(scorer().score(table, tokens, 8, 4).nll_nats, compiled.nll_nats)
 
 
 def tiny_model(position):

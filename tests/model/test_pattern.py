@@ -136,15 +136,6 @@ def test_lists_that_cannot_be(arg: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_list_of_one_method_computes_the_same_bits(tiny_config) -> None:
-    model, variables = make(tiny_config, "t5", model__num_layers=2, model__window=4)
-    listed, others = make(tiny_config, "t5,t5", model__num_layers=2, model__window=(4, 4))
-    jax.tree.map(np.testing.assert_array_equal, variables, others)
-    np.testing.assert_array_equal(
-        jax.jit(model.apply)(variables, tokens(12)), jax.jit(listed.apply)(others, tokens(12))
-    )
-
-
 def test_methods_share_parameters_between_their_own_layers(tiny_config) -> None:
     """Each of several methods has its own under its number, and is clipped to its own limits."""
     model, variables = make(tiny_config, "t5,none,kerple_power", model__num_layers=3)

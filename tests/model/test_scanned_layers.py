@@ -3,12 +3,11 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from alibi.model.decoder import DecoderLM
-from alibi.model.layers import stacked, unstacked
+from alibi.model.layers import stacked
 from alibi.numerics.target import traced_for
 from tests.model.made import changed, make, tokens
 from tests.programs import AS_USERS
@@ -56,26 +55,6 @@ def test_feed_forward_layers_multiply_matrices_on_tpus(tiny_config) -> None:
     assert "f32[24,56] = dot_general" in str(program.jaxpr)
     expected = jax.jit(model.apply)(variables, tokens(12))
     np.testing.assert_allclose(program.lower().compile()(variables), expected, atol=1e-5)
-
-
-def test_a_single_scanned_layer_scores_the_last_tokens_as_an_unrolled_one(tiny_config) -> None:
-    """With the same parameters. `check_position_method` compares scores of all tokens, for each
-    method.
-    """
-    model, variables = make(tiny_config, "alibi", model__num_layers=1)
-    scanned = changed(model, scan_layers=True)
-    inputs, params = tokens(12), variables["params"]
-    shapes = jax.eval_shape(scanned.init, jax.random.key(0), inputs)["params"]
-    assert jax.tree.map(jnp.shape, stacked(params)) == jax.tree.map(jnp.shape, shapes)
-    jax.tree.map(np.testing.assert_array_equal, unstacked(stacked(params)), params)
-
-    def loss(params: dict, model: DecoderLM) -> jax.Array:
-        params = stacked(params) if model.config.scan_layers else params
-        return model.apply({"params": params}, inputs, inputs[:, -5:], method="token_nll").sum()
-
-    compute = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    expected, got = (compute(params, m) for m in (model, scanned))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
 
 
 def test_scanned_layers_of_another_number_are_refused(tiny_config) -> None:

@@ -75,9 +75,7 @@ def test_free_tokens_of_a_line(position, causal):
 
 LINE = {"causal": True, "metric": Metric(free_tokens=3)}
 GRIDS = [
-    {"causal": False, "metric": Metric(6)},
     {"causal": False, "metric": Metric(6, 3, euclidean=True)},
-    LINE,
     {**LINE, "window": 12},
 ]
 

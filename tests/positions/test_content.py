@@ -1,7 +1,6 @@
 """Methods that read content, as attention, against formulas in float64."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -123,13 +122,3 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name, options, log
 def test_a_convolution_longer_than_a_piece_goes_on_in_the_cache() -> None:
     """Pieces of 4 tokens, then single ones, with padding between: 7 taps reach across several."""
     check_cache(SmallModel(make("selective_rope", taps=7)))
-
-
-def test_packed_documents_share_no_convolution() -> None:
-    """Each has the features that it has alone, though the angles' sums go on."""
-    model = SmallModel(make("selective_rope"))
-    segments = jnp.asarray([[0] * 7 + [1] * (model.length - 7)] * 2)
-    packed = model.apply({"params": model.params}, model.tokens, segment_ids=segments)
-    for part in (slice(0, 7), slice(7, None)):
-        alone = model.apply({"params": model.params}, model.tokens[:, part])
-        np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)

@@ -20,7 +20,7 @@ from alibi.reporting.intervals import (
 )
 
 ONES = np.ones(PARTS, int)
-TIMES = 1000  # simulations: a share of 0.95 is known to 0.014 (95%)
+TIMES = 500  # simulations: a share of 0.95 is known to 0.019 (95%)
 
 
 def texts(correlation, seed=0):
@@ -60,7 +60,7 @@ def test_blocks_grow_with_the_number_of_parts_and_with_their_dependence():
     assert max(block_length(text) for text in texts(0.99)) <= PARTS // 4
 
 
-@pytest.mark.parametrize(("seeds", "of_seeds"), [(2, 0.0), (2, 0.5), (3, 0.02), (5, 0.5)])
+@pytest.mark.parametrize(("seeds", "of_seeds"), [(2, 0.0), (3, 0.5)])
 def test_the_interval_of_several_seeds_covers_them_and_the_text(seeds, of_seeds):
     """Parts vary by 1, so the mean of a text by 1/8; seeds by less, by as much, or by more."""
     random = np.random.default_rng(1)

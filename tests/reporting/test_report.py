@@ -4,7 +4,6 @@ import re
 import struct
 
 import pytest
-import vl_convert
 
 from alibi.reporting.report import RunSource, write_report
 from tests.reporting.rowmaker import append_rows, make_row
@@ -67,25 +66,6 @@ def test_names_that_are_no_html_and_no_drawing(tmp_path):
     assert "| x&lt;img src=q>\x01 | 128 |" in report
     assert "<img" not in report
     assert "<img" not in (tmp_path / "report.html").read_text().partition("</script>")[0]
-
-
-def test_the_script_is_made_once_for_all_processes(tmp_path, monkeypatch):
-    """Making it takes two seconds."""
-    monkeypatch.setenv("ALIBI_CACHE", str(tmp_path / "cache"))
-    calls, bundle = [], vl_convert.javascript_bundle
-    monkeypatch.setattr(
-        vl_convert,
-        "javascript_bundle",
-        lambda *args, **keys: calls.append(1) or bundle(*args, **keys),
-    )
-    append_rows(tmp_path / "results.jsonl", [make_row()])
-    pages = []
-    for _ in range(2):
-        write_report(tmp_path)
-        pages.append((tmp_path / "report.html").read_text())
-    assert calls == [1]
-    assert pages[0] == pages[1]
-    assert "vega" in pages[0]
 
 
 def test_without_rows_a_report_has_reasons_alone(tmp_path):

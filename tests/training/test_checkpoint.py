@@ -106,7 +106,7 @@ def test_parameters_are_read_without_an_optimizer(
     jax.tree.map(np.testing.assert_array_equal, params, states[1][0].params)
 
 
-@pytest.mark.parametrize("name", ["[a]", "**", "a?/[!b]*", "{a}", "%s #'\"$~", "s3:", "é 🙂"])
+@pytest.mark.parametrize("name", ["a?/[!b]*{c}", "%s #'\"$~", "s3:", "é 🙂"])
 def test_a_folder_of_any_name_holds_checkpoints(states, tmp_path: pathlib.Path, name: str) -> None:
     abstract, (state, _) = states
     with Checkpoints(tmp_path / name) as checkpoints:

@@ -57,11 +57,11 @@ def figures(workdir: pathlib.Path) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("update", [1, 2, 3, 5])
+@pytest.mark.parametrize("update", [2, 3])
 def test_it_goes_on_bit_for_bit_amid_a_stretch_and_at_its_end(
     update, config, changed, tmp_path, monkeypatch, capsys
 ) -> None:
-    """After update 2, where values change, and after 1, 3 and 5, amid the three stretches."""
+    """After update 2, where values change, and after 3, amid a stretch."""
     with monkeypatch.context() as patch:
         stop_at(patch, update - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(loop.Interrupted, match=f"stopped at update {update} of 6"):

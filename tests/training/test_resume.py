@@ -14,7 +14,6 @@ import threading
 import time
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
@@ -53,28 +52,6 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
         for name in ("whole", "parts")
     )
     assert parts == whole
-
-
-def test_a_run_goes_on_with_layers_as_a_loop(
-    tiny_config, whole: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    """From a checkpoint of separate layers, to the same loss; Adam magnifies the rounding of tiny
-    gradients.
-    """
-    config = tiny_config()
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(loop.Interrupted):
-            loop.train(config, str(tmp_path / "run"))
-    config = replaced(config, {"model.scan_layers": True})
-    loop.train(config, str(tmp_path / "run"))
-    got, expected = (final_state(config, workdir) for workdir in (tmp_path / "run", whole))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got.params, expected.params
-    )
-    np.testing.assert_allclose(
-        rows(tmp_path / "run")[-1]["valid_nll"], rows(whole)[-1]["valid_nll"], rtol=1e-6
-    )
 
 
 def test_a_crash_goes_on_from_the_last_checkpoint(

@@ -17,7 +17,7 @@ from alibi.runs import RunDirectory
 from alibi.training import loop
 from tests.training.runs import final_state, rows, stop_at
 
-SEEDS = (0, 1, 7)
+SEEDS = (0, 7)
 TIMES = ("tokens_per_second", "data_wait_seconds")
 
 
@@ -91,15 +91,13 @@ def _check_close(path: tuple, got: jax.Array, expected: jax.Array) -> None:
         assert jnp.linalg.norm(got - expected) <= 1e-6 * jnp.linalg.norm(expected), name
 
 
-def test_three_seeds_are_as_each_by_itself(config, alone, tmp_path, capsys) -> None:
+def test_seeds_are_as_each_by_itself(config, alone, tmp_path, capsys) -> None:
     statuses = loop.train_seeds(config, workdirs(tmp_path))
     check_equal(config, tmp_path, alone)
-    assert [status["step"] for status in statuses] == [6, 6, 6]
-    first, second = (final_state(config, tmp_path / name).params for name in ("0", "1"))
+    assert [status["step"] for status in statuses] == [6, 6]
+    first, second = (final_state(config, tmp_path / name).params for name in ("0", "7"))
     assert not jax.tree.all(jax.tree.map(np.array_equal, first, second)), "the seeds are one"
-    assert (
-        f"--workdirs={tmp_path / '0'},{tmp_path / '1'},{tmp_path / '7'}" in capsys.readouterr().err
-    )
+    assert f"--workdirs={tmp_path / '0'},{tmp_path / '7'}" in capsys.readouterr().err
     loop.train_seeds(config, workdirs(tmp_path))
     assert "was finished before" in capsys.readouterr().err
 
@@ -119,10 +117,10 @@ def test_they_go_on_together_or_by_themselves(config, alone, tmp_path, monkeypat
 def test_seeds_at_different_updates_train_by_themselves(config, alone, tmp_path) -> None:
     places = workdirs(tmp_path) | {0: str(alone / "0")}
     with pytest.raises(
-        ValueError, match=r"alone.*/0 is at update 6, and .*/1 is at update 0; .* each by itself"
+        ValueError, match=r"alone.*/0 is at update 6, and .*/7 is at update 0; .* each by itself"
     ):
         loop.train_seeds(config, places)
-    assert RunDirectory(tmp_path / "1").status()["state"] == "missing", "a refusal began a run"
+    assert RunDirectory(tmp_path / "7").status()["state"] == "missing", "a refusal began a run"
 
 
 def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -> None:
@@ -144,12 +142,12 @@ def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Updates, "run", poisoning)
-        with pytest.raises(loop.NonFiniteLossError, match=r"^[^;]*/1: update 5: loss nan"):
+        with pytest.raises(loop.NonFiniteLossError, match=r"^[^;]*/7: update 5: loss nan"):
             loop.train_seeds(config, workdirs(tmp_path))
     status = {seed: RunDirectory(tmp_path / str(seed)).status() for seed in SEEDS}
-    assert [status[seed]["state"] for seed in SEEDS] == ["finished", "failed", "finished"]
-    assert "update 5" in status[1]["reason"]
-    loop.train(dataclasses.replace(config, seed=1), str(tmp_path / "1"))  # from update 4
+    assert [status[seed]["state"] for seed in SEEDS] == ["finished", "failed"]
+    assert "update 5" in status[7]["reason"]
+    loop.train(dataclasses.replace(config, seed=7), str(tmp_path / "7"))  # from update 4
     check_equal(config, tmp_path, alone)
 
 
@@ -157,22 +155,23 @@ def test_seeds_are_saved_at_the_same_updates_though_one_alone_improves(config, t
     """Else a lost machine would leave newest checkpoints of different updates, and none in common."""
     config = replaced(config, {"optimizer.learning_rate": 0.5, "eval.every_steps": 1})
     config = replaced(config, {"checkpoint.every_steps": 0, "checkpoint.keep": 9})
-    loop.train_seeds(config, workdirs(tmp_path))
+    three = {seed: str(tmp_path / str(seed)) for seed in (0, 1, 7)}
+    loop.train_seeds(config, three)
     nll = np.array(
         [
             [row["valid_nll"] for row in rows(tmp_path / str(seed)) if "valid_nll" in row]
-            for seed in SEEDS
+            for seed in three
         ]
     )
     improved = nll == np.minimum.accumulate(nll, axis=1)
     assert (improved.any(axis=0) & ~improved.all(axis=0)).any(), "no case of one alone"
-    steps = [RunDirectory(tmp_path / str(seed)).saved_steps() for seed in SEEDS]
+    steps = [RunDirectory(tmp_path / str(seed)).saved_steps() for seed in three]
     assert steps == [[1, 2, 3, 4, 5, 6]] * 3
 
 
 def test_several_devices_are_refused(config, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:2]))
     with pytest.raises(
-        ValueError, match="3 seeds train together on one device, and the mesh has 2"
+        ValueError, match="2 seeds train together on one device, and the mesh has 2"
     ):
         loop.train_seeds(config, workdirs(tmp_path))

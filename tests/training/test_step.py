@@ -11,9 +11,8 @@ import optax
 import pytest
 
 from alibi.attention import AttentionOptions
-from alibi.config import Config, make_config
+from alibi.config import Config
 from alibi.model.decoder import build_model, param_shapes
-from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import batch_sharding, laid_out, make_mesh, tree_shardings
 from alibi.positions import METHODS, PositionMethod, make_position
 from alibi.runs.checkpoint import TrainState
@@ -67,35 +66,6 @@ def test_one_device_against_four(
     for name, value in metrics.items():
         np.testing.assert_allclose(split_metrics[name], value, rtol=1e-5)
     assert "rematerialization" not in capfd.readouterr().err
-
-
-def test_the_loss_curve_is_the_same_by_tiles(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In three query tiles by three key tiles. The last ones are filled up."""
-    monkeypatch.setattr("alibi.attention.tiles.BLOCK", 8)
-    batches = np.random.default_rng(0).integers(0, VOCABULARY, (2, 1, 4, 21), dtype=np.int32)
-    curves = []
-    for backend in ("reference", "blocked"):
-        config = tiny_config(
-            train_length=20, model__num_layers=1, mesh__data=1, model__attention=backend
-        )
-        mesh, model = make_mesh(config.mesh, jax.devices()[:1]), build_model(config, VOCABULARY)
-        optimizer = optax.adam(0.02)
-        state, step = (
-            initial_state(model, optimizer, mesh, seed=0),
-            make_train_step(model, optimizer, seed=0),
-        )
-        losses = []
-        for update in range(30):
-            state, metrics = step(
-                state, batches[update % 2, ..., :-1], batches[update % 2, ..., 1:]
-            )
-            losses.append(float(metrics["nll_nats"] / metrics["tokens"]))
-        curves.append(losses)
-    dense, tiled = curves
-    assert dense[-1] < dense[0] - 1.0, "it learned, so its attention had something to do"
-    # Float32 sums in another order: 1e-7 of a loss, which Adam's division by small second moments
-    # spreads.
-    np.testing.assert_allclose(tiled, dense, rtol=1e-4)
 
 
 def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
@@ -184,20 +154,6 @@ def test_an_update_ends_within_the_limits_of_the_method(tiny_config) -> None:
 
     np.testing.assert_array_equal(upwards(state.params)["r2"], 2.0)
     np.testing.assert_allclose(upwards(state.params)["r1"], 5.01)
-
-
-def test_no_parameter_of_a_position_method_is_decayed() -> None:
-    """Whatever its leaf is called, shared by all layers or in each."""
-    leaves = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
-    params = {"position": leaves, "layers_0": {"position": {"deep": leaves}, "up": leaves}}
-    params["embedding"] = jnp.ones((2, 2))
-    config = make_config("optimizer.weight_decay=1.0,optimizer.warmup_steps=0").optimizer
-    optimizer, _ = make_optimizer(config, 10)
-    gradient = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
-    moved = {jax.tree_util.keystr(path, simple=True, separator="/") for path, leaf in jax.tree.leaves_with_path(updates)
-             if np.any(np.asarray(leaf))}  # fmt: skip
-    assert moved == {"embedding", "layers_0/up/kernel"}
 
 
 def test_parameters_are_split_by_the_rules(tiny_config) -> None:
