@@ -374,9 +374,12 @@ def test_wrong_methods_that_once_passed_are_caught() -> None:
         check_segments(SmallModel(made["segments"], normalizer="softmax1"))
     with pytest.raises(PositionMethodError, match="its bias exceeds upper_bound in head"):
         check_bounds(make_position(FalselyBounded, **SIZES))
-    for rows, message in (("heavy", "HeavyRows .*sum to"), ("carry", "rows of LostCarry.* by til")):
+    for rows, check, message in (
+        ("heavy", check_finite, "HeavyRows .*sum to"),
+        ("carry", check_tiles, "attention by blocked.* differs from the dense formula in value"),
+    ):
         with pytest.raises(PositionMethodError, match=message):
-            check_finite(make_position(Heavy, **SIZES, options={"rows": rows}))
+            check(make_position(Heavy, **SIZES, options={"rows": rows}))
 
 
 KINDS = ("future", "segments")

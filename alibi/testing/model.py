@@ -4,7 +4,6 @@ scanned layers.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,10 +21,10 @@ from alibi.testing.samples import (
     TOKENS,
     WIDTH,
     compare,
+    declared,
     fail,
     jit,
     random_moves,
-    traits,
 )
 
 WINDOW, CHUNK = 6, 4  # of the second layer, and tokens that its cache takes at a time
@@ -40,18 +39,6 @@ class SmallModel:
     Args:
       keys: other values in `config.model`.
     """
-
-    @classmethod
-    def with_window(cls, method: PositionMethod, keys: Mapping[str, Any]) -> "SmallModel":
-        """Returns a model whose second layer has a window, and whose heads share keys if the method
-        allows it, unless `keys` say otherwise.
-        """
-        several: dict[str, Any] = {}
-        if not keys.keys() & {"window", "logit_scale", "max_position"}:
-            several["window"] = (0, WINDOW)
-        if method.takes_shared_keys:
-            several["num_kv_heads"] = HEADS // 2
-        return cls(method, **(several | dict(keys)))
 
     def __init__(self, method: PositionMethod, **keys: Any):
         self.method = method
@@ -183,7 +170,7 @@ def check_cache(model: SmallModel) -> None:
 
 def check_segments(model: SmallModel) -> None:
     """Checks that nothing reaches a later segment, such as a packed document, from `keep` or a row."""
-    if type(model.method).keep is PositionMethod.keep and not traits(model.method).reads_rows:
+    if type(model.method).keep is PositionMethod.keep and not declared(model.method).reads_rows:
         return
     first = model.length // 2
     segments = jnp.where(jnp.arange(model.length)[None] < first, jnp.zeros_like(model.tokens), 1)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -98,27 +98,12 @@ def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bi
     return method.content_bias(params, inputs["query"], kept, kept)
 
 
-class Traits(NamedTuple):
-    """What the bias of a method declares. `kind` is its class, or None for no bias."""
-
-    kind: type[Bias] | None = None
-    bounded: bool = False
-    reads_rows: bool = False
-    gives_weights: bool = False
-
-
 @functools.cache
-def traits(method: PositionMethod) -> Traits:
-    """Returns what the method's bias declares."""
-    found = [Traits()]
-
-    def look() -> None:
-        bias = bias_of(method, params_of(method), inputs_of(method, 9))
-        if bias is not None:
-            found[:] = [Traits(type(bias), bias.bounded, bias.reads_rows, bias.gives_weights)]
-
-    jax.eval_shape(look)
-    return found[0]
+def declared(method: PositionMethod) -> Bias:
+    """Returns the method's bias for what it declares, without numbers; a plain `Bias` if it has none."""
+    made = list[Bias | None]()
+    jax.eval_shape(lambda: made.append(bias_of(method, params_of(method), inputs_of(method, 9))))
+    return made[0] or Bias()
 
 
 def compare(
