@@ -215,7 +215,7 @@ def compute(call: AttentionCall, name: str) -> Array:
         raise ValueError(f"unknown attention backend {name!r}; use auto, {', '.join(BACKENDS)}")
     if reason := refusal(name, call):
         raise ValueError(
-            f"attention backend {name!r} can't do this call: {reason}; use backend='auto'"
+            f"attention backend {name!r} can't do this call: {reason}; use backend='auto' (model.attention=auto)"
         )
     return BACKENDS[name].run(call if BACKENDS[name].shares_heads else call.with_own_heads())
 

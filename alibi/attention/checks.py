@@ -41,7 +41,7 @@ def validate(call: AttentionCall) -> None:
     _check_options(call.options)
     _check_bias(call)
     _check_sides(call)
-    if call.mask is not None and not _broadcasts(call.mask.shape, call.weights_shape):
+    if call.mask is not None and not broadcasts(call.mask.shape, call.weights_shape):
         raise ValueError(
             f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}; "
             f"{LAYOUT}"
@@ -152,7 +152,7 @@ def _check_sides(call: AttentionCall) -> None:
         for argument, side in ((f"{name}_positions", positions), ("segment_ids", segments)):
             length = x.shape[-3]
             if side is not None and not (
-                side.shape[-1:] == (length,) and _broadcasts(side.shape, x.shape[:-2])
+                side.shape[-1:] == (length,) and broadcasts(side.shape, x.shape[:-2])
             ):
                 raise ValueError(
                     f"{argument} have shape {side.shape}; {name} needs {[length]} or {[*x.shape[:-3], length]}; "
@@ -160,7 +160,7 @@ def _check_sides(call: AttentionCall) -> None:
                 )
 
 
-def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Returns whether `shape` broadcasts to the shape `whole`."""
     sizes = zip(shape[::-1], whole[::-1], strict=False)
     return len(shape) <= len(whole) and all(size in (1, full) for size, full in sizes)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray, Shaped
 
 from alibi.attention.call import AttentionCall, AttentionOptions
+from alibi.attention.checks import broadcasts
 from alibi.attention.dispatch import compute_call
 from alibi.attention.flax import AttentionFn, flax_attention_fn
 from alibi.attention.named import position_params
@@ -229,9 +230,7 @@ def _segments(name: str, mask: Any, x: Array, *, padding: int) -> Int[Array, "*#
     if mask is None:
         return jnp.ones(x.shape[-3], jnp.int32)
     mask = as_array(mask)
-    batch = zip(mask.shape[-2::-1], x.shape[-4::-1], strict=False)
-    fits = mask.shape[-1:] == x.shape[-3:-2] and mask.ndim <= x.ndim - 2
-    if not fits or any(own not in (1, whole) for own, whole in batch):
+    if mask.shape[-1:] != x.shape[-3:-2] or not broadcasts(mask.shape, x.shape[:-2]):
         raise ValueError(
             f"{name} has shape {mask.shape}; it must be {[*x.shape[:-2]]}, True for tokens and False for padding"
         )

@@ -130,7 +130,10 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
             "precision": precision,
             "weights_einsum": qk_attn_weights_einsum,
             "values_einsum": attn_weights_value_einsum,
-            "sow": None if module is None else lambda weights: _sow(module, weights),
+            # where Flax's own attention function stores them, in Linen and in NNX
+            "sow": None
+            if module is None
+            else functools.partial(module.sow, "intermediates", "attention_weights"),
         }
         return compute(query, key, value, is_causal, arguments)
 
@@ -166,14 +169,3 @@ def layer_positions(
         seen = mask.any(axis=(-3, -2)) if mask.ndim >= 3 else mask.any(axis=-2)
         return jnp.where(seen, key_positions, -1).max(axis=-1, keepdims=True), key_positions
     return np.arange(q_length) + (key_positions.size - q_length), key_positions
-
-
-def _sow(module: Any, weights: Array) -> None:
-    """Stores the weights where Flax's own attention function does."""
-    if isinstance(module, nn.Module):
-        module.sow("intermediates", "attention_weights", weights)
-    else:
-        # loading it takes as long as the rest of Flax; if one of its modules calls, it is loaded
-        import flax.nnx as nnx
-
-        module.sow(nnx.Intermediate, "attention_weights", weights)

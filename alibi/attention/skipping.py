@@ -125,13 +125,7 @@ def ranges_of(needed: Bool[Array, "*rows columns"]) -> Int[Array, "*rows two"]:
 def computed_ranges(call: AttentionCall) -> Int[np.ndarray, "groups q_blocks two"]:
     """Returns the `key_ranges` for a call with concrete arrays, to count `blocked`'s tiles."""
     tiling = make_tiling(call)
-
-    @jax.jit
-    def ranges(query: Array, key: Array, value: Array) -> Array:
-        same = dataclasses.replace(call, query=query, key=key, value=value)
-        return key_ranges(same, tiling, make_sides(same, tiling))
-
-    return np.asarray(ranges(call.query, call.key, call.value))
+    return np.asarray(key_ranges(call, tiling, make_sides(call, tiling)))
 
 
 def skipped_share(call: AttentionCall) -> float:

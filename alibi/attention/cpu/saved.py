@@ -30,7 +30,6 @@ from alibi.positions.shapes import PerHead
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch
 # dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
-Exponentials = tuple[Float[Array, "batch_heads _ _"], ...]
 # one for each query block; empty without a bias
 Biases = tuple[Float[Array, "*batch heads _ _"], ...]
 
