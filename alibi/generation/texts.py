@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from alibi.generation.decoding import checked_seed, decode_answer, stream, unrol
 from alibi.generation.sampling import Sampler
 from alibi.objectives import make_objective
 from alibi.runs.trained import TrainedRun
-from alibi.storage.files import is_address, resolve
+from alibi.storage.files import resolve
 
 CHUNKS = 16, 512  # the least and the most tokens of a prompt that are read at a time
 BATCH = 32  # prompts at a time, if their caches fit
@@ -212,8 +211,7 @@ def make_prompt(
     try:
         ids = tokenizer.encode_beginning(text)
     except UnicodeEncodeError as error:
-        wrong = f"character {error.start + 1} is {error.object[error.start]!a}"
-        raise ValueError(f'"prompt" is no text, since {wrong}, a part of one') from None
+        raise ValueError(f'"prompt" is no text ({error})') from None
     for name in filter(text.__contains__, tokenizer.special_ids):
         token = tokenizer.special_ids[name]
         tell(f'the prompt spells {name}, which is read as text; "tokens" takes its id, {token}')
@@ -236,10 +234,6 @@ def read_prompts(
     """
     file, prompts = resolve(os.fspath(path)), []
     try:
-        # a device may never end, and a pipe never begin, unless the shell has opened it
-        opened = str(file).startswith(("/dev/stdin", "/dev/fd/"))
-        if not (is_address(path) or opened or pathlib.Path(file).is_file()):
-            raise OSError("there is no such file, or it is none; write the lines to a file")
         lines = file.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--prompts={path} can't be read: {error}") from None

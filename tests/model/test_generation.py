@@ -242,10 +242,10 @@ def test_what_the_limits_of_sampling_leave(limits: dict, left: set[int]) -> None
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        ({"temperature": -1.0}, r"temperature=-1.0 must be 0 \(the likeliest token\) or above"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
         ({"top_p": 0.0}, "top_p=0.0 must be above 0"),
-        ({"top_k": -1}, "top_k=-1 must be 0"),
-        ({"min_p": 2.0}, "min_p=2.0 must be from 0"),
+        ({"top_k": -1}, "top_k=-1 must be at least 0"),
+        ({"min_p": 2.0}, "min_p=2.0 must be at least 0 and at most 1"),
     ],
 )
 def test_limits_out_of_their_range(limit: dict, message: str) -> None:
