@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from alibi.numerics.target import current_target
 
-DotGeneral = Callable[..., Array]
 Dimensions = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
@@ -29,7 +28,7 @@ class Products:
     """
 
     plain: bool
-    dot_general: DotGeneral
+    dot_general: Callable[..., Array]
     layer_dtype: Any
     flat_norms: bool
 

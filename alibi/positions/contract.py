@@ -1,10 +1,8 @@
 """The check of a method from outside: its functions return what the contract says."""
 
-import ast
 import contextlib
 import dataclasses
 import inspect
-import textwrap
 import traceback
 from typing import Any
 
@@ -145,25 +143,17 @@ def _check_fields(name: str, bias: Bias, sizes: dict[str, int]) -> None:
             got = f"an array of shape {list(shape)}" if shape is not None else repr(value)
             raise ValueError(
                 f"position method {name!r}: {type(bias).__name__}.{field.name} "
-                f"({class_line(type(bias), field.name)}) is {got}, and it declares "
+                f"({class_line(type(bias))}) is {got}, and it declares "
                 f"{' and '.join(wrong) or 'an array'}; declare it by per_head, per_query, per_key or shared as it "
                 "lies, or by static if it is no array"
             )
 
 
-def class_line(kind: type, field: str = "") -> str:
-    """Returns the file and line of a class, or where it declares a field; its module if no file has it."""
-    owner = next((each for each in kind.__mro__ if field in inspect.get_annotations(each)), kind)
+def class_line(kind: type) -> str:
+    """Returns the file and line of a class, or its module if no file has it."""
     with contextlib.suppress(OSError, TypeError):
-        lines, first = inspect.getsourcelines(owner)
-        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
-        declared = (
-            node.lineno - 1
-            for node in ast.walk(tree)
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == field
-        )
-        return f"{inspect.getsourcefile(owner)}:{first + next(declared, 0)}"
-    return owner.__module__
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    return kind.__module__
 
 
 def _definition(owner: Any, function: str) -> str:

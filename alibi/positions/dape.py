@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from alibi.config.fields import choice, number
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, like, shared
+from alibi.positions.fire import uniform_by_inputs
 from alibi.positions.kerple import KerpleLog
 from alibi.positions.registry import make_position
 from alibi.positions.shapes import KeyPositions, QueryPositions, Tile, Visible
@@ -90,17 +91,12 @@ class Dape(PositionMethod):
         return self.inner.init(key)
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        def uniform(index: int, shape: tuple[int, ...], inputs: int) -> Array:
-            bound = inputs**-0.5  # as PyTorch initializes linear layers
-            own = jax.random.fold_in(key, index)
-            return jax.random.uniform(own, shape, jnp.float32, -bound, bound)
-
         heads = self.num_heads
         return {
             **self.inner.init_layer(key),
-            "first": uniform(0, (2 * heads, self.hidden), 2 * heads),
-            "first_bias": uniform(1, (self.hidden,), 2 * heads),
-            "second": uniform(2, (self.hidden, heads), self.hidden),
+            "first": uniform_by_inputs(key, 0, (2 * heads, self.hidden), 2 * heads),
+            "first_bias": uniform_by_inputs(key, 1, (self.hidden,), 2 * heads),
+            "second": uniform_by_inputs(key, 2, (self.hidden, heads), self.hidden),
         }
 
     def bias(self, params: Params) -> DapeBias:

@@ -74,16 +74,10 @@ class Fire(PositionMethod):
     threshold: int = number(0, at_least=0, at_most=MOST_TOKENS)
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
-        def uniform(index: int, shape: tuple[int, ...], inputs: int) -> Array:
-            bound = inputs**-0.5  # as PyTorch initializes linear layers
-            return jax.random.uniform(
-                jax.random.fold_in(key, index), shape, jnp.float32, -bound, bound
-            )
-
         return {
-            "hidden_kernel": uniform(0, (HIDDEN,), 1),
-            "hidden_bias": uniform(1, (HIDDEN,), 1),
-            "kernel": uniform(2, (HIDDEN, self.num_heads), HIDDEN),
+            "hidden_kernel": uniform_by_inputs(key, 0, (HIDDEN,), 1),
+            "hidden_bias": uniform_by_inputs(key, 1, (HIDDEN,), 1),
+            "kernel": uniform_by_inputs(key, 2, (HIDDEN, self.num_heads), HIDDEN),
             "c": jnp.asarray(0.1, jnp.float32),
             "threshold_multiple": jnp.asarray(1.0, jnp.float32),
         }
@@ -97,3 +91,13 @@ class Fire(PositionMethod):
             c=jnp.abs(params["c"]),
             threshold=jnp.abs(params["threshold_multiple"]) * threshold,
         )
+
+
+def uniform_by_inputs(
+    key: PRNGKeyArray, index: int, shape: tuple[int, ...], inputs: int
+) -> Float[Array, "..."]:
+    """Returns a layer's parameter number `index`, uniform on +-1/sqrt(inputs), as PyTorch's linear
+    layers begin.
+    """
+    bound = inputs**-0.5
+    return jax.random.uniform(jax.random.fold_in(key, index), shape, jnp.float32, -bound, bound)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Integer
 
-from alibi.positions.bias import Bias, consecutive, per_head, per_key, per_query, static
+from alibi.positions.bias import Bias, consecutive, like, per_head, per_key, per_query, static
 from alibi.positions.distance import rows_and_columns
 from alibi.positions.shapes import KeyPositions, KnownPositions, QueryPositions, Weights
 
@@ -139,7 +139,7 @@ def _gathered(
     """Returns the transpose of `_spread`: for each product the sum over the columns that read it."""
     if distances == 1:
         return of_pairs.sum(axis=-1, keepdims=True)
-    ends = (_like(end, of_pairs) for end in (places <= 0, places >= distances - 1))
+    ends = (like(end, of_pairs) for end in (places <= 0, places >= distances - 1))
     lowest, highest = (jnp.where(end, of_pairs, 0.0).sum(axis=-1, keepdims=True) for end in ends)
     # Between the ends a product is read by at most a single column.
     rows, columns = places.shape
@@ -170,9 +170,5 @@ def _taken(
     x: Float[Array, "*batch rows n"], places: Int[Array, "*#batch rows m"], **how: Any
 ) -> Float[Array, "*batch rows m"]:
     """Returns each row's numbers at its places."""
-    places = jnp.broadcast_to(_like(places, x), (*x.shape[:-1], places.shape[-1]))
+    places = jnp.broadcast_to(like(places, x), (*x.shape[:-1], places.shape[-1]))
     return jnp.take_along_axis(x, places, axis=-1, **how)
-
-
-def _like(x: Array, like: Array) -> Array:
-    return x.reshape((1,) * (like.ndim - x.ndim) + x.shape)

@@ -128,8 +128,7 @@ def method_class(name: str | type[PositionMethod]) -> type[PositionMethod]:
     Raises:
       ValueError: an unknown name, or a class that can't be imported or is no position method.
     """
-    kind: type[PositionMethod] = POSITIONS.load(name)
-    return kind
+    return POSITIONS.load(name)
 
 
 def method_names(position: str) -> tuple[str, ...]:
