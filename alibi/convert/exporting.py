@@ -4,7 +4,7 @@ import json
 import math
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from alibi.convert.tensors import CONFIG, from_safetensors, write_safetensors
 from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer
 from alibi.data.tokenizers.bpe import library
-from alibi.model.layers import is_stacked, unstacked
+from alibi.model.layers import unstacked
 from alibi.objectives import make_objective
 from alibi.runs.trained import TrainedRun
 from alibi.storage.cache import file_sha256
@@ -36,9 +36,6 @@ SPECIAL = {
     "[PAD]": "pad_token",
     "[UNK]": "unk_token",
 }
-
-if TYPE_CHECKING:
-    import tokenizers as hf
 
 
 def export_model(
@@ -90,7 +87,7 @@ def export_model(
         run, config, family or origin.get("family", ""), parent.get("family", "")
     )
     file_dtype = run.config.model.param_dtype if dtype == "keep" else dtype
-    leaves = by_path(unstacked(run.params) if is_stacked(run.params) else run.params)
+    leaves = by_path(unstacked(run.params))
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
     # A model without a head is saved alone, and without the prefix.
     bare = bool(chosen.masked_head) and not config.model.masked_head
@@ -235,7 +232,7 @@ def _write_tokenizer(
     return ["a SentencePiece model takes no mask token; add one by hand"] if lacks_mask else []
 
 
-def of_bytes() -> "hf.Tokenizer":
+def of_bytes() -> Any:
     """Returns a tokenizer with the text's bytes for ids."""
     # GPT-2's letters of bytes: visible ones of Latin-1 are their own, others follow from 256 on.
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -272,10 +272,6 @@ class Family:
                 f"{key} is {ours[key]!r} and would become {said.get(key)!r}" for key in differing
             )
             raise ValueError(f"{self.architectures[0]} can't say this model: {shown}")
-        if left := hub.left():
-            raise ValueError(
-                f"{self.architectures[0]} can't say this model: {', '.join(left)} of its config.json would go unread"
-            )
         return content
 
 

@@ -195,7 +195,6 @@ def _family(
     )
 
 
-_ABSOLUTE = functools.partial(to_theirs, position_embedding_type="absolute")
 _JINA = functools.partial(to_theirs, position_embedding_type="alibi", feed_forward_type="geglu")
 # Of ALiBi's models these say the longest text and a buffer's size, not the length of training.
 _LENGTHS: dict[str, Any] = {
@@ -211,7 +210,7 @@ FAMILIES = (
         "Bert",
         BERT,
         bert_to_ours,
-        _ABSOLUTE,
+        functools.partial(to_theirs, position_embedding_type="absolute"),
         unsaid=("train_length", "position_options.num_positions"),
     ),
     _family(
