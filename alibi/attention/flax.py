@@ -72,10 +72,6 @@ def alibi_attention_fn(
     """
     slopes = alibi_slopes(num_heads, convention) if slopes is None else slopes
     per_head = jnp.asarray(slopes, jnp.float32)
-    if per_head.shape[-1:] != (num_heads,):
-        raise ValueError(
-            f"slopes have shape {per_head.shape}; {num_heads} heads need ({num_heads},)"
-        )
     options = AttentionOptions(window, skip_epsilon, sharding, backend)
 
     def compute(

@@ -252,12 +252,7 @@ def _tree_shapes(params: Params) -> dict[str, Any]:
 
 def _checked(name: str, method: PositionMethod, params: Params) -> Params:
     """Returns a method's parameters with lists as arrays. Other names or shapes raise ValueError."""
-    if not isinstance(params, Mapping):
-        raise ValueError(
-            f"params={params!r:.60} of position method {name!r} must be a mapping of names to arrays, as "
-            "alibi.position_params makes it"
-        )
-    arrays = jax.tree.map(jnp.asarray, dict(params), is_leaf=lambda x: isinstance(x, list | tuple))
+    arrays = jax.tree.map(jnp.asarray, params, is_leaf=lambda x: isinstance(x, list | tuple))
     needed, got = _shapes(method), _tree_shapes(arrays)
     if needed != got:
         raise ValueError(

@@ -199,7 +199,7 @@ class Alibi(PositionMethod):
 
     Raises:
       ValueError: slopes that `alibi_slopes` refuses, `slopes_after` under a causal mask or with
-        `free_tokens`. When the bias is made: more `free_tokens` than tokens.
+        `free_tokens`.
     """
 
     about = About(
@@ -238,19 +238,8 @@ class Alibi(PositionMethod):
             if slopes is not None
         ]
 
-    def checked_length(self) -> int:
-        """Returns how many tokens a sequence has. Raises ValueError if fewer than are free."""
-        length = self.length or self.train_length
-        if self.free_tokens > length:
-            raise ValueError(
-                f"free_tokens={self.free_tokens} are more than the {length} tokens of the sequence; give {length} or "
-                "fewer"
-            )
-        return length
-
     def bias(self, params: Params) -> Bias:
         sides = self.sides(params)
-        self.checked_length()
         if self.free_tokens:
             return MetricBias(sides[0], Metric(free_tokens=self.free_tokens))
         return (

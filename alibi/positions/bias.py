@@ -98,10 +98,6 @@ def static(**default: Any) -> Any:
 MASKED = -1e30
 
 
-class MissingFunctionError(ValueError):
-    """A bias lacks a required function."""
-
-
 class Bias(flax.struct.PyTreeNode):
     """A term in the scaled logits, computed for any tile.
 
@@ -162,17 +158,13 @@ class Bias(flax.struct.PyTreeNode):
 
         The positions belong to the queries and keys that the bias has been cut to.
         """
-        raise MissingFunctionError(
-            f"{type(self).__name__} needs __call__(query_positions, key_positions)"
-        )
+        raise ValueError(f"{type(self).__name__} needs __call__(query_positions, key_positions)")
 
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
         """Returns an upper bound for the bias in each pair of blocks, without keys that the causal
         mask hides.
         """
-        raise MissingFunctionError(
-            f"{type(self).__name__} is bounded and needs upper_bound(blocks)"
-        )
+        raise ValueError(f"{type(self).__name__} is bounded and needs upper_bound(blocks)")
 
     def log_sum_bound(self, blocks: Blocks) -> BlockBounds:
         """Returns a bound for log(sum(exp(bias))) over each key block, for any query in the query
@@ -190,9 +182,7 @@ class Bias(flax.struct.PyTreeNode):
 
         It is linear in the weights, float32. Attention calls it if `adds_values`.
         """
-        raise MissingFunctionError(
-            f"{type(self).__name__} adds values and needs of_values(weights, ...)"
-        )
+        raise ValueError(f"{type(self).__name__} adds values and needs of_values(weights, ...)")
 
     def of_rows(
         self,
@@ -217,7 +207,7 @@ class Bias(flax.struct.PyTreeNode):
         if self.carried:
             start = jnp.zeros((*logits.shape[:-1], self.carried), jnp.float32)
             return self.of_tile(logits, visible, query_positions, key_positions, start)[0]
-        raise MissingFunctionError(
+        raise ValueError(
             f"{type(self).__name__} reads rows and needs of_rows(logits, visible, query_positions, key_positions)"
         )
 
@@ -234,7 +224,7 @@ class Bias(flax.struct.PyTreeNode):
         Args:
           carry: what came from the tile on the right, or zeros for the last keys.
         """
-        raise MissingFunctionError(
+        raise ValueError(
             f"{type(self).__name__} declares a carry and needs of_tile(logits, visible, query_positions, "
             "key_positions, carry)"
         )

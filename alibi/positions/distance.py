@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Integer
 from alibi.positions.bias import (
     Bias,
     Blocks,
-    MissingFunctionError,
     Part,
     consecutive,
     per_head,
@@ -60,7 +59,7 @@ class DistanceBias(Bias):
         """Returns the bias at each distance, in tokens as `counted` returns them, float32. NumPy
         distances are known when the call is traced.
         """
-        raise MissingFunctionError(f"{type(self).__name__} needs at(distance)")
+        raise ValueError(f"{type(self).__name__} needs at(distance)")
 
     def counted(self, distance: Any) -> Any:
         """Returns the argument for `at`, from query position minus key position."""
