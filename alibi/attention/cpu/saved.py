@@ -261,9 +261,8 @@ def _biased(
     _, rows, seen = logits.shape
     pairs = np.arange(block.own, block.own + rows)[:, None], np.arange(seen)[None, :]
     # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
-    visible = np.ones((rows, seen), bool)
-    for mask in settings.sight.of_pairs(*pairs):
-        visible = visible & mask
+    every = np.ones((rows, seen), bool)
+    visible = functools.reduce(np.logical_and, settings.sight.of_pairs(*pairs), every)
     added = jnp.zeros((1, rows, seen), jnp.float32)
     if bias is not None and bias.shape[-2] == 1 and settings.shifts:
         # Softmax ignores a constant; without it the terms of near keys are small enough to be exact.
