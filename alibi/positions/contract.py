@@ -165,9 +165,10 @@ def _definition(owner: Any, function: str) -> str:
 
 def _last_line(method: type[PositionMethod], error: Exception) -> str:
     """Returns the last line of the method's package in the traceback of an error; "" if none."""
-    package, last = method.__module__.partition(".")[0], ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        if frame.f_globals.get("__name__", "").partition(".")[0] == package:
-            last = f"{code.co_qualname} ({code.co_filename}:{line})"
-    return last
+    package = method.__module__.partition(".")[0]
+    lines = [
+        f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package
+    ]
+    return lines[-1] if lines else ""
