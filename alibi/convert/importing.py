@@ -414,9 +414,8 @@ def _param_dtype(folder: HubFolder, family: Family) -> str:
     kept = {
         tensor.dtype
         for name, tensor in folder.tensors.items()
-        if not re.fullmatch(family.buffers, name)
+        if tensor.dtype in FLOATS and not re.fullmatch(family.buffers, name)
     }
-    kept &= {*FLOATS}
     return kept.pop() if kept in ({"bfloat16"}, {"float16"}) else "float32"
 
 

@@ -30,8 +30,7 @@ def new_cache(
     """Returns an empty cache with `slots` for each sequence. See `DecoderLM` for `total` and `chunk`."""
     tokens = jnp.zeros((batch, slots), jnp.int32)
     # The compiler keeps the cache alone: no parameters are made.
-    made = model.init(jax.random.key(0), tokens, decode=True, total=total, chunk=chunk)
-    return made["cache"]
+    return model.init(jax.random.key(0), tokens, decode=True, total=total, chunk=chunk)["cache"]
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("fresh", "last"), donate_argnums=2)

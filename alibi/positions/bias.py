@@ -335,11 +335,10 @@ class Bias(flax.struct.PyTreeNode):
         ]
 
     def _with_fields(self, of_array: Any, of_bias: Any) -> "Bias":
-        arrays = self._arrays()
         return self.replace(
             **{
                 field.name: of_bias(x) if isinstance(x, Bias) else of_array(x, field)
-                for field, x in arrays
+                for field, x in self._arrays()
             }
         )
 
