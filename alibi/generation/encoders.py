@@ -32,7 +32,7 @@ class Vectors(Section):
     """How a text becomes a vector.
 
     Attributes:
-      pooling: "mean" of the last layer's output over a text's tokens, or that of the "first" token.
+      pooling: the last layer's output, its "mean" over a text's tokens or at the "first" token.
       normalised: divides each vector by its norm.
       max_tokens: the most tokens of a text. 0 is the training length, or the longest text that an
         import's config.json allows.

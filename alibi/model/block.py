@@ -42,12 +42,12 @@ class BlockCall:
     """The arguments that all layers share in a forward pass.
 
     Attributes:
-      positions: the tokens' positions. None is 0, 1, ..., known when the program is traced.
-      segment_ids: the tokens' segments. None is a single segment.
-      reading: for each window, how its key-value cache reads the tokens. None without a cache.
+      positions: the tokens' positions. Defaults to 0, 1, ..., known when the program is traced.
+      segment_ids: the tokens' segments. Defaults to a single one.
+      reading: for each window, how its key-value cache reads the tokens, or None without a cache.
       ascending: `positions` rise from token to token.
-      reach: the last position that each token sees under the causal mask. None is its own.
-      causal: a token sees no later ones but those in reach. None: as the position method has it.
+      reach: the last position that each token sees under the causal mask. Defaults to its own.
+      causal: a token sees no later ones, except those in `reach`. Defaults to the position method's.
     """
 
     positions: KnownPositions | None
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
     Attributes:
       config: the model's config.
-      sharding: how activations are split over devices. None leaves it to the compiler.
+      sharding: how activations are split over devices. Defaults to the compiler's choice.
     """
 
     config: ModelConfig

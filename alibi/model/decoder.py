@@ -47,9 +47,9 @@ class DecoderLM(nn.Module):
       config: sizes, rates, and how to compute. Parameters, norms, logits, softmax and loss are float32.
       pattern: the kinds of layers. Layer i has kind i modulo their number.
       vocab_size: tokens in the vocabulary, the added ones included.
-      sharding: how activations are split over devices. None leaves it to the compiler, which may gather
-        the batch if parameters are split too.
-      causal: tokens see no later ones, but those in `reach`. None: as the position methods have it.
+      sharding: how activations are split over devices. Defaults to the compiler's choice, which may
+        gather the batch if parameters are split too.
+      causal: tokens see no later ones, except those in `reach`. Defaults to the position methods' own.
       added_tokens: the vocabulary's last tokens, which an objective reads and no text has. They are
         never generated.
 

@@ -80,7 +80,7 @@ class Head:
       dtype: the product's dtype.
       products: compute the product.
       logits_chunk: how many tokens have logits at the same time.
-      sharding: how the batch is split over devices. None leaves it to the compiler.
+      sharding: how the batch is split over devices. Defaults to the compiler's choice.
     """
 
     dtype: Any

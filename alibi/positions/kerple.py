@@ -86,7 +86,7 @@ class KerplePower(PositionMethod):
 
     Attributes:
       exponent: a fixed r2 for all heads. With 1 this is ALiBi with trained slopes, but without their
-        logarithms. Defaults to None: each head learns its own.
+        logarithms. Defaults to an r2 that each head learns.
     """
 
     about = About(

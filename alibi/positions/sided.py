@@ -15,7 +15,7 @@ class SidedBias(DistanceBias):
 
     Attributes:
       before: read at the distance to a key up to the query.
-      after: read at the distance to a key after it. None: `before` is, too.
+      after: read at the distance to a key after it. Defaults to `before`.
     """
 
     before: DistanceBias = shared()

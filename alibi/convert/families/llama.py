@@ -68,7 +68,7 @@ def sizes(hub: HubConfig, epsilon: float = 1e-6) -> dict[str, Any]:
     """Returns the keys that all families with Llama's names share.
 
     Args:
-      epsilon: that of norms, where config.json doesn't say.
+      epsilon: for norms, where config.json doesn't say.
     """
     return {
         "train_length": hub.take("max_position_embeddings", "model_max_length"),
@@ -87,7 +87,7 @@ def sizes(hub: HubConfig, epsilon: float = 1e-6) -> dict[str, Any]:
 
 
 def to_ours(hub: HubConfig, named: str, share: float | None = None) -> dict[str, Any]:
-    """Returns our keys. `share` is that of `rotary`."""
+    """Returns our keys. `share` is as in `rotary`."""
     keys = sizes(hub, EPSILON.get(named, 1e-6))
     heads, layers = keys["model.num_heads"], keys["model.num_layers"]
     kv_heads = hub.take("num_key_value_heads", default=heads)
