@@ -76,6 +76,8 @@ class PositionMethod:
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # The longest sequence, in tokens, for which the method is defined. None is no limit.
     max_length = cast(Any, None)
+    # Why a token must not see later ones, for a method that needs causal=True.
+    only_causal = ""
 
     num_heads: int
     head_dim: int
@@ -83,6 +85,12 @@ class PositionMethod:
     train_length: int
     causal: bool = dataclasses.field(default=True, kw_only=True)
     length: int = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.only_causal and not self.causal:
+            raise ValueError(
+                f"position method {type(self).__name__} needs causal=True (objective=next_token): {self.only_causal}"
+            )
 
     @classmethod
     def options(cls) -> dict[str, Any]:

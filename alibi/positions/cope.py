@@ -75,14 +75,9 @@ class Cope(PositionMethod):
     )
 
     shift_invariant = True
+    only_causal = "it counts gates from a key to a later query"
 
     positions: int = number(64, at_least=2, at_most=MOST_DISTANCE)
-
-    def __post_init__(self) -> None:
-        if not self.causal:
-            raise ValueError(
-                "cope needs causal=True (objective=next_token): it counts gates from a key to a later query"
-            )
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         return {"vectors": jnp.zeros((self.positions, self.head_dim), jnp.float32)}

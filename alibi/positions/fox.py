@@ -74,12 +74,7 @@ class Fox(PositionMethod):
     )
 
     shift_invariant = True
-
-    def __post_init__(self) -> None:
-        if not self.causal:
-            raise ValueError(
-                "fox needs causal=True (objective=next_token): its gates forget earlier tokens"
-            )
+    only_causal = "its gates forget earlier tokens"
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         # as in the paper's code

@@ -48,6 +48,7 @@ class Rotary(PositionMethod):
     share_of: str = choice("features", ("features", "frequencies"))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.head_dim % 2:
             raise ValueError(
                 f"rotary needs an even head_dim and got {self.head_dim}; change num_heads or width"

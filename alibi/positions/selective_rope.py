@@ -52,20 +52,18 @@ class SelectiveRope(PositionMethod):
 
     shift_invariant = True
     takes_shared_keys = False  # each query head has its own keys
+    only_causal = "its angles are sums over the past"
 
     base: float = number(500_000.0, above=0)
     taps: int = number(4, at_least=2, at_most=64)
     rank: int = number(16, at_least=1, at_most=2**20)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.head_dim % 2 or self.width % self.num_heads:
             raise ValueError(
                 f"selective_rope needs an even head_dim and a width that num_heads={self.num_heads} divides, and got "
                 f"head_dim={self.head_dim}, width={self.width}; change num_heads or width"
-            )
-        if not self.causal:
-            raise ValueError(
-                "selective_rope needs causal=True (objective=next_token): its angles are sums over the past"
             )
 
     def init_layer(self, key: PRNGKeyArray) -> Params:

@@ -67,13 +67,7 @@ class StickBreakingAttention(PositionMethod):
     )
 
     shift_invariant = True
-
-    def __post_init__(self) -> None:
-        if not self.causal:
-            raise ValueError(
-                "stick_breaking needs causal=True (objective=next_token): its queries go back from the nearest "
-                "earlier token"
-            )
+    only_causal = "its queries go back from the nearest earlier token"
 
     def bias(self, params: Params) -> StickBreaking:
         return StickBreaking()

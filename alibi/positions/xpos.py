@@ -47,14 +47,9 @@ class XPos(Rotary):
         "for b below 22",
     )
 
-    scale_base: float = number(0.0, at_least=0)
+    only_causal = "products with later keys would grow with distance"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.causal:
-            raise ValueError(
-                "xpos needs causal=True (objective=next_token): products with later keys would grow with distance"
-            )
+    scale_base: float = number(0.0, at_least=0)
 
     @property
     def base_length(self) -> float:

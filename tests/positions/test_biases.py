@@ -384,7 +384,7 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
             {"max_distance": -1},
             "max_distance=-1 .* must be at least 0 and at most 1,048,576",
         ),
-        ("fox", {"causal": False}, "fox needs causal=True"),
+        ("fox", {"causal": False}, "Fox needs causal=True"),
         ("rotary", {"bass": 3.0}, "has no option 'bass'; did you mean 'base'"),
     ],
 )
