@@ -256,6 +256,7 @@ def _within(run: TrainedRun, ids: list[list[int]], how: Vectors) -> list[list[in
     origin = record.get("imported_from") or record.get("parent") or {}
     lengths = origin.get("lengths", {}).values()
     most = how.max_tokens or max([run.config.train_length, *lengths])
+    longest = max(range(len(ids)), key=lambda line: len(ids[line]))
     for line, row in enumerate(ids, 1):
         if not row:
             raise ValueError(f"line {line} has no tokens; leave out empty lines")
@@ -264,6 +265,8 @@ def _within(run: TrainedRun, ids: list[list[int]], how: Vectors) -> list[list[in
                 f"line {line} has {len(row):,} tokens and {most:,} are allowed; give --max_tokens={len(row)}, or "
                 "--cut"
             )
+    if reason := run.undefined(min(most, len(ids[longest]))):
+        raise ValueError(f"line {longest + 1}: {reason}")
     return [row if len(row) <= most else [*row[: most - len(end)], *end] for row in ids]
 
 
