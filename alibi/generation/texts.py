@@ -211,7 +211,8 @@ def make_prompt(
     try:
         ids = tokenizer.encode_beginning(text)
     except UnicodeEncodeError as error:
-        raise ValueError(f'"prompt" is no text ({error})') from None
+        wrong = f"character {error.start + 1} is {error.object[error.start]!a}"
+        raise ValueError(f'"prompt" is no text, since {wrong}, a part of one') from None
     for name in filter(text.__contains__, tokenizer.special_ids):
         token = tokenizer.special_ids[name]
         tell(f'the prompt spells {name}, which is read as text; "tokens" takes its id, {token}')
