@@ -91,13 +91,14 @@ def check_position_method(
       check_layers: passed in ... s
     """
     if not isinstance(method, PositionMethod):
-        sizes: dict[str, Any] = {
-            "num_heads": HEADS,
-            "head_dim": HEAD_DIM,
-            "width": WIDTH,
-            "train_length": TRAIN_LENGTH,
-        }
-        method = make_position(method, **sizes, options=options)
+        method = make_position(
+            method,
+            num_heads=HEADS,
+            head_dim=HEAD_DIM,
+            width=WIDTH,
+            train_length=TRAIN_LENGTH,
+            options=options,
+        )
     kv_heads = HEADS // 2 if method.takes_shared_keys else HEADS
     check_contract(type(method).__name__, method, kv_heads)
 
