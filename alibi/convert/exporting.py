@@ -77,12 +77,13 @@ def export_model(
     origin = record.get("imported_from") or {}
     parent = record.get("parent") or {}
     small = _small_files(run.directory.path / HUB, origin.get("files", {}))
-    plain = {"train_length": run.config.last_length, "changes": (), "model.scan_layers": False}
-    config = replaced(run.config, plain)
+    config = replaced(
+        run.config,
+        {"train_length": run.config.last_length, "changes": (), "model.scan_layers": False},
+    )
     if config.model.embedding != "adaptive":  # which no family can say
         tokens = run.tokenizer.vocab_size + make_objective(config).added_tokens
-        rows = max(config.model.vocab_rows, tokens)
-        config = replaced(config, {"model.vocab_rows": rows})
+        config = replaced(config, {"model.vocab_rows": max(config.model.vocab_rows, tokens)})
     chosen, content = _describe(
         run, config, family or origin.get("family", ""), parent.get("family", "")
     )
