@@ -39,7 +39,7 @@ def split(*axes):
     ("call", "message"),
     [
         (closure(8), "for 8 heads and the layer has 4"),
-        (closure(4, slopes=[1.0]), r"shape \(1,\); 4 heads need \(4,\)"),
+        (closure(4, slopes=[1.0]), r"shape \(1,\); the query's 4 heads need \(4,\)"),
         (closure(4, skip_epsilon="1e-6"), "skip_epsilon='1e-6' must be a number"),
         (closure(4, skip_epsilon=False), "skip_epsilon=False must be a number"),
         (
