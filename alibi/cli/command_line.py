@@ -141,11 +141,9 @@ def execute(
         return 130
     except Exception as error:
         if hosts.is_lost_connection(error):
-            numbers = ", ".join(map(str, hosts.lost_processes()))
-            silent = f"no answer from {numbers}; " if numbers else ""
             print_error(
-                f"another process was lost ({silent}{str(error).splitlines()[0][:200]}); the same command goes on from "
-                "the saved work"
+                f"another process was lost ({str(error).splitlines()[0][:200]}); the same command goes on from the "
+                "saved work"
             )
             return REQUEUE
         if reason := explain(error):

@@ -5,16 +5,11 @@ All processes must call a function at the same place in the program, except `is_
 within about a minute by a signal, or their collectives fail.
 """
 
-import contextlib
-import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
-import pathlib
 import re
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -36,18 +31,6 @@ WAIT_SECONDS = 7 * 24 * 3600
 LOST = re.compile(
     r"gloo|nccl|connection (closed|reset)|broken pipe|timed? ?out|unavailable|coordination", re.I
 )
-# Environment variables that change how JAX and the libraries below it compute. A prefix would take
-# in secrets, such as NVIDIA_API_KEY.
-_FLAGS = (
-    *("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"),
-    *("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEFAULT_MATMUL_PRECISION"),
-    *("JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE", "JAX_NUM_CPU_DEVICES"),
-    *("NCCL_ALGO", "NCCL_PROTO", "MKL_CBWR", "MKL_NUM_THREADS", "OMP_NUM_THREADS"),
-)
-_VECTORS = re.compile(r"\b(?:avx|amx|fma|sve|asimd)\w*")  # among the flags of /proc/cpuinfo
-# open, and never read, while this process lives; and the addresses of all processes
-_listeners: list[socket.socket] = []
-_places: list[list | None] = []
 _exchanges = itertools.count()  # all processes count alike
 
 
@@ -105,28 +88,6 @@ def join(
         waiting.cancel()
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
-    here = None
-    # An address of this machine that others reach: towards the first process, or outwards.
-    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as way:
-        way.connect((host if address else "10.255.255.255", 9))
-        _listeners.append(socket.create_server((way.getsockname()[0], 0)))
-        here = _listeners[-1].getsockname()
-    _places.extend(gather(here))
-
-
-def lost_processes() -> list[int]:
-    """Returns the processes that have ended or can't be reached, as far as known."""
-
-    def is_silent(address: list) -> bool:
-        with socket.socket() as asking:
-            asking.settimeout(1)
-            return asking.connect_ex(tuple(address)) != 0
-
-    reached = {process: place for process, place in enumerate(_places) if place}
-    local = {process for process, place in reached.items() if place[0].startswith("127.")}
-    # A host's name may stand for 127.0.1.1 on that host: no other host reaches it there.
-    unknown = local if len(local) < len(reached) else set[int]()
-    return [process for process in reached.keys() - unknown if is_silent(reached[process])]
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
@@ -203,54 +164,28 @@ def check_alike(facts: dict[str, Any]) -> None:
         raise ValueError(f"the processes differ; start the same command and code on all:{lines}")
 
 
-def check_same_state(
-    parts: list[tuple[str, str]], facts: Callable[[], dict[str, Any]], when: str
-) -> None:
+def check_same_state(parts: list[tuple[str, str]], when: str) -> None:
     """Checks that processes with the same part of a state hold equal values.
 
     Args:
       parts: place and digest for each part on this process's devices.
-      facts: returns possible causes, called if parts differ.
       when: the time, for the error.
 
     Raises:
-      UserError: on every process, with the processes and the differing causes.
+      UserError: on every process, with the numbers of the processes.
     """
     owners: dict[str, dict[str, list[int]]] = {}
     for process, held in enumerate(gather(parts)):
         for part, digest in held:
             owners.setdefault(part, {}).setdefault(digest, []).append(process)
-    differing = next((groups for groups in owners.values() if len(groups) > 1), None)
-    if differing is None:
-        return
-    causes = _differing(gather(facts())) or (
-        "\n  no processor, flag, package or own file; a device may compute wrongly"
-    )
-    shown = " and ".join(f"process {str(sorted({*group}))[1:-1]}" for group in differing.values())
-    raise UserError(
-        f"{when}, {shown} hold different parameters or optimizer states: they compute differently, "
-        "and nothing more is saved. Start all alike, and the same command goes on from the last "
-        f"checkpoint. The processes differ in:{causes}"
-    )
-
-
-def computer() -> dict[str, Any]:
-    """Returns why processes of one program may compute different numbers: vector instructions,
-    devices, package versions, and environment variables, as hashes that hide their values.
-    """
-    cpus = pathlib.Path("/proc/cpuinfo")
-    flags = _VECTORS.findall(cpus.read_text() if cpus.exists() else "")
-    device = jax.local_devices()[0]
-    return {
-        "vector instructions": " ".join(sorted(set(flags))),
-        "devices": f"{device.device_kind}, {device.client.platform_version}",
-        **{
-            name: f"a value with hash {hashlib.sha256(value.encode()).hexdigest()[:6]}"
-            for name in _FLAGS
-            if (value := os.environ.get(name))
-        },
-        **{f"package {each.name}": each.version for each in importlib.metadata.distributions()},
-    }
+    if differing := next((groups for groups in owners.values() if len(groups) > 1), None):
+        shown = " and ".join(f"process {str(sorted({*each}))[1:-1]}" for each in differing.values())
+        raise UserError(
+            f"{when}, {shown} hold different parameters or optimizer states: they compute differently, "
+            "and nothing more is saved. Start all alike, with the same processors, devices, packages and "
+            "environment variables such as XLA_FLAGS, and the same command goes on from the last checkpoint. "
+            "If nothing differs, a device may compute wrongly"
+        )
 
 
 def _differing(everywhere: list[dict[str, Any]]) -> str:

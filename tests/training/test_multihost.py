@@ -6,7 +6,6 @@ import json
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -44,19 +43,6 @@ def test_the_gpus_of_a_task_of_slurm() -> None:
     assert local_devices(share | {"SLURM_GPUS_PER_TASK": "a100:4"}) == [0, 1, 2, 3]
     assert local_devices({"SLURM_STEP_TASKS_PER_NODE": "4"}) is None, "no GPUs"
     assert local_devices(node | {"JAX_LOCAL_DEVICE_IDS": "0"}) is None, "JAX reads it"
-
-
-def test_processes_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second has ended, and the third has no address that others reach."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        monkeypatch.setattr(
-            hosts, "_places", [listener.getsockname(), ("127.0.0.1", free_port()), None]
-        )
-        assert hosts.lost_processes() == [1]
-        # Process 1's name stands for 127.0.1.1 on its host: it has not ended.
-        outer = [("192.0.2.1", free_port()), ("127.0.1.1", free_port())]
-        monkeypatch.setattr(hosts, "_places", outer)
-        assert 1 not in hosts.lost_processes()
 
 
 @pytest.mark.parametrize(
@@ -139,9 +125,7 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     assert re.search(r"going on from the checkpoint of update [23] of 6", outputs[0]), outputs[0]
     for output in outputs:
         assert "error: after update 1, process 0 and process 1 hold different parameters" in output
-        assert re.search("XLA_FLAGS: .*hash .* on process 0, .*hash .* on process 1", output)
-        assert OTHER_FLAG not in output, "a value may be a secret"
-        assert "NVIDIA_API_KEY" not in output
+        assert "Start all alike, with the same processors, devices, packages" in output
     failed = RunDirectory(other)
     assert (failed.status()["state"], failed.saved_steps()) == ("failed", [])
     run = RunDirectory(two)
@@ -167,10 +151,8 @@ def test_two_hosts_train_the_run_of_one_and_resume_it_bitwise(
     assert_same(*[final_state(run.config(), workdir) for workdir in (two, parts)])
 
 
-OTHER_FLAG = "--xla_cpu_max_isa=SSE4_2"
-# The flag would change sums in the last bit, on some processors; the seed changes all parameters.
-IN_ONE_PAIR = f"""
-import os, sys
+IN_ONE_PAIR = """
+import sys
 from alibi.cli import command_line, train
 from alibi.parallel import hosts
 from alibi.training import loop, updates
@@ -181,13 +163,11 @@ def code(*more):
 whole, other, *words = sys.argv[1:]
 assert code() == 0
 hosts.join = lambda *place, **how: None
-assert code(f"--workdir={{whole}}", "--config.eval.sample_prompt=the", "--config.eval.sample_tokens=4") == 0
+assert code(f"--workdir={whole}", "--config.eval.sample_prompt=the", "--config.eval.sample_tokens=4") == 0
 if "--process_id=1" in words:
-    os.environ["NVIDIA_API_KEY"] = "nvapi-secret"
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " {OTHER_FLAG}"
     initial_state = updates.initial_state
     updates.initial_state = lambda *of: initial_state(*of[:-1], seed=of[-1] + 1)
-sys.argv = ["train.py", *words, f"--workdir={{other}}"]
+sys.argv = ["train.py", *words, f"--workdir={other}"]
 train.run()
 """
 # The second host gets a signal in its second update; in the next seconds JAX tells the first one.
