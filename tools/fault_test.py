@@ -12,7 +12,6 @@ rows differ, or a line is missing.
 
 import argparse
 import contextlib
-import json
 import os
 import pathlib
 import random
@@ -25,7 +24,6 @@ import time
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 from alibi.errors import REQUEUE
-from alibi.storage.files import SHA256, digest
 from tools.fault_trial import HUNG_SECONDS, STEPS, Trial, kill, make_inputs
 
 KINDS = ("prepare", "train", "evaluate", "sweep")
@@ -61,16 +59,9 @@ FILES = {
     "rows": "rows/*/*.json",
     "dumps": "nll/*.npz",
 }
-# Made again from a checkpoint and the text; or, of metrics, of no effect on the training.
-SMALL = ("configs", "status", "provenance", "metrics", "tokenizers of runs")
+# Made again from a checkpoint; or, of metrics, of no effect on the training.
+SMALL = ("configs", "status", "provenance", "metrics")
 DAMAGES = ("one bit", "half", "removed")
-# Whole files where they don't belong: what they are of must be told, or nothing may change.
-MISPLACED = (
-    "checkpoints swapped",
-    "checkpoint renamed",
-    "checkpoint copied",
-    "config",
-)
 
 
 class FaultTest:
@@ -177,31 +168,6 @@ class FaultTest:
         self._finish(trial, f"{fault}, trained on")
         print(f"{fault}: {len(files)}", flush=True)
 
-    def misplaced(self, change: str) -> None:
-        """Puts whole checkpoints, or files of another run, in a place that is not theirs: training
-        on and evaluating say so, or give the same numbers.
-        """
-        trial, fault = self.before("evaluate"), f"misplaced: {change}"
-        checkpoints = trial.run / "checkpoints"
-        last, before = (checkpoints / str(step) for step in (STEPS, STEPS - 10))
-        if change == "checkpoints swapped":
-            last.rename(trial.folder / "aside")
-            before.rename(last)
-            (trial.folder / "aside").rename(before)
-        elif change == "checkpoint renamed":
-            last.rename(checkpoints / str(STEPS + 10))
-        elif change == "checkpoint copied":
-            shutil.rmtree(last)
-            shutil.copytree(before, last)
-        else:  # of another seed, and whole
-            (file,) = trial.folder.glob(FILES["configs"])
-            config = json.loads(file.read_text().replace('"seed": 0', '"seed": 1'))
-            del config[SHA256]
-            file.write_text(json.dumps(config | {SHA256: digest(config)}))
-        if not trial.finish():
-            self._compare(trial, fault)
-        print(f"{fault}: 1", flush=True)
-
     def _flip(self, file: pathlib.Path) -> int:
         """Flips a bit of a file, and returns its number."""
         content = bytearray(file.read_bytes())
@@ -268,9 +234,6 @@ def main() -> int:
     parser.add_argument(
         "--starts", default=",".join(STARTS), help="commands that are started twice at once"
     )
-    parser.add_argument(
-        "--misplaced", default=",".join(MISPLACED), help="whole files where they don't belong"
-    )
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
     arguments = parser.parse_args()
     chosen = {}
@@ -278,7 +241,6 @@ def main() -> int:
         ("commands", KINDS),
         ("kinds", FILES),
         ("small", DAMAGES),
-        ("misplaced", MISPLACED),
         ("starts", STARTS),
     ):
         chosen[flag] = list(filter(None, getattr(arguments, flag).split(",")))
@@ -293,8 +255,6 @@ def main() -> int:
             test.flips(arguments.flips, kind)
         for damage in chosen["small"]:
             test.small_files(damage)
-        for place in chosen["misplaced"]:
-            test.misplaced(place)
         for start in chosen["starts"]:
             test.second_start(start)
     print(f"differences: {test.differences}, other mistakes: {test.mistakes}")

@@ -277,7 +277,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
     def about(self, step: int) -> dict[str, Any]:
         """Returns what `save` kept as JSON. Raises DamagedError."""
         with self._damage_named(step, ABOUT):
-            return read_about(self._folder / str(step))
+            about = read_about(self._folder / str(step))
+            if (update := about.get(STEP, step)) != step:
+                raise ValueError(f"it is of update {update}: it was renamed or copied")
+            return about
 
     @contextlib.contextmanager
     def _damage_named(self, step: int, item: str) -> Iterator[None]:

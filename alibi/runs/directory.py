@@ -14,13 +14,11 @@ from etils import epath
 from alibi.config import Config, read_config
 from alibi.config.tree import unknown_keys
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
-from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.errors import cause, masked
 from alibi.runs.code import code_hash, git_commit
 from alibi.runs.identity import differing
 from alibi.runs.provenance import (
     SEEDED,
-    STEP,
     TOKENIZER,
     changed,
     facts,
@@ -43,10 +41,7 @@ from alibi.storage.files import (
 _log = logging.getLogger(__name__)
 
 
-@functools.cache
-def _tell(damage: str, remedy: str) -> None:
-    """Logs damage (an error without its advice) and what was done, once in a process."""
-    _log.warning("%s; %s", damage.partition(";")[0], remedy)
+_warn_once = functools.cache(_log.warning)
 
 
 class RunDirectory:
@@ -103,23 +98,10 @@ class RunDirectory:
         return self._read("provenance.json")
 
     def tokenizer(self) -> Tokenizer:
-        """Returns the run's tokenizer, made again from the text if it is damaged. Raises ValueError if
-        another run's lies in its place.
-        """
+        """Returns the run's tokenizer. Raises ValueError if it is damaged, or another run's."""
         made = self.provenance() if self._has("provenance.json") else {}
         recorded, folder = facts(made)[TOKENIZER], self.path / "tokenizer"
-        try:
-            tokenizer = load_tokenizer(
-                folder, f"restore {folder}, or train the run again elsewhere"
-            )
-        except ValueError as error:
-            with contextlib.suppress(ValueError):  # its text may be gone
-                data = self.config().data
-                again = find_tokenizer(data, make_corpus(data))
-                if again.fingerprint() == recorded:
-                    _tell(str(error), "it was made again from the text")
-                    return again
-            raise
+        tokenizer = load_tokenizer(folder, f"restore {folder}, or train the run again elsewhere")
         # another version of the package may write the same vocabulary otherwise
         alike = recorded in (None, tokenizer.fingerprint())
         if not alike and made["versions"]["tokenizers"] == versions()["tokenizers"]:
@@ -161,35 +143,13 @@ class RunDirectory:
         )
 
     def check_checkpoints(self) -> None:
-        """Raises ValueError if all checkpoints were lost (training would overwrite the run), or if one
-        lies under another's name or beside another run's files.
-        """
-        saved, steps = self.status().get("saved"), self.saved_steps()
-        if saved and not steps:
+        """Raises ValueError if all checkpoints were lost: training would overwrite the run."""
+        saved = self.status().get("saved")
+        if saved and not self.saved_steps():
             raise ValueError(
                 f"{self} has no checkpoint, but that of step {saved} was saved: {self.checkpoints} was removed or "
                 "emptied since; restore it, train in another --workdir, or remove the work directory to start over"
             )
-        for step in steps:
-            place = self.checkpoints / str(step)
-            try:
-                record = read_about(place)
-            except (OSError, ValueError):
-                continue  # damage is told as it is restored; or a later checkpoint has replaced it
-            if (update := record.get(STEP, step)) != step:
-                raise ValueError(
-                    f"checkpoint {place} is of update {update}: it was renamed or copied; give each checkpoint its "
-                    "own update as its name, or remove it"
-                )
-            name, differences = "provenance.json", changed(record, self.provenance())
-            with contextlib.suppress(ValueError, LookupError):  # another version's config, or none
-                if keys := differing(read_config(record["config"]), self.config()):
-                    name, differences = "config.json", keys
-            for key, (theirs, ours) in differences.items():
-                raise ValueError(
-                    f"{self}/{name} and checkpoint {place} are of different runs: {key} is {ours!r} in the file and "
-                    f"{theirs!r} in the checkpoint; restore the one that was copied from another run"
-                )
 
     def check(self, config: Config) -> None:
         """Checks whether the run can be trained with `config`, without making a directory.
@@ -205,12 +165,6 @@ class RunDirectory:
             )
         try:
             check_writable(self.path)
-            # A file is not written here, so that nothing of a finished run changes.
-            folder = self.checkpoints
-            if folder.exists() and not (
-                is_address(folder) or (folder.is_dir() and os.access(folder, os.W_OK))
-            ):
-                raise PermissionError(f"{folder} is read-only, or no directory")
         except OSError as error:
             raise self._unwritable(error) from None
         self.check_checkpoints()
@@ -364,10 +318,7 @@ class RunDirectory:
         try:
             content = json.loads((self.path / name).read_bytes())
             if not isinstance(content, dict) or content.pop(SHA256, None) != digest(content):
-                keys = unknown_keys(content) if isinstance(content, dict) else []
-                newer = ", and has {}, which this version lacks: did a newer one write it?"
-                more = newer.format(", ".join(keys)) if keys and name == "config.json" else ""
-                raise ValueError(f"it was altered since it was written{more}")
+                raise ValueError("it was altered since it was written")
             return content
         except FileNotFoundError:
             damage = f"{self}/{name} is missing"
@@ -375,8 +326,8 @@ class RunDirectory:
                 f"{self} is no work directory of a run: {name} is missing; give train.py's --workdir"
             )
         except ValueError as error:
-            problem = self._damaged(name, error)
-            damage = str(problem)
+            damage = f"{self}/{name} is damaged ({error})"
+            problem = ValueError(f"{damage}; restore it, or train the run again elsewhere")
             if isinstance(content, dict) and "model_type" in content:
                 problem = ValueError(
                     f"{self} is a Hugging Face folder, no work directory; make a work directory of it by python "
@@ -388,16 +339,11 @@ class RunDirectory:
                 last = record["config"]["train"]["steps"]
                 status = {"step": step, "steps": last, "reason": "", "saved": step}
                 status["state"] = "finished" if step == last else "interrupted"
-                _tell(damage, "its content is taken from the newest whole checkpoint")
+                _warn_once("%s; its content is taken from the newest whole checkpoint", damage)
                 return {"config.json": record["config"], "status.json": status}.get(name, record)
         raise problem
 
     def _unwritable(self, error: OSError) -> ValueError:
         return ValueError(
             f"work directory {self} can't be written ({cause(error)}); choose another --workdir"
-        )
-
-    def _damaged(self, name: str, error: Exception) -> ValueError:
-        return ValueError(
-            f"{self}/{name} is damaged ({error}); restore it, or train the run again elsewhere"
         )

@@ -4,7 +4,6 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
-import hashlib
 import math
 import resource
 import sys
@@ -22,13 +21,11 @@ from alibi.model.flops import model_flops
 from alibi.parallel import hosts
 from alibi.progress import Progress, print_line
 from alibi.runs.checkpoint import BEGAN, VALID_TOKENS, Checkpoints, validated
-from alibi.storage.files import is_address
-from alibi.training.metric_writers import METRICS_FILE, Values, open_writers
+from alibi.training.metric_writers import Values, open_writers
 from alibi.training.setup import Job
 from alibi.training.step import Metrics
 
-# Keys of a checkpoint's `about`: NLL and tokens since the last row; number and hash of the rows.
-UNLOGGED, ROWS = "unlogged", "rows"
+UNLOGGED = "unlogged"  # key of a checkpoint's `about`: NLL and tokens since the last row
 RECENT = 50  # updates over which the speed is averaged
 # waiting: three or four rows with their statuses, which a stopped run finishes first
 MOST_WRITES = 8
@@ -76,12 +73,6 @@ class Record:
         self._sums = np.array(about.get(UNLOGGED, [0.0, 0.0]))
         # of the last validation: its tokens, and the update after which its values apply
         self._valid_tokens, self._valid_began = validated(about)
-        saved, there = about.get(ROWS), self._rows()
-        if saved and there and saved != there:
-            print_line(
-                f"{run}/{METRICS_FILE} is damaged: at update {step} it had {saved[0]} rows, now "
-                f"{there[0]}, or other values; the training is not affected, its curves are"
-            )
         self._dispatched: tuple[int, Metrics] | None = None
         # seconds waited for data: now; at the last row, and its update
         self._waited, self._last_row = 0.0, (step, 0.0)
@@ -127,20 +118,9 @@ class Record:
         self._finish_writes()
         return {
             UNLOGGED: self._sums.tolist(),
-            ROWS: self._rows(),
             VALID_TOKENS: self._valid_tokens,
             BEGAN: self._valid_began,
         }
-
-    def _rows(self) -> list[Any]:
-        """Returns how many rows there are and their hash, on process 0, or [] in a bucket, where each row
-        is a file.
-        """
-        file = self._run.path / METRICS_FILE
-        if is_address(file) or not hosts.is_primary():
-            return []
-        content = file.read_bytes() if file.exists() else b""
-        return [content.count(b"\n"), hashlib.sha256(content).hexdigest()[:16]]
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         nll, tokens = self._sums

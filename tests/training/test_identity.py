@@ -5,6 +5,7 @@ checkpoints.
 import dataclasses
 import logging
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from alibi.reporting.rows import latest
 from alibi.runs import RunDirectory
 from alibi.runs.identity import config_hash, differing
 from alibi.runs.trained import TrainedRun
-from alibi.training import loop, record
+from alibi.training import loop
 from alibi.training.parent import Parent
-from tests.training.runs import assert_same, final_state, rows
+from tests.training.runs import assert_same, final_state
 
 METHOD = """
 import dataclasses
@@ -166,52 +167,32 @@ def refused(config: Config, workdir: pathlib.Path, message: str) -> None:
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
 
 
-def test_a_checkpoint_that_has_the_name_of_another_is_refused(
-    tiny_config, finished: pathlib.Path
+def test_a_checkpoint_that_has_the_name_of_another_is_damaged(
+    tiny_config, finished: pathlib.Path, capsys
 ) -> None:
     """Resumed, it would end with other numbers than the run without a stop."""
-    config, place = tiny_config(), finished / "checkpoints"
-    shutil.copytree(place / "6", place / "5")
-    refused(config, finished, r"checkpoint .*/5 is of update 6: it was renamed or copied; give")
-    shutil.rmtree(place / "5")
+    place = finished / "checkpoints"
     (place / "6").rename(place / "8")
-    refused(replaced(config, {"train.steps": 8}), finished, "checkpoint .*/8 is of update 6: ")
-    (place / "4").rename(place / "6")
-    (place / "8").rename(place / "4")
-    refused(config, finished, "checkpoint .*/4 is of update 6: ")
+    damage = r"8 is damaged .* it is of update 6: it was renamed or copied"
+    with pytest.raises(ValueError, match=damage):
+        TrainedRun(finished, "8").params  # noqa: B018
+    loop.train(tiny_config(), str(finished))
+    assert re.search(damage, capsys.readouterr().err)
+    assert RunDirectory(finished).saved_steps()[-1] == 6, "made again from the checkpoint before"
+    assert next(iter(place.glob("8.damaged-*"))).is_dir()
 
 
-def test_files_of_another_run_are_refused(
-    tiny_config, whole: pathlib.Path, finished: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    other = tiny_config(seed=1, data__tokenizer="words")
-    loop.train(other, str(tmp_path / "other"))
-    shutil.copytree(tmp_path / "other" / "checkpoints" / "6", finished / "checkpoints" / "9")
-    both = r"are of different runs: data\.tokenizer is '{}' in the file and '{}' in the checkpoint; restore"
-    for config, name, message in (
-        (tiny_config(), "config.json", both.format("words", "bytes")),
-        (other, "config.json", both.format("words", "bytes")),
-        (
-            tiny_config(),
-            "provenance.json",
-            "provenance.json and checkpoint .*/4 .* the SHA-256 of the train text is",
-        ),
-        (tiny_config(), "tokenizer", "run/tokenizer is of another run: its fingerprint is"),
-        (tiny_config(), "checkpoints/6", both.format("bytes", "words")),
-    ):
-        shutil.rmtree(finished)
-        shutil.copytree(whole, finished)
-        copy = shutil.copytree if (whole / name).is_dir() else shutil.copyfile
-        if copy is shutil.copytree:
-            shutil.rmtree(finished / name)
-        copy(tmp_path / "other" / name, finished / name)
-        refused(config, finished, message)
+def test_the_tokenizer_of_another_run_is_refused(tiny_config, finished, tmp_path) -> None:
+    loop.train(tiny_config(seed=1, data__tokenizer="words"), str(tmp_path / "other"))
+    shutil.rmtree(finished / "tokenizer")
+    shutil.copytree(tmp_path / "other" / "tokenizer", finished / "tokenizer")
+    refused(tiny_config(), finished, "run/tokenizer is of another run: its fingerprint is")
 
 
-SMALL = ("config.json", "status.json", "provenance.json", "tokenizer/tokenizer_config.json")
+SMALL = ("config.json", "status.json", "provenance.json")
 
 
-@pytest.mark.parametrize("name", SMALL[:3])
+@pytest.mark.parametrize("name", SMALL)
 def test_each_bit_of_a_small_file_counts(tiny_config, tmp_path, name: str) -> None:
     """One bit may make another number, path or key, which JSON can't tell."""
     run = RunDirectory(tmp_path)
@@ -219,7 +200,7 @@ def test_each_bit_of_a_small_file_counts(tiny_config, tmp_path, name: str) -> No
     run.write_status("running", step=10, steps=60, train_nll=4.25)
     run.write("provenance.json", {"corpus": {"train": {"sha256": "3f9a"}}, "vocab_size": 256})
     readers = run.config, run.status, run.provenance
-    read, file = dict(zip(SMALL, readers, strict=False))[name], tmp_path / name
+    read, file = dict(zip(SMALL, readers, strict=True))[name], tmp_path / name
     expected, whole_file, told = read(), file.read_bytes(), []
     bits = range(0, 8 * len(whole_file), 1 + len(whole_file) // 15)
     for bit in bits:
@@ -251,9 +232,8 @@ def test_small_files_are_made_again_from_a_checkpoint(
         assert run.config() == config
         assert run.status()["state"] == "finished"
         assert run.provenance()["corpus"]["train"]["tokens"] > 0
-        assert run.tokenizer().vocab_size == 256
         for name in SMALL:
-            assert caplog.text.count(f"{finished}/{name.partition('/')[0]} ") == 1, "it is told"
+            assert caplog.text.count(f"{finished}/{name} ") == 1, "it is told"
         with pytest.raises(ValueError, match="seed: 0 there, 1 now"):
             loop.train(replaced(config, {"seed": 1}), str(finished))
         # on one of several processes alone: Orbax's manager of checkpoints waits for all of them
@@ -268,31 +248,4 @@ def test_small_files_are_made_again_from_a_checkpoint(
     caplog.clear()
     assert run.status()["state"] == "finished"
     assert run.provenance()["corpus"]["train"]["tokens"] > 0
-    assert run.tokenizer().vocab_size == 256
     assert caplog.text == ""
-
-
-def test_damaged_metrics_are_told(tiny_config, finished: pathlib.Path, capsys) -> None:
-    file, shown = finished / "metrics.jsonl", "had 6 rows, now"
-    shutil.rmtree(finished / "checkpoints" / "6")
-    whole_file = file.read_bytes()
-    loop.train(tiny_config(), str(finished))
-    assert shown not in capsys.readouterr().err
-    assert len(rows(finished)) == whole_file.count(b"\n")
-    flipped = whole_file.replace(b'"train_nll": 5', b'"train_nll": 4')
-    for damaged, count in ((flipped, 5), (whole_file[:300], 1)):
-        shutil.rmtree(finished / "checkpoints" / "6")
-        file.write_bytes(damaged)
-        loop.train(tiny_config(), str(finished))
-        message = capsys.readouterr().err
-        assert f"is damaged: at update 4 it had 5 rows, now {count}, or other values" in message
-
-
-def test_metrics_moved_to_a_bucket_are_not_told_as_damaged(
-    tiny_config, finished: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    """There each row is a file, which the hash of the one file does not describe."""
-    monkeypatch.setattr(record, "is_address", lambda _: True)
-    shutil.rmtree(finished / "checkpoints" / "6")
-    loop.train(tiny_config(), str(finished))
-    assert "is damaged" not in capsys.readouterr().err
