@@ -74,9 +74,6 @@ class TrainBatches:
     def rows(self, step: int, rows: Sequence[int]) -> Batch:
         """Returns `rows` in update `step` (from 0). Targets are -1 past the end of the stream."""
         tokens = np.full((len(rows), self.length + 1), -1, np.int32)
-        for row in rows:
-            if not 0 <= row < self.batch_size:
-                raise ValueError(f"row {row} is outside the batch of {self.batch_size} rows")
         whole = self.length * self._split
         starts = [self.block(step, row) * whole for row in rows]
         if self._objective.both_sides:  # padding would be seen

@@ -32,7 +32,7 @@ from alibi.storage.cache import cache_root, claimed, content_key, find_or_make
 from alibi.storage.files import made_whole, write_whole
 
 _POLL_SECONDS = 0.3
-# U+3000 is the last white space
+# by code point; U+3000 is the last white space
 _IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])
 
 Result = TypeVar("Result")
@@ -83,17 +83,8 @@ class Making:
         with claimed(self.directory) as alone:
             if self.directory.is_dir():
                 return load(self.directory)
-            if alone:  # no other process writes here: half a file was left by a killed one
-                for stale in self.folder.glob(".tokens*"):
-                    stale.unlink()
-            try:
-                find_or_make(self.folder / "tokenizer", self.tokenizer.save)
-                total = self._make_shards(workers, progress)
-            except BaseException:
-                if alone and not any(self.folder.glob("*.json")):
-                    shutil.rmtree(self.folder, ignore_errors=True)
-                raise
-            self._assemble(total)
+            find_or_make(self.folder / "tokenizer", self.tokenizer.save)
+            self._assemble(self._make_shards(workers, progress))
         if not alone:  # of two processes the later one made the folder again
             shutil.rmtree(self.folder, ignore_errors=True)
         return load(self.directory, verify=False)
@@ -255,21 +246,10 @@ def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[
 
 
 def count_words(utf8: bytes) -> int:
-    """Returns `len(utf8.decode().split())`, many times as fast for a long text."""
-    if len(utf8) < 500:
-        return len(utf8.decode().split())
-    data = np.frombuffer(utf8, np.uint8)
-    space = data - np.uint8(9) < 5  # tab to carriage return
-    space |= data - np.uint8(28) < 5  # separators of files to units, and the space
-    starts = np.flatnonzero(data - np.uint8(0xC2) < 0x22)  # may begin white space of several bytes
-    first, second, third = (data.take(starts + i, mode="clip").astype(np.int32) for i in range(3))
-    is_wide = first >= 0xE0  # characters of three bytes
-    code = np.where(
-        is_wide,
-        (first & 0xF) << 12 | (second & 0x3F) << 6 | third & 0x3F,
-        (first & 0x1F) << 6 | second & 0x3F,
-    )
-    white = _IS_SPACE.take(code, mode="clip")
-    for i, marked in enumerate((white, white, white & is_wide)):
-        space[starts[marked] + i] = True
-    return int(np.count_nonzero(space[:-1] > space[1:])) + int(not space[:1].all())
+    """Returns `len(utf8.decode().split())`, several times as fast for a long text."""
+    text = utf8.decode()
+    if len(text) < 500:
+        return len(text.split())
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    space = _IS_SPACE.take(codes, mode="clip")
+    return int(np.count_nonzero(space[:-1] > space[1:])) + int(not space[0])

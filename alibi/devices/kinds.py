@@ -53,52 +53,39 @@ class DeviceKind:
         return getattr(self, dtype)
 
 
-def _kind(
-    name: str,
-    names: tuple[str, ...],
-    tera_flops: tuple[float, float],
-    gibibytes: float,
-    gigabytes_a_second: float,
-    source: str,
-) -> DeviceKind:
-    bfloat16, float32 = (flops * 1e12 for flops in tera_flops)
-    return DeviceKind(
-        name, names, bfloat16, float32, int(gibibytes * GIB), gigabytes_a_second * 1e9, source
-    )
-
-
 DEVICE_KINDS = (
-    _kind("TPU v2", (), (22.5, 22.5), 8, 350, _TPU + "v2"),
-    _kind("TPU v3", (), (61.5, 61.5), 16, 450, _TPU + "v3"),
-    _kind("TPU v4", (), (275, 275), 32, 1200, _TPU + "v4"),
-    _kind("TPU v5e", ("TPU v5 lite", "v5litepod"), (197, 197), 16, 819, _TPU + "v5e"),
-    _kind("TPU v5p", ("TPU v5",), (459, 459), 95, 2765, _TPU + "v5p"),
-    _kind("TPU v6e", ("TPU v6 lite", "Trillium"), (918, 918), 32, 1638, _TPU + "v6e"),
-    _kind("TPU 7x", ("TPU7x", "TPU v7x", "TPU v7", "Ironwood"), (1153.5, 1153.5), 96, 3690, _TPU + "tpu7x"),
-    _kind("RTX 3090", (), (71, 35.6), 24, 936, "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"),
-    _kind("RTX 4090", (), (165.2, 82.6), 24, 1008, "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"),
+    DeviceKind("TPU v2", (), 22.5e12, 22.5e12, 8 * GIB, 350e9, _TPU + "v2"),
+    DeviceKind("TPU v3", (), 61.5e12, 61.5e12, 16 * GIB, 450e9, _TPU + "v3"),
+    DeviceKind("TPU v4", (), 275e12, 275e12, 32 * GIB, 1200e9, _TPU + "v4"),
+    DeviceKind("TPU v5e", ("TPU v5 lite", "v5litepod"), 197e12, 197e12, 16 * GIB, 819e9, _TPU + "v5e"),
+    DeviceKind("TPU v5p", ("TPU v5",), 459e12, 459e12, 95 * GIB, 2765e9, _TPU + "v5p"),
+    DeviceKind("TPU v6e", ("TPU v6 lite", "Trillium"), 918e12, 918e12, 32 * GIB, 1638e9, _TPU + "v6e"),
+    DeviceKind("TPU 7x", ("TPU7x", "TPU v7x", "TPU v7", "Ironwood"), 1153.5e12, 1153.5e12, 96 * GIB, 3690e9,
+               _TPU + "tpu7x"),
+    DeviceKind("RTX 3090", (), 71e12, 35.6e12, 24 * GIB, 936e9, "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"),
+    DeviceKind("RTX 4090", (), 165.2e12, 82.6e12, 24 * GIB, 1008e9, "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"),
     # The V100s and T4 have neither products of bfloat16, which XLA computes in float32, nor TF32.
-    _kind("V100 16GB", ("V100", "V100-SXM2-16GB"), (15.7, 15.7), 16, 900, _NVIDIA + "v100/"),
-    _kind("V100 32GB", ("V100-SXM2-32GB",), (15.7, 15.7), 32, 900, _NVIDIA + "v100/"),
-    _kind("V100 PCIe 16GB", (), (14, 14), 16, 900, _NVIDIA + "v100/"),
-    _kind("V100 PCIe 32GB", (), (14, 14), 32, 900, _NVIDIA + "v100/"),
-    _kind("T4", (), (8.1, 8.1), 15, 320, _NVIDIA + "tesla-t4/"),
-    _kind("A100 40GB", ("A100-SXM4-40GB", "A100-PCIE-40GB"), (312, 156), 40, 1555, _NVIDIA + "a100/"),
-    _kind("A100 80GB", ("A100", "A100-SXM4-80GB"), (312, 156), 80, 2039, _NVIDIA + "a100/"),
-    _kind("A100 80GB PCIe", (), (312, 156), 80, 1935, _NVIDIA + "a100/"),
-    _kind("A10", (), (125, 62.5), 22, 600, _NVIDIA + "products/a10-gpu/"),
-    _kind("A10G", (), (70, 35), 22, 600, "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"),
-    _kind("L4", (), (121, 60), 22, 300, _NVIDIA + "l4/"),
-    _kind("L40", (), (181, 90.5), 45, 864, _NVIDIA + "l40/"),
-    _kind("L40S", (), (362, 183), 45, 864, _NVIDIA + "l40s/"),
-    _kind("H100", ("H100 80GB HBM3", "H100 SXM"), (989.4, 494.7), 80, 3350, _NVIDIA + "h100/"),
-    _kind("H100 PCIe", (), (756, 378), 80, 2000, _NVIDIA + "h100/"),
-    _kind("H100 NVL", (), (835, 417), 94, 3900, _NVIDIA + "h100/"),
-    _kind("H200", ("GH200 144G HBM3e",), (989.4, 494.7), 140, 4800, _NVIDIA + "h200/"),
-    _kind("H200 NVL", (), (835, 417), 140, 4800, _NVIDIA + "h200/"),
-    _kind("GH200", ("GH200 480GB",), (989.4, 494.7), 94, 4000, _NVIDIA + "grace-hopper-superchip/"),
-    _kind("B200", (), (2250, 1100), 179, 8000, _NVIDIA + "dgx-b200/"),
-    _kind("GB200", (), (2500, 1250), 185, 8000, _NVIDIA + "gb200-nvl72/"),
+    DeviceKind("V100 16GB", ("V100", "V100-SXM2-16GB"), 15.7e12, 15.7e12, 16 * GIB, 900e9, _NVIDIA + "v100/"),
+    DeviceKind("V100 32GB", ("V100-SXM2-32GB",), 15.7e12, 15.7e12, 32 * GIB, 900e9, _NVIDIA + "v100/"),
+    DeviceKind("V100 PCIe 16GB", (), 14e12, 14e12, 16 * GIB, 900e9, _NVIDIA + "v100/"),
+    DeviceKind("V100 PCIe 32GB", (), 14e12, 14e12, 32 * GIB, 900e9, _NVIDIA + "v100/"),
+    DeviceKind("T4", (), 8.1e12, 8.1e12, 15 * GIB, 320e9, _NVIDIA + "tesla-t4/"),
+    DeviceKind("A100 40GB", ("A100-SXM4-40GB", "A100-PCIE-40GB"), 312e12, 156e12, 40 * GIB, 1555e9, _NVIDIA + "a100/"),
+    DeviceKind("A100 80GB", ("A100", "A100-SXM4-80GB"), 312e12, 156e12, 80 * GIB, 2039e9, _NVIDIA + "a100/"),
+    DeviceKind("A100 80GB PCIe", (), 312e12, 156e12, 80 * GIB, 1935e9, _NVIDIA + "a100/"),
+    DeviceKind("A10", (), 125e12, 62.5e12, 22 * GIB, 600e9, _NVIDIA + "products/a10-gpu/"),
+    DeviceKind("A10G", (), 70e12, 35e12, 22 * GIB, 600e9, "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf"),
+    DeviceKind("L4", (), 121e12, 60e12, 22 * GIB, 300e9, _NVIDIA + "l4/"),
+    DeviceKind("L40", (), 181e12, 90.5e12, 45 * GIB, 864e9, _NVIDIA + "l40/"),
+    DeviceKind("L40S", (), 362e12, 183e12, 45 * GIB, 864e9, _NVIDIA + "l40s/"),
+    DeviceKind("H100", ("H100 80GB HBM3", "H100 SXM"), 989.4e12, 494.7e12, 80 * GIB, 3350e9, _NVIDIA + "h100/"),
+    DeviceKind("H100 PCIe", (), 756e12, 378e12, 80 * GIB, 2000e9, _NVIDIA + "h100/"),
+    DeviceKind("H100 NVL", (), 835e12, 417e12, 94 * GIB, 3900e9, _NVIDIA + "h100/"),
+    DeviceKind("H200", ("GH200 144G HBM3e",), 989.4e12, 494.7e12, 140 * GIB, 4800e9, _NVIDIA + "h200/"),
+    DeviceKind("H200 NVL", (), 835e12, 417e12, 140 * GIB, 4800e9, _NVIDIA + "h200/"),
+    DeviceKind("GH200", ("GH200 480GB",), 989.4e12, 494.7e12, 94 * GIB, 4000e9, _NVIDIA + "grace-hopper-superchip/"),
+    DeviceKind("B200", (), 2250e12, 1100e12, 179 * GIB, 8000e9, _NVIDIA + "dgx-b200/"),
+    DeviceKind("GB200", (), 2500e12, 1250e12, 185 * GIB, 8000e9, _NVIDIA + "gb200-nvl72/"),
 )  # fmt: skip
 
 

@@ -72,18 +72,15 @@ class Cosine(Schedule):
         return self(step)
 
     def __call__(self, step: Int[Array, ""] | int) -> Float[Array, ""]:
-        return self._schedule(step)
-
-    @functools.cached_property
-    def _schedule(self) -> optax.Schedule:
         peak = self.learning_rate
-        return optax.warmup_cosine_decay_schedule(
+        schedule = optax.warmup_cosine_decay_schedule(
             init_value=self.warmup_init if self.warmup_steps else peak,
             peak_value=peak,
             warmup_steps=self.warmup_steps,
             decay_steps=self.steps,
             end_value=peak * self.final_fraction,
         )
+        return schedule(step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +122,9 @@ class CosineRestarts(Schedule):
         return starts
 
     def rate(self, step: Float[Array, ""]) -> Float[Array, ""]:
-        return self(step)
-
-    def __call__(self, step: Int[Array, ""] | int) -> Float[Array, ""]:
-        """Returns the learning rate of update number `step`, from 0, with a relative error of 1e-6."""
-        step, warmup, first = jnp.asarray(step), self.warmup_steps, self.warmup_init
+        """Returns the learning rate of update `step`, from 0, with a relative error of 1e-6."""
         peak, minimum = self.learning_rate, self.min_learning_rate
-        rate = jnp.where(step < warmup, first + (peak - first) / max(warmup, 1) * step, peak)
+        rate = jnp.asarray(peak)
         for cycle, (start, end) in enumerate(itertools.pairwise(self._starts)):
             left = jnp.clip(end - step, 0, end - start)
             # (1 + cos(pi t)) / 2, as the square of a sine of the remaining part of the cycle.

@@ -7,7 +7,6 @@ A new writer is a subclass of `MetricWriter` and a line in `open_writers`, a new
 import abc
 import contextlib
 import dataclasses
-import functools
 import importlib
 import io
 import json
@@ -198,7 +197,7 @@ Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], Session]
 
 
 def _connect_wandb(run: RunDirectory, names: dict[str, str], config: dict[str, Any]) -> Session:
-    """Returns a session of Weights & Biases, offline if it can't be reached.
+    """Returns a session of Weights & Biases, offline with WANDB_MODE=offline.
 
     Its files lie in wandb/ in the work directory, or in the current one if the run is in a bucket,
     unless WANDB_DIR names another place.
@@ -208,18 +207,12 @@ def _connect_wandb(run: RunDirectory, names: dict[str, str], config: dict[str, A
     folder = None if is_address(str(run)) or "WANDB_DIR" in os.environ else str(run)
     times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
     settings = wandb.Settings(console="off", silent=True, **times)
-    init = functools.partial(
-        wandb.init, **names, name=run.name, config=config, dir=folder, settings=settings
+    opened = wandb.init(
+        **names, name=run.name, config=config, dir=folder, settings=settings, resume="allow"
     )
-    why = ""
-    try:
-        opened = init(resume="allow")
-    except Exception as error:
-        wandb.teardown()  # or the id would still be in use
-        opened, why = init(resume="allow", mode="offline"), f" ({_first_line(error)})"
     line = f"W&B: {opened.url}"
     if opened.offline:
-        line = f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
+        line = f"W&B is offline; to send the run: wandb sync {opened.settings.sync_dir}"
     return opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1), line
 
 

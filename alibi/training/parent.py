@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from alibi.config import Config, replaced
-from alibi.config.fields import ADAPTIVE, CHANGED, COMPUTED, TRAINED
+from alibi.config.fields import ADAPTIVE, CHANGED, COMPUTED, TRAINED, as_text
 from alibi.config.tree import role_of
 from alibi.data.tokenizers import given_tokenizer
 from alibi.model.decoder import DecoderLM, build_model, param_shapes
@@ -147,7 +147,7 @@ class Parent:
         )
         keys = [key for key in vars(ours) if role_of(f"model.{key}") not in free]
         values = [
-            (f"model.{key}", _as_flag(getattr(theirs, key)), _as_flag(getattr(ours, key)))
+            (f"model.{key}", as_text(getattr(theirs, key)), as_text(getattr(ours, key)))
             for key in keys
         ]
         if differing := [entry for entry in values if entry[1] != entry[2]]:
@@ -213,11 +213,6 @@ class Parent:
             state.params,
         )
         return dataclasses.replace(state, params=params)
-
-
-def _as_flag(value: Any) -> str:
-    """Returns a key's value as its flag takes it."""
-    return ":".join(map(str, value)) or "()" if isinstance(value, tuple) else str(value)
 
 
 _name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")

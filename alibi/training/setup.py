@@ -254,7 +254,7 @@ def micro_batches(config: Config, shards: int) -> int:
 def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
     """Returns the token files of train and, if set, valid. Process 0 makes its own first.
 
-    Prints the revision of a dataset's tokens, and whether train, valid and tokenizer differ in it.
+    Prints the revision of a dataset's tokens.
     """
     files: dict[str, TokenFile] = {}
 
@@ -273,23 +273,12 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
             f"{shared} of data.valid is in data.train too: the validation is of text seen in training",
             file=sys.stderr,
         )
-    revisions = {
-        split: file.manifest.revision for split, file in files.items() if file.manifest.revision
-    }
-    for split, revision in revisions.items():  # the host of the dataset may have a later one
-        source = files[split].manifest.source
-        print(
-            f"{source}: tokens of revision {revision}; set data.revision={revision} to keep to it",
-            file=sys.stderr,
-        )
-    if revisions and (revision := files["train"].tokenizer().revision):
-        revisions["tokenizer"] = revision
-    if len(set(revisions.values())) > 1:
-        shown = ", ".join(f"{holder} of {revision}" for holder, revision in revisions.items())
-        print(
-            f"revisions differ: {shown}; set data.revision to one of them to read all at it",
-            file=sys.stderr,
-        )
+    for manifest in (file.manifest for file in files.values()):
+        if revision := manifest.revision:  # the host of the dataset may have a later one
+            print(
+                f"{manifest.source}: tokens of revision {revision}; set data.revision={revision} to keep to it",
+                file=sys.stderr,
+            )
     return files
 
 

@@ -147,8 +147,6 @@ class Updates:
         runs = [SeedRun(each, stack, index) for each, index in zip(jobs, places, strict=True)]
         self.left, self.diverged = runs, list[str]()
         self._trace = stack.enter_context(contextlib.ExitStack())
-        if together:  # again, under the claims
-            check_one_update(jobs, [run.latest for run in runs])
         latest, abstract = runs[0].latest, runs[0].abstract
         shardings: Any = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         self._slice = jax.jit(

@@ -32,12 +32,6 @@ def text() -> str:
     return book[:15_000] + odd + book[15_000:]
 
 
-@pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bpe, "BATCH_CHARS", 4_000)
-    monkeypatch.setattr(bpe, "OVERLAP_CHARS", 200)
-
-
 def made(kind: str, text: str) -> hf.Tokenizer:
     """Returns a small tokenizer like that in Llama 2, Llama 3, BERT or T5."""
     if kind == "BERT":
@@ -110,9 +104,8 @@ def sentencepiece_model(text: str, **options: object) -> bytes:
         ("T5", True, True),
     ],
 )
-@pytest.mark.usefixtures("small_windows")
 def test_the_ids_are_those_of_the_whole_document(text, kind, changes, has_unknown) -> None:
-    """Through windows and pieces; the library encodes all at once."""
+    """Through pieces; the library encodes all at once."""
     library = made(kind, text)
     boundary = next(name for name in ("</s>", "[SEP]") if library.token_to_id(name) is not None)
     tokenizer = BpeTokenizer(library, boundary)
@@ -127,7 +120,6 @@ def test_the_ids_are_those_of_the_whole_document(text, kind, changes, has_unknow
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@pytest.mark.usefixtures("small_windows")
 def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     file = tmp_path / "spm.model"
@@ -205,24 +197,24 @@ def test_parts_of_a_file_that_gpt2s_own_tokenizer_lacks(text) -> None:
     assert BpeTokenizer(library, bpe.END_OF_TEXT).changes_text, "white space is lost"
 
 
-@pytest.mark.usefixtures("small_windows")
-def test_a_document_in_which_no_windows_agree_is_cut(monkeypatch) -> None:
-    """Tokens of eight letters, counted from the beginning: windows begin at other places."""
+def test_a_document_that_is_too_long_to_be_encoded_at_once_is_cut(text, monkeypatch) -> None:
     monkeypatch.setattr(bpe, "MOST_CHARS", 16_000)
-    words = {"a" * 2**n: n for n in range(4)} | {"b": 4, "</s>": 5}
-    merges = [("a" * 2**n, "a" * 2**n) for n in range(3)]
-    tokenizer = BpeTokenizer(hf.Tokenizer(models.BPE(words, merges)), "</s>")
-    encoded: list[int] = []
-    places = tokenizer._places
+    tokenizer = BpeTokenizer(made("Llama 3", text), "</s>")
+    parts = [text[start : start + 1_000] for start in range(0, len(text), 1_000)]
+    pieces = [Piece(part.encode(), part is parts[-1]) for part in parts]
+    sizes: list[int] = []
     monkeypatch.setattr(
-        tokenizer, "_places", lambda part: encoded.append(len(part)) or places(part)
+        bpe.BpeTokenizer,
+        "_encode",
+        lambda self, chunks, encoded=BpeTokenizer._encode: (
+            sizes.extend(len(chunk or "") for chunk in chunks) or encoded(self, chunks)
+        ),
     )
-    letters = [Piece(b"a" * 1_000, False)] * 100
-    pieces = [Piece(b"b", False), *letters, Piece(b"", True)]
     ids = np.concatenate(list(tokenizer.encode_stream(pieces)))
-    assert sum({4: 1, 5: 0}.get(int(i), 2 ** int(i)) for i in ids) == 100_001, "no letter is lost"
-    assert max(encoded) < 32_000, "memory is bounded"
-    assert len(ids) < 12_502 + 20, "few tokens more than those of the whole"
+    assert tokenizer.decode(ids) == text + "</s>"
+    assert max(sizes) == 16_000, "memory is bounded"
+    whole = tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+    assert abs(len(ids) - 1 - len(whole)) <= 1, "one cut"
 
 
 def test_unknown_tokens_are_counted_and_shards_hold_whole_documents(
@@ -275,7 +267,7 @@ def test_bpe_learns_from_long_documents_and_from_little_of_one_word(tmp_path, mo
     for end in ("file", "blank_line"):
         data = dataclasses.replace(data, document_end=end)
         assert tokenizers.make_tokenizer(data, make_corpus(data)).vocab_size == 270
-    for name, value in {"CHUNK_CHARS": 10, "OVERLAP_CHARS": 8, "UNSPACED_BYTES": 20}.items():
+    for name, value in {"CHUNK_CHARS": 10, "WORD_CHARS": 8, "UNSPACED_BYTES": 20}.items():
         monkeypatch.setattr(bpe, name, value)
     pieces = [Piece(b"x" * 15, False)] * 3 + [Piece(b"x y", False), Piece(b"z", True)]
     assert [len(piece.utf8) for piece in bpe.spaced(pieces)] == [8, 8, 3, 1]

@@ -249,7 +249,7 @@ def test_bpe_of_a_word_longer_than_a_batch_is_bpe_of_the_whole(
     """Chunks that end within a word give tokens that the word does not have."""
     word = "".join(np.random.default_rng(0).choice(list("etaoinsh"), 9_000))
     text = f"before {word} after\n"
-    for name, value in {"CHUNK_CHARS": 200, "BATCH_CHARS": 1_000, "OVERLAP_CHARS": 100}.items():
+    for name, value in {"CHUNK_CHARS": 200, "BATCH_CHARS": 1_000}.items():
         monkeypatch.setattr(bpe, name, value)
     pieces = [Piece(text[at : at + 500].encode(), False) for at in range(0, len(text), 500)]
     end, next_document = Piece(b"", True), Piece(b"next", True)

@@ -26,11 +26,11 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
 MOST_IDS = 1 << 24  # the library counts through all ids, used or not
 CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
-OVERLAP_CHARS = 1 << 12  # of two windows of a document, and the most a token reads around itself
-# of words longer than a chunk, in the training of BPE, where a byte of them takes 60 bytes of memory
-UNSPACED_BYTES = 8 << 20
-MOST_CHARS = 16 * BATCH_CHARS  # of a document whose windows never agree, such as a letter repeated
-ALIKE = 16  # tokens before and after the end of a window that the next window must repeat
+# A longer text without a place for a cut is cut all the same: encoding takes memory with its length.
+MOST_CHARS = 4 * BATCH_CHARS
+# of words longer than a chunk, in the training of BPE: the characters of each, and the bytes of all,
+# where a byte takes 60 bytes of memory
+WORD_CHARS, UNSPACED_BYTES = 1 << 12, 8 << 20
 RARE = "\U0001242b"  # of cuneiform: outside almost every vocabulary
 CHANGEABLE = "A Tab\there, two  spaces, \ufb01ve cafe\u0301s"  # to see whether a normalizer does
 _SENTENCEPIECE = "sentencepiece"
@@ -92,10 +92,6 @@ class BpeTokenizer(Tokenizer):
     ):
         """`boundary`: the end-of-text token. `ends`: further ids at which an answer ends."""
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        if boundary not in vocabulary:
-            raise ValueError(
-                f"the tokenizer has no token {boundary!r} to stand between documents; add it or make another"
-            )
         # A document that spells a special token must not end there.
         if not isinstance(tokenizer, SentencePiece):
             tokenizer.encode_special_tokens = True
@@ -137,22 +133,22 @@ class BpeTokenizer(Tokenizer):
     def encode_stream(
         self, pieces: Iterable[Piece], *, after_open_line: bool = False
     ) -> Iterator[Ids]:
-        """Yields each document's tokens, as if it were encoded as one text, then the boundary."""
-        pieces, waiting = iter(pieces), list[str | None]()
+        """Yields each document's tokens, as if it were encoded as one text up to `MOST_CHARS`, then the
+        boundary.
+        """
+        waiting = list[str | None]()
         rest, size = "", 0
         for piece in pieces:
             chunks, rest = cut_chunks(
                 rest + piece.text, piece.ends_document, whole=not self.cuts_documents
             )
+            if len(rest) >= MOST_CHARS:
+                chunks, rest = [*chunks, rest], ""
             waiting += [*chunks, None] if piece.ends_document else chunks
             size += sum(map(len, chunks)) + 1  # an empty document takes room too
-            too_long = len(rest) >= BATCH_CHARS  # to be encoded as one text
-            if size >= BATCH_CHARS or too_long:
+            if size >= BATCH_CHARS:
                 yield from self._encode(waiting)
                 waiting, size = [], 0
-            if too_long:
-                yield from self._encode_long(rest, pieces)
-                rest = ""
         # a shard may end within a document
         yield from self._encode([*waiting, *filter(None, [rest])])
 
@@ -173,43 +169,6 @@ class BpeTokenizer(Tokenizer):
         encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for chunk in chunks:
             yield np.array([self.boundary_id] if chunk is None else next(encodings).ids, np.int32)
-
-    def _encode_long(self, text: str, pieces: Iterator[Piece]) -> Iterator[Ids]:
-        """Yields a document's remaining tokens from overlapping windows with `BATCH_CHARS`.
-
-        The next window takes over where both windows have the same tokens at the same places. Without
-        such a place the window grows, and the text is cut after `MOST_CHARS`. (SentencePiece adds
-        scores in float32, so its own ids for millions of characters are rounded.)
-
-        Args:
-          text: the beginning, already read.
-          pieces: read up to the document's end.
-        """
-        first, size = 0, BATCH_CHARS  # tokens of `text` from character `first` on are new
-        for piece in itertools.chain([Piece(b"", ends_document=False)], pieces):
-            text += piece.text
-            if piece.ends_document:
-                break
-            while len(text) >= size + OVERLAP_CHARS:
-                start, window = size - 2 * OVERLAP_CHARS, self._places(text[:size])
-                further = self._places(text[start:][: 3 * OVERLAP_CHARS])
-                if (border := _shared_place(window, further, start)) is None:
-                    size *= 2
-                    if size <= MOST_CHARS:
-                        continue
-                    border = start = max([at for at, _ in window if first < at <= start] or [start])
-                yield np.array([token for at, token in window if first <= at < border], np.int32)
-                text, first, size = text[start:], border - start, BATCH_CHARS
-        yield np.array([token for at, token in self._places(text) if at >= first], np.int32)
-        if piece.ends_document:  # a shard or a limit may end within it
-            yield np.array([self.boundary_id], np.int32)
-
-    def _places(self, text: str) -> list[tuple[int, int]]:
-        """Returns each token's first character and id."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        return [
-            (start, token) for (start, _), token in zip(encoded.offsets, encoded.ids, strict=True)
-        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text with boundaries spelt out, and one U+FFFD for an unfinished character."""
@@ -269,28 +228,6 @@ def _changes_text(normalizer: Any, cut: dict[str, Any] | None) -> bool:
     )
 
 
-def _shared_place(
-    before: list[tuple[int, int]], after: list[tuple[int, int]], start: int
-) -> int | None:
-    """Returns the first character from the middle of the overlap on with the same `ALIKE` tokens
-    before and after it in both windows, or None if there is none.
-
-    Args:
-      before, after: the places of the windows' tokens.
-      start: the first window's character where the second begins.
-    """
-    # of several tokens in one character the first, since it is not cut
-    firsts = {at: index for index, (at, _) in reversed([*enumerate(before)])}
-    places = [(start + at, token) for at, token in after]
-    for index in range(ALIKE, len(places)):
-        at = places[index][0]
-        same = firsts.get(at, 0)
-        is_cut = at >= start + OVERLAP_CHARS and places[index - 1][0] != at and same >= ALIKE
-        if is_cut and before[same - ALIKE : same + ALIKE] == places[index - ALIKE : index + ALIKE]:
-            return at
-    return None
-
-
 def cut_chunks(text: str, ends_document: bool, *, whole: bool = False) -> tuple[list[str], str]:
     """Returns chunks to encode separately, and the rest, which waits for more text. With `whole` a
     document is one chunk.
@@ -331,13 +268,8 @@ def library() -> types.ModuleType:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> "hf.Tokenizer":
     """Returns byte-level BPE with GPT-2's pattern: `<|endoftext|>` = 0, the 256 bytes, then merges.
 
-    It is deterministic. Little text gives fewer entries. Raises ValueError if `vocab_size` is below
-    257.
+    It is deterministic. Little text gives fewer entries.
     """
-    if vocab_size < 257:
-        raise ValueError(
-            f"data.bpe_vocab_size={vocab_size} is too small: 256 bytes and {END_OF_TEXT} need 257 or more"
-        )
     hf = library()
     tokenizer = hf.Tokenizer(hf.models.BPE())
     tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -406,13 +338,13 @@ def check_unknown(tokenizer: "hf.Tokenizer | SentencePiece", end: int, path: epa
 
 
 def spaced(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yields the pieces, but only the first `OVERLAP_CHARS` in words longer than a chunk, up to
+    """Yields the pieces, but only the first `WORD_CHARS` in words longer than a chunk, up to
     `UNSPACED_BYTES`: training takes time with a word's square.
     """
     left = UNSPACED_BYTES
     for piece in pieces:
         if len(piece.utf8) > CHUNK_CHARS and len(piece.utf8.split(None, 1)) < 2:
-            piece = Piece(piece.text[:OVERLAP_CHARS].encode(), piece.ends_document)
+            piece = Piece(piece.text[:WORD_CHARS].encode(), piece.ends_document)
             left -= len(piece.utf8)
             if left < 0:
                 continue
