@@ -234,7 +234,7 @@ def write_shard(path: pathlib.Path, shard: Shard, tokenizer: Tokenizer) -> dict[
                 counts["unk_in_text"] += piece.text.split().count("<unk>")
             yield piece
 
-    with made_whole(path, parents=False) as temporary, temporary.open("wb") as stream:
+    with made_whole(path) as temporary, temporary.open("wb") as stream:
         for ids in tokenizer.encode_stream(counted(), after_open_line=shard.after_open_line):
             stream.write(ids.astype(dtype, copy=False).data)
             counts["tokens"] += len(ids)

@@ -55,6 +55,7 @@ _FOREIGN = {
     b"\xfd7zXZ": "an xz file; name it with .xz at its end",
     b"\x28\xb5\x2f\xfd": "a Zstandard file; name it with .zst at its end",
 }
+_NO_TEXT = "no text, since it holds a NUL byte, as archives do; if it is UTF-16, use iconv -f utf-16le -t utf-8"
 _PACKED = (*_OPENERS, ".zst")
 _LINE_END = re.compile(rb"\r?\n")
 # Blank lines belong to the document before them. They may hold white space, as in WikiText. The
@@ -308,14 +309,8 @@ def _without_mark(path: pathlib.Path, first: bytes) -> bytes:
     texts.
     """
     kinds = [kind for begin, kind in _FOREIGN.items() if first.startswith(begin)]
-    if first[257:262] == b"ustar":
-        kinds.insert(0, "a tar archive; unpack it by tar -xf, and name its text files")
-    if b"\0" in first:
-        kinds.append(
-            "no text, since it holds a NUL byte; if it is UTF-16, use iconv -f utf-16le -t utf-8"
-        )
-    if kinds:
-        raise ValueError(f"{path} is {kinds[0]}")
+    if kinds or b"\0" in first:
+        raise ValueError(f"{path} is {[*kinds, _NO_TEXT][0]}")
     return first.removeprefix(MARK)
 
 

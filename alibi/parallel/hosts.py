@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -24,7 +23,6 @@ from alibi.errors import UserError
 Result = TypeVar("Result")
 
 JOIN_SECONDS = 300  # until all processes must have come
-TOLD_SECONDS = 15  # until a waiting process says so
 HEARTBEAT_SECONDS = 60  # without a heartbeat, until a process counts as lost
 # until a process no longer waits for the others, which may be tokenizing a large corpus
 WAIT_SECONDS = 7 * 24 * 3600
@@ -63,12 +61,11 @@ def join(
     # no handler of Python runs while C++ waits for the others
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     where = f" at {address}" if address else ""
-    line = (
-        f"waiting for the other processes{where}, for {JOIN_SECONDS} s in all; a process that failed before it came "
-        "has said why\n"
+    print(
+        f"waiting for the other processes{where}, for {JOIN_SECONDS} s at most; a process that failed before it came "
+        "has said why",
+        file=sys.stderr,
     )
-    waiting = threading.Timer(TOLD_SECONDS, sys.stderr.write, [line])
-    waiting.start()
     try:
         jax.distributed.initialize(
             address,
@@ -84,8 +81,6 @@ def join(
             "--coordinator_address=HOST:PORT of the first process, --num_processes and "
             "--process_id; a single process needs none of them, nor --multihost"
         ) from error
-    finally:
-        waiting.cancel()
     if keep_sigterm:
         signal.signal(signal.SIGTERM, handler)
 

@@ -128,8 +128,7 @@ class RunDirectory:
     def is_imported(self) -> bool:
         """Returns whether it holds a model of the hub, without an optimizer's state."""
         status = self.status()
-        imported = status["state"] == "finished" and status["reason"] == "imported"
-        return imported and status["step"] == 0
+        return status["reason"] == "imported" and status["step"] == 0
 
     def saved_steps(self) -> list[int]:
         """Returns the steps with a complete checkpoint, ascending."""

@@ -51,7 +51,7 @@ class TrainedRun:
     ):
         self.directory = RunDirectory(workdir)
         config = self.directory.config()
-        self.step = hosts.broadcast(lambda: _find_steps(self.directory, checkpoint))[0]
+        self.step = hosts.broadcast(lambda: find_steps(self.directory, checkpoint))[0]
         self.config = config.at(self.step)
         self.override = None if override is None else effective(override, self.config)
         self._tested = overridden(self.config, self.override)
@@ -131,7 +131,7 @@ class TrainedRun:
         with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
             self.step, params, _ = checkpoints.first_whole(
                 lambda step: checkpoints.restore_params(step, abstract),
-                lambda lost: _find_steps(self.directory, self._checkpoint) if lost else [self.step],
+                lambda lost: find_steps(self.directory, self._checkpoint) if lost else [self.step],
             )
         if self.config.at(self.step) != self.config:
             raise ValueError(
@@ -178,7 +178,7 @@ def fitting_mesh(mesh: MeshConfig) -> Mesh:
         return make_mesh(MeshConfig())
 
 
-def _find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
+def find_steps(directory: RunDirectory, checkpoint: str = "latest") -> list[int]:
     """Returns the steps for "latest", "best" or a number, in the order to try them."""
     directory.check_checkpoints()
     status, steps = directory.status(), directory.saved_steps()

@@ -109,13 +109,11 @@ def listed(folder: epath.Path) -> list[epath.Path]:
 
 
 @contextlib.contextmanager
-def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterator[pathlib.Path]:
+def made_whole(place: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Yields a local path for a new file or directory, which replaces `place` after the block.
 
-    If the block raises, `place` stays as it was. At an address the files are written in turn.
-
-    Args:
-      parents: makes missing folders above `place`.
+    If the block raises, `place` stays as it was. Missing folders above it are made. At an address the
+    files are written in turn.
     """
     if is_address(place):
         with tempfile.TemporaryDirectory() as folder:
@@ -126,8 +124,7 @@ def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterat
                     (epath.Path(place) / path.relative_to(made)).write_bytes(path.read_bytes())
         return
     path = pathlib.Path(place)
-    if parents:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex}")
     try:
         yield temporary
@@ -139,11 +136,9 @@ def made_whole(place: str | os.PathLike[str], *, parents: bool = True) -> Iterat
             temporary.unlink(missing_ok=True)
 
 
-def write_whole(
-    place: str | os.PathLike[str], content: str | bytes | memoryview, *, parents: bool = True
-) -> None:
+def write_whole(place: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
     """Writes a file by `made_whole`. Text is written in UTF-8, with escapes for what UTF-8 lacks."""
-    with made_whole(place, parents=parents) as temporary:
+    with made_whole(place) as temporary:
         temporary.write_bytes(
             content.encode(errors="backslashreplace") if isinstance(content, str) else content
         )

@@ -188,14 +188,14 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         (
             "a.txt",
             "the".encode("utf-16-le"),
-            "is no text, since it holds a NUL byte; if it is UTF-16",
+            "is no text, since it holds a NUL byte, as archives do; if it is UTF-16",
         ),
         ("a.txt", b"\0\0\xfe\xff\0\0\0t", "is UTF-32; convert it by iconv"),
         ("a.txt", b"%PDF-1.7\n%\xe2\xe3", "is a PDF; convert it"),
         ("a.zip", b"PK\x03\x04 rest", "is a zip archive; unzip it"),
         ("a.txt", gzip.compress(b"the cat", mtime=0), r"is a gzip file; name it with \.gz"),
         ("a.txt", bz2.compress(b"the cat"), r"is a bzip2 file; name it with \.bz2"),
-        ("a.tar.gz", None, "is a tar archive; unpack it by tar -xf"),
+        ("a.tar.gz", None, "is no text, since it holds a NUL byte, as archives do"),
     ],
 )
 def test_files_that_are_no_text_are_named(tmp_path, name, content, message):

@@ -21,6 +21,7 @@ from alibi.data.tokenizers import (
     ByteTokenizer,
     WordTokenizer,
     bpe,
+    given_tokenizer,
     load_tokenizer,
     make_dictionary,
     make_tokenizer,
@@ -323,13 +324,13 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
         ValueError,
         match=r"tokenizer.json has no end-of-text token.*add one of <\|endoftext\|>, </s>",
     ):
-        make_tokenizer(data, None)
+        given_tokenizer(data)
     # One that a model's eos_token_id names, which its saved copy keeps.
     tokenizer.add_special_tokens(["<|end|>", "<|turn|>"])
     tokenizer.save(data.tokenizer_file)
     read_tokenizer(data.tokenizer_file, [2, 9, 3]).save(tmp_path / "saved")
     saved = dataclasses.replace(data, tokenizer_file=str(tmp_path / "saved" / "tokenizer.json"))
-    for made in (load_tokenizer(tmp_path / "saved"), make_tokenizer(saved, None)):
+    for made in (load_tokenizer(tmp_path / "saved"), given_tokenizer(saved)):
         assert (made.boundary, made.boundary_id, made.ends) == ("<|end|>", 2, (2, 9, 3))
         assert made.encode("a").tolist() == [0, 2]
     tokenizer = hf.Tokenizer(tokenizer.model)
@@ -340,7 +341,7 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     )
     tokenizer.enable_truncation(2)
     tokenizer.save(data.tokenizer_file)
-    made = make_tokenizer(data, None)
+    made = given_tokenizer(data)
     assert (made.boundary_id, made.vocab_size, made.ends) == (2, 3, (2,))
     # Of several ends the common name stands between documents; of unknown ids none does.
     assert read_tokenizer(data.tokenizer_file, [0, 2]).ends == (2, 0)
@@ -350,10 +351,10 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     assert made.encode("a b a a").tolist() == [0, 1, 0, 0, 2]
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"is no tokenizer\.json of the tokenizers library"):
-        make_tokenizer(data, None)
+        given_tokenizer(data)
     data = dataclasses.replace(data, tokenizer_file=str(tmp_path / "missing.json"))
     with pytest.raises(ValueError, match=r"missing\.json can't be read"):
-        make_tokenizer(data, None)
+        given_tokenizer(data)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +376,7 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
 )
 def test_options_that_are_not_used(options, message):
     with pytest.raises(ValueError, match=message):
-        make_tokenizer(DataConfig(**options), None)
+        given_tokenizer(DataConfig(**options))
 
 
 # All.

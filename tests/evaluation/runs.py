@@ -8,7 +8,7 @@ import jax
 import optax
 
 from alibi.config import make_config
-from alibi.data.tokenizers import make_tokenizer
+from alibi.data.tokenizers import given_tokenizer
 from alibi.evaluation.context_use import ContextUse
 from alibi.evaluation.evaluate import EvaluationOptions
 from alibi.evaluation.output import Output
@@ -36,7 +36,7 @@ def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
         f"data.cache_dir={folder / 'cache'},{keys}"
     )
     run = RunDirectory(folder / name)
-    tokenizer = make_tokenizer(config.data, None)
+    tokenizer = given_tokenizer(config.data)
     run.check(config)
     run.claim(config, tokenizer)
     model = build_model(config, tokenizer.vocab_size)

@@ -110,13 +110,9 @@ def read_tokenizer(
 
 
 def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) -> Tokenizer:
-    """Returns the tokenizer that the config section `data` names, made from the train split of `corpus`
-    unless a file is given.
-
-    `progress` shows a bar on stderr. Raises ValueError as `given_tokenizer`.
+    """Returns the tokenizer that the config section `data` names, words or bpe, made from the train
+    split of `corpus`. `progress` shows a bar on stderr.
     """
-    if tokenizer := given_tokenizer(data):
-        return tokenizer
     limit, sample = data.max_train_bytes, data.tokenizer_train_bytes
     shown = limit if sample < 0 else sample if limit < 0 else min(sample, limit)
     pieces = (

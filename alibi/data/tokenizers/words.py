@@ -102,12 +102,8 @@ def read_dictionary(path: str | os.PathLike) -> dict[str, int]:
         # Only "\n" ends a line: words may hold other characters that Python calls line breaks.
         content = epath.Path(path).expanduser().read_bytes().decode("utf-8-sig")
         lines = [line.removesuffix("\r") for line in content.rstrip("\r\n").split("\n")]
-    except OSError as error:
-        raise ValueError(f"the dictionary {path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the dictionary {path} is not UTF-8: {error.reason} at offset {error.start}"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the dictionary {path} can't be read in UTF-8: {error}") from error
     counts = dict.fromkeys(SPECIALS, 0)
     for index, line in enumerate(lines, start=1):
         symbol, _, count = line.rpartition(" ")
