@@ -96,12 +96,10 @@ def read_column(
 
 
 def _lines(texts: Iterable[bytes]) -> Iterator[str]:
-    """Yields the lines in successive texts, with their ends, without a byte order mark."""
-    rest, encoding = b"", "utf-8-sig"
+    """Yields the lines in successive texts, with their ends."""
+    rest = ""
     for text in texts:
-        *lines, rest = (rest + text).split(b"\n")
-        for line in lines:
-            yield line.decode(encoding) + "\n"
-            encoding = "utf-8"
+        *lines, rest = (rest + text.decode()).split("\n")
+        yield from (f"{line}\n" for line in lines)
     if rest:
-        yield rest.decode(encoding)
+        yield rest

@@ -38,14 +38,13 @@ SETTINGS = (*SEEDED, "jax_enable_x64", "jax_default_matmul_precision")
 
 
 def facts(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the text, tokenizer, position method and parent of a run's record."""
+    """Returns the text, tokenizer and position method of a run's record."""
     corpus = record.get("corpus", {})
     tokenizer = corpus.get("train", {}).get("tokenizer_fingerprint")
     return {
         **{f"the SHA-256 of the {split} text": corpus[split].get("sha256") for split in corpus},
         **record.get("method_files", {}),
         TOKENIZER: record.get(TOKENIZER, tokenizer),  # imported runs have no corpus
-        "parent": record.get("parent"),
     }
 
 
