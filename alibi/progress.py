@@ -47,9 +47,10 @@ class Progress(contextlib.AbstractContextManager["Progress", None]):
                 f"{{percentage:3.0f}}%{bar}{{n_fmt}}/{{total_fmt}}, {{remaining}} left{{postfix}}"
             )
         kind, seconds = (tqdm.tqdm, 0.2) if terminal else (_Lines, LINE_SECONDS)
+        delay = DELAY_SECONDS if terminal and not last else 0
         self._bar = kind(
             desc=title, initial=done, total=total, leave=last, mininterval=seconds, miniters=1, disable=not show,
-            delay=0 if last else DELAY_SECONDS, unit_scale=not last, bar_format=f"{{desc}}: {unit} {numbers}",
+            delay=delay, unit_scale=not last, bar_format=f"{{desc}}: {unit} {numbers}",
             file=None if terminal else io.StringIO(),
         )  # fmt: skip
 

@@ -15,8 +15,7 @@ from alibi.progress import Progress, print_line
 def test_what_is_no_terminal_gets_a_line_now_and_then(monkeypatch, capsys) -> None:
     with Progress("quick", 10, "token") as shown:
         shown.update(10)
-    for name in ("LINE_SECONDS", "DELAY_SECONDS"):
-        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     with Progress("own", 2000, "update", done=500, last=True) as shown:
         shown.update(700, "loss 1.5")
         shown.update(800, "loss 1.4")

@@ -180,7 +180,7 @@ class Parent:
             f"from {self.run} after {self.step:,} updates: {self.parameters:,} parameters taken; "
             f"new: {new}; dropped: {dropped}"
             + f"; position options: {options}" * bool(options)
-            + "; the optimizer's state and the order of text go on" * bool(ours.init_step)
+            + "; the optimizer's state and the order of text go on" * (ours.init_step > 0)
         )
 
     def replace_in(self, state: TrainState, mesh: Mesh) -> TrainState:

@@ -167,7 +167,7 @@ def test_a_dict_txt_may_hold_the_padding_or_not(tmp_path):
         (b"", r"line 1: '' is not"),
         (b"a 3\na 2\n", "holds 'a' twice"),
         (b"<unk> 3\n", "holds '<unk>' twice, or it is one of <s>"),
-        (b"caf\xe9 1\n", "not UTF-8: .* at offset 3"),
+        (b"caf\xe9 1\n", "can't be read in UTF-8: .* in position 3"),
     ],
 )
 def test_a_bad_dict_txt_is_explained(tmp_path, content, message):

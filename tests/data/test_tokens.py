@@ -172,10 +172,10 @@ def test_bad_requests(data, tmp_path):
     (tmp_path / "train.txt").write_text("")
     with pytest.raises(ValueError, match=r"train\.txt is empty"):
         tokens.prepare(data, "train", progress=False)
-    assert directories(data) == []
+    assert not [path for path in directories(data) if path.suffix != ".parts"]
 
 
-def test_no_space_left_is_explained_and_leaves_nothing(data, monkeypatch):
+def test_no_space_left_is_explained_and_leaves_no_token_file(data, monkeypatch):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -185,7 +185,7 @@ def test_no_space_left_is_explained_and_leaves_nothing(data, monkeypatch):
         match=r"can't be written \(No space left on device\); make space, or set data\.cac",
     ):
         tokens.prepare(data, "train", progress=False)
-    assert directories(data) == []
+    assert not [path for path in directories(data) if path.suffix != ".parts"]
     monkeypatch.undo()
     assert tokens.prepare(data, "train", progress=False).manifest.tokens == 15
 
