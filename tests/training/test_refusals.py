@@ -105,16 +105,10 @@ def test_a_text_that_changed_is_refused_before_anything_is_overwritten(
 
 
 def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.Path) -> None:
-    """Also if its checkpoints can't be; root may write in any directory, but in no file."""
+    """Root may write in any directory, but in no file."""
     (tmp_path / "file").write_text("")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").write_text("")
-    for workdir in (tmp_path / "file" / "run", tmp_path / "run"):
-        with pytest.raises(ValueError, match="can't be written") as told:
-            loop.train(tiny_config(), str(workdir))
-        assert (f"{tmp_path / 'file'} is a file, not a directory" in str(told.value)) == (
-            workdir.parent.name == "file"
-        )
+    with pytest.raises(ValueError, match=r"can't be written .*file is a file, not a directory"):
+        loop.train(tiny_config(), str(tmp_path / "file" / "run"))
 
 
 @pytest.mark.parametrize(
