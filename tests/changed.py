@@ -6,15 +6,12 @@ directly or through other folders and scripts, or that name a script, or a page'
 """
 
 import collections
-import functools
 import pathlib
 import re
 import subprocess
 import sys
 
 from tests.test_layers import ROOT, imported, room_of
-
-imports = functools.cache(imported)  # for tests, which ask several times
 
 
 def git(*words: str) -> list[str]:
@@ -49,7 +46,7 @@ def affected_tests(changed: list[str]) -> list[str]:
     users = collections.defaultdict(set)
     for path in files:
         if path.endswith(".py"):
-            for module in imports(ROOT / path):
+            for module in imported(ROOT / path):
                 users[node_of(module.replace(".", "/") + ".py")].add(node_of(path))
         if path in tests:
             text = (ROOT / path).read_text()

@@ -154,8 +154,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Slow tests don't check annotations, a tenth of their time: the quick ones call the same functions."""
-    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("slow") is not None)
+    """Annotations are checked in quick tests of these folders. That is a tenth of a test's time, and the
+    others call the same functions.
+    """
+    checks = item.path.parent.name in ("attention", "positions", "model", "tests")
+    is_slow = item.get_closest_marker("slow") is not None
+    jaxtyping.config.update("jaxtyping_disable", is_slow or not checks)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What the suite keeps between runs, and which of its tests a change asks for."""
+"""What the suite keeps between runs, and its list of slow tests."""
 
 import os
 import pathlib
@@ -7,7 +7,6 @@ import time
 from jax._src.compilation_cache import compress_executable
 
 from tests import slow
-from tests.changed import affected_tests
 from tests.compilations import SETTLED, make_folder, tidy
 
 
@@ -43,15 +42,3 @@ def test_each_slow_test_is_there() -> None:
     for name in slow.names():
         file, _, test = name.partition("::")
         assert f"\ndef {test.partition('[')[0]}(" in (root / file).read_text(), name
-
-
-def test_a_change_asks_for_the_tests_of_what_imports_it() -> None:
-    sweeps = affected_tests(["alibi/sweeps/execute.py"])
-    assert {"tests/sweeps/test_execute.py", "tests/paper/test_reproduction.py"} <= {*sweeps}
-    assert not [path for path in sweeps if path.startswith("tests/attention/")]
-    attention = affected_tests(["alibi/attention/blocked.py"])
-    assert {"tests/attention/test_blocked.py", "tests/model/test_decoder.py"} <= {*attention}
-    assert "tests/storage/test_storage.py" not in attention
-    assert affected_tests(["tests/model/test_loss.py"]) == ["tests/model/test_loss.py"]
-    assert "tests/test_docs.py" in affected_tests(["docs/attention.md"])
-    assert "tests/sweeps/test_templates.py" in affected_tests(["scripts/sweep.py"])

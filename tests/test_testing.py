@@ -46,16 +46,15 @@ from alibi.testing.model import (
 
 SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 # One for each place where a position enters: the logits by a line and by a table of the distance, by
-# the queries, which adds values too, by the layer's input, and by both sides; the queries and keys,
-# also with other sizes and with data of the tokens before; whole rows, carried, of weights and of all
-# heads; the embedding. CoPE's rows are in positions/test_whole_rows.py.
+# the queries, which adds values too, and by the layer's input; the queries and keys, with other sizes
+# and with data of the tokens before; whole rows, carried, of weights and of all heads; the embedding.
+# DeBERTa's both sides are in positions/test_content.py and test_scaled.py, CoPE's rows in
+# test_whole_rows.py, rotary's cache in model/test_generation.py.
 WHOLE = {
     "alibi": {},
     "t5": {},
     "shaw": {"values": True},
     "fox": {},
-    "deberta": {},
-    "rotary": {},
     "pope": {},
     "selective_rope": {},
     "stick_breaking": {},
@@ -63,11 +62,11 @@ WHOLE = {
     "dape": {},
     "sinusoidal": {},
 }
-QUICK = {"alibi", "t5", "shaw", "fox", "rotary", "sinusoidal"}
+QUICK = {"alibi", "t5", "shaw", "fox", "sinusoidal"}
 # One for each kind of field that devices split: of heads and shared, of queries, of keys, of all heads.
 SPLIT = {"t5", "shaw", "fox", "dape"}
-# Those with a mask in the other direction: a line, a table, and both sides.
-TWO_SIDED = {"alibi", "t5", "deberta"}
+# Those with a mask in the other direction, too: a line and a table.
+TWO_SIDED = {"alibi", "t5"}
 # With parameters of all layers, of each, and with data of the tokens before.
 LOOPED = {"t5", "fox", "selective_rope"}
 

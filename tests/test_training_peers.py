@@ -1,7 +1,7 @@
 """The peers of a training step make this project's updates, or their speed would mean nothing."""
 
 import functools
-import importlib
+import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,10 @@ def test_pytorch_makes_the_same_updates(attention, position):
     assert sum(sizes) == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="compiling takes 20 s, for a peer on GPUs: bash tools/more_tests.sh gpu",
+)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's own compiler
 def test_flex_attention_has_the_same_loss():
     """Of the first update alone, as FlexAttention has no backward pass on CPUs."""

@@ -57,8 +57,8 @@ class Trial:
 
     def __init__(self, folder: pathlib.Path, inputs: pathlib.Path):
         self.folder, self.inputs, self.run = folder, inputs, folder / "runs" / NAME
-        # All processes share their compilations. Set before JAX is imported.
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(inputs / "compilations")
+        # All processes share their compilations, those of tests with later runs. Set before JAX is imported.
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(inputs / "compilations"))
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         self.environment = os.environ | {
             "ALIBI_CACHE": str(folder / "cache"),

@@ -23,7 +23,8 @@ for part in ${@:-harness tpu gpu notebooks services}; do
   case "$part" in
     harness) install=(lm-eval==0.4.13) tests=(tests/evaluation/test_harness.py) ;;
     tpu) install=("jax[tpu]") tests=(tests/attention/test_fused.py -k compiles_for_tpus) ;;
-    gpu) install=("jax[cuda13]") tests=(tests/attention/test_fused.py -k compiles_for_gpus) ;;
+    gpu) install=("jax[cuda13]")
+      tests=(tests/attention/test_fused.py tests/test_training_peers.py -k "compiles_for_gpus or flex") ;;
     notebooks) install=(scikit-learn) tests=(tests/test_notebooks.py -k grids) ;;
     services) install=(wandb trackio) tests=(tests/training/test_metric_writers.py) ;;
     slurm) tests=(tests/test_slurm.py) ;;

@@ -1,5 +1,6 @@
 """The encoder-decoders of docs/cross-attention.md learn to reverse sequences, and read longer ones."""
 
+import functools
 import re
 
 import flax.nnx as nnx
@@ -9,8 +10,11 @@ import optax
 import pytest
 
 from tests.hosts import ROOT
+from tests.programs import AS_USERS
 
 STEPS = 400
+# Its many updates take longer than to compile them as for users.
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 PAGE = (ROOT / "docs" / "cross-attention.md").read_text()
 
 pytestmark = pytest.mark.slow
@@ -32,7 +36,7 @@ def optimizer():
 def trained(page):
     model, optimize = page["EncoderDecoder"](), optimizer()
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=AS_USERS | OPTIMIZED)
     def all_steps(key):
         def step(state, key):
             params, moments = state
@@ -82,8 +86,8 @@ def test_the_linen_model_reverses_and_the_nnx_model_computes_the_same(page):
     assert read(page, nnx.jit(twin))[32] == pytest.approx(found[32], abs=2e-3)
     source, target, output = page["batch"](jax.random.key(2), 32)
     np.testing.assert_allclose(
-        np.where(output[..., None] > 0, twin(source, target), 0),
-        np.where(output[..., None] > 0, model.apply(params, source, target), 0),
+        np.where(output[..., None] > 0, nnx.jit(twin)(source, target), 0),
+        np.where(output[..., None] > 0, jax.jit(model.apply)(params, source, target), 0),
         atol=2e-4,
     )
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -288,7 +289,7 @@ def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
     tokens = np.random.default_rng(0).integers(5, 300, (2, 32))
     run = TrainedRun(tmp_path / "on")
     assert "layers" in run.params
-    ours = np.asarray(run.model.apply({"params": run.params}, jnp.asarray(tokens)))
+    ours = np.asarray(jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(tokens)))
     expected = ENCODERS["jina_bert"].logits(content, tensors, tokens)
     np.testing.assert_allclose(ours, expected, atol=5e-5)
 
@@ -314,7 +315,8 @@ def test_pairs_and_vectors_of_bert_are_those_of_transformers(tmp_path: pathlib.P
     with torch.no_grad():
         expected = theirs(torch.from_numpy(tokens), token_type_ids=torch.from_numpy(types)).logits
     run = TrainedRun(hub.parent / "run")
-    ours = run.model.apply({"params": run.params}, jnp.asarray(tokens), token_types=types)
+    apply = jax.jit(run.model.apply)
+    ours = apply({"params": run.params}, jnp.asarray(tokens), token_types=types)
     np.testing.assert_allclose(np.asarray(ours), expected.numpy(), atol=5e-5)
 
     hub = folders["without a head"]

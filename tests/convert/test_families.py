@@ -32,7 +32,14 @@ def test_every_family_has_a_case() -> None:
 NAMED = {str(case): case for case in CASES}
 QUICK = ("bloom-12-heads", "gpt2-learned-positions", "llama-8-heads-2-of-keys", "refact-8-heads")
 # They differ from another case in the number of heads alone; the page has them.
-ALIKE = ("bloom-8-heads", "bloom-40-heads", "mpt-8-heads", "mpt-56-heads", "falcon-RW-8-heads")
+ALIKE = (
+    "bloom-8-heads",
+    "bloom-40-heads",
+    "mpt-8-heads",
+    "mpt-12-heads",
+    "mpt-56-heads",
+    "falcon-RW-8-heads",
+)
 MARKED = [
     NAMED[name] if name in QUICK else pytest.param(NAMED[name], marks=pytest.mark.slow)
     for name in NAMED

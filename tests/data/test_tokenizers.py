@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alibi.config import DataConfig
-from alibi.data import corpus
 from alibi.data.books import BOOKS
 from alibi.data.corpus import Piece
 from alibi.data.tokenizers import (
@@ -284,16 +283,6 @@ def test_bpe_of_many_documents_is_that_of_each(trained_bpe, monkeypatch):
     for size in (1, 12, 1 << 20):
         monkeypatch.setattr(bpe, "BATCH_CHARS", size)
         assert stream(trained_bpe, *documents) == each
-
-
-@pytest.mark.slow
-def test_bpe_of_a_real_book_is_the_same_in_pieces(library_bpe, trained_bpe, monkeypatch):
-    text = next(make_corpus(DataConfig()).pieces("valid")).text
-    whole = [*library_bpe.encode(text, add_special_tokens=False).ids, 0]
-    monkeypatch.setattr(corpus, "PIECE_BYTES", 50_000)
-    parts = list(corpus.split_long(text.encode()))
-    assert len(parts) > 5
-    assert stream(trained_bpe, *parts) == whole
 
 
 def test_added_tokens_that_a_model_has_no_rows_for_are_left_out(tmp_path, caplog):

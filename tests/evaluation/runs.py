@@ -3,12 +3,13 @@ evaluation.
 """
 
 import dataclasses
+import functools
 
 import jax
 import optax
 
 from alibi.config import make_config
-from alibi.data.tokenizers import given_tokenizer
+from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.evaluation.context_use import ContextUse
 from alibi.evaluation.evaluate import EvaluationOptions
 from alibi.evaluation.output import Output
@@ -25,6 +26,12 @@ TEXT = "the quick brown fox jumps over the lazy dog.\n" * 3 + "a last line, cut 
 TRAINED_ON = "7ra1n"  # stands for the hash of the train tokens
 
 
+@functools.cache
+def made_state(model, mesh, seed):
+    """Returns the initial state, which is saved and never changed."""
+    return initial_state(model, optax.sgd(0.1), make_mesh(mesh, jax.devices()[:1]), seed)
+
+
 def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
     """Returns a work directory as training leaves it: two checkpoints, of which the first is the
     better; `keys` of the config come last.
@@ -36,11 +43,11 @@ def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
         f"data.cache_dir={folder / 'cache'},{keys}"
     )
     run = RunDirectory(folder / name)
-    tokenizer = given_tokenizer(config.data)
+    tokenizer = find_tokenizer(config.data, make_corpus(config.data))
     run.check(config)
     run.claim(config, tokenizer)
     model = build_model(config, tokenizer.vocab_size)
-    state = initial_state(model, optax.sgd(0.1), make_mesh(config.mesh, jax.devices()[:1]), seed)
+    state = made_state(model, config.mesh, seed)
     with Checkpoints(run.checkpoints) as checkpoints:
         for step in steps:
             checkpoints.save(state, step, {}, valid_nll=float(step))

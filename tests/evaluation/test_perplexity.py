@@ -116,7 +116,6 @@ def literal_nll(model, params, tokens, length, stride):
 @pytest.mark.parametrize(
     ("position", "length", "stride", "batch_sizes"),
     [
-        ("alibi", 16, 16, (3,)),
         ("alibi", 9, 4, (1, 3, 8)),
         ("sinusoidal", 9, 4, (3,)),
     ],

@@ -31,9 +31,7 @@ class Layer:
     grows: bool = False
 
 
-LOCAL = Layer(base=1e4, window=WINDOW)
 TENANTS = {
-    "gemma3": [LOCAL, LOCAL, LOCAL, LOCAL, LOCAL, Layer(base=1e6)],
     "alibi_none": [Layer(slopes=(2**-4, 2**-8)), Layer()] * 2,
     "irope": [*[Layer(base=500_000.0, window=WINDOW)] * 3, Layer(grows=True)],
 }

@@ -1,5 +1,6 @@
 """Texts from trained runs: scripts/generate.py, and its parts."""
 
+import functools
 import io
 import json
 import os
@@ -20,25 +21,22 @@ from alibi.generation import GREEDY, Sampling
 from alibi.generation.decoding import decode_answer
 from alibi.generation.texts import Answer, Prompt, Writer, make_prompt, read_prompts
 from alibi.runs.trained import TrainedRun
-from alibi.training.loop import train
+from tests.evaluation.runs import make_run
 from tests.hosts import ROOT
 
 SCRIPT = ROOT / "scripts" / "generate.py"
-ADAPTIVE = {"model__embedding": "adaptive", "model__cutoffs": (20,)}
+ADAPTIVE = {"keys": "model.embedding=adaptive,model.cutoffs=20"}
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_config, tmp_path_factory):
-    """Returns the work directory of a run with a tokenizer and a method."""
-    made = {}
+def runs(tiny_text, tmp_path_factory):
+    """Returns the work directory of a run, with random parameters, with a tokenizer and a method."""
 
-    def run_of(tokenizer="bytes", position="alibi", **keys):
-        name = "-".join([tokenizer, position, *map(str, keys.values())])
-        if name not in made:
-            made[name] = str(tmp_path_factory.mktemp(re.sub("\\W", "-", name)))
-            config = tiny_config(position=position, data__tokenizer=tokenizer, **keys)
-            train(config, made[name])
-        return made[name]
+    @functools.cache
+    def run_of(tokenizer="bytes", position="alibi", keys=""):
+        folder, keys = tmp_path_factory.mktemp("run"), f"data.tokenizer={tokenizer},{keys}"
+        text = tiny_text["train"]
+        return str(make_run(folder, position, "run", steps=(6,), text=text, keys=keys.strip(",")))
 
     return run_of
 
@@ -55,10 +53,7 @@ def prompt_of(text, seed=0):
             "bpe",
             {
                 "position": "alibi,none",
-                "model__num_layers": 2,
-                "model__window": "4,0",
-                "model__scan_layers": True,
-                "data__bpe_vocab_size": 300,
+                "keys": "model.num_layers=2,model.window=4,0,model.scan_layers=true,data.bpe_vocab_size=300",
             },
         ),
     ],
@@ -208,7 +203,7 @@ def test_a_file_of_prompts_is_answered_in_batches_as_each_alone(
     tokens = alone.stdout.splitlines()[-5:]
     assert alone.stdout.startswith("it was" + answers[2]["text"])
     assert [int(line.split()[1]) for line in tokens] == answers[2]["tokens"]
-    assert "the checkpoint after 6 of 6 updates" in alone.stderr
+    assert "the checkpoint after 6 of 600 updates" in alone.stderr
     assert re.search(r"5 tokens, \d\.\d{4} nats each; end: length; seed 9", alone.stderr)
     shown = io.TextIOWrapper(io.BytesIO(), "latin-1")
     monkeypatch.setattr(sys, "stdout", shown)

@@ -106,7 +106,6 @@ def test_second_derivatives_in_reverse_mode():
 @pytest.mark.parametrize(
     "words",
     [
-        "",
         "model.attention=blocked,model.normalizer=sink",
         "position=t5,model.num_kv_heads=1,model.scan_layers=True,model.remat=True,model.qk_norm=True,"
         "model.attention_gate=True",

@@ -1,5 +1,7 @@
 """Objectives that reorder a row, show a part of it from both sides, or predict only answers in text."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,8 +128,10 @@ def seen(model, params, batch, row=0):
     return np.array(changes).T
 
 
-@pytest.mark.parametrize("attention", ["reference", "blocked"])
-@pytest.mark.parametrize("keys", ["", ",model.scan_layers=true,model.remat=true,position=t5"])
+@pytest.mark.parametrize(
+    ("attention", "keys"),
+    [("reference", ""), ("blocked", ",model.scan_layers=true,model.remat=true,position=t5")],
+)
 def test_no_token_sees_its_target(attention, keys):
     """And what a token sees is exactly the tokens up to its reach."""
     for name in ("next_token", "fill_in_the_middle", "prefix_lm"):
@@ -176,9 +180,10 @@ def test_added_tokens_are_never_written():
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     assert params["embedding"].shape == (VOCAB + 4, 16)
     prompt = jnp.arange(8)[None]
-    features = model.apply({"params": params}, prompt, method="features")[0, -1]
+    of_last = functools.partial(model.apply, method="features")
+    features = jax.jit(of_last)({"params": params}, prompt)[0, -1]
     params["embedding"] = params["embedding"].at[VOCAB:].set(features)
-    logits = model.apply({"params": params}, prompt)[0, -1]
+    logits = jax.jit(model.apply)({"params": params}, prompt)[0, -1]
     assert logits.argmax() >= VOCAB
     written = generate(model, params, prompt, 6)
     assert written.max() < VOCAB
@@ -200,7 +205,7 @@ def test_a_prefix_lm_writes_as_it_is_scored():
     np.testing.assert_allclose(nll, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["fill_in_the_middle", "prefix_lm", "after_separator"])
+@pytest.mark.parametrize("name", ["prefix_lm", "after_separator"])
 def test_trained_and_evaluated(tiny_config, tmp_path, name):
     options = {"objective__options": {"separator": " "}} if name == "after_separator" else {}
     config = tiny_config(

@@ -92,24 +92,25 @@ def cache(tmp_path_factory):
 def test_listed_texts_are_made_anew(listed, cache, request):
     data = dataclasses.replace(load_config(listed["config"], {}).data, cache_dir=str(cache))
     if data.corpus == "text":
-        folder = long_books(request.getfixturevalue("shared_dir"), cache)
+        folder = request.getfixturevalue("long_books")
         places = {split: str(folder / data[split]) for split in ("train", "valid", "test")}
         data = dataclasses.replace(data, **places)
     made = told(prepare(data, listed["split"], progress=False).manifest)
     assert made == {key: listed[key] for key in made}
 
 
-def long_books(shared, folder):
-    """Writes the texts of the long books from the two files beside the project, of which the second
-    holds the books of two splits.
+@pytest.fixture(scope="module")
+def long_books(shared_dir, cache):
+    """The folder with the texts of the long books, from the two files beside the project, of which the
+    second holds the books of two splits.
     """
     books = BookList.read(ROOT / "configs" / "long_books.json")
     for source, splits in {"train": ["train"], "valid": ["valid", "test"]}.items():
-        with lzma.open(shared / "data" / "gutenberg-long" / f"{source}.txt.xz") as stream:
+        with lzma.open(shared_dir / "data" / "gutenberg-long" / f"{source}.txt.xz") as stream:
             for split in splits:
                 size = sum(book.bytes for book in books.of(split))
-                (folder / f"{split}.txt").write_bytes(stream.read(size))
-    return folder
+                (cache / f"{split}.txt").write_bytes(stream.read(size))
+    return cache
 
 
 def test_hashes_of_the_long_books_follow_from_their_list():

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from alibi.reporting import report
-from alibi.reporting.charts import length_chart
-from alibi.reporting.panels import panel_groups
 from alibi.reporting.report import MOST_POINTS, RunSource, training_curve, write_report
 from alibi.reporting.rows import read_rows
 from alibi.storage.files import append_row, resolve
@@ -228,21 +226,6 @@ def test_the_committed_page_of_the_quickstart_is_drawn(show):
     assert "Training" not in shown.page.locator("h2").all_text_contents(), (
         "its metrics are not committed"
     )
-
-
-def test_the_chart_has_the_numbers_of_the_rows():
-    ((panel, _),) = panel_groups(ROWS)
-    spec = length_chart(panel, {series.label: number for number, series in enumerate(panel.series)})
-    values = {(value["run"], value["length"]): value for value in spec["data"]["values"]}
-    assert values["alibi", 512]["value"] == 7.8
-    # 8 and 10: Student's t of one degree of freedom, of their logarithms.
-    one = values["sinusoidal", 128]
-    assert (one["value"], one["seeds"]) == (9.0, 2)
-    middle, half = math.log(80) / 2, 12.7062 * math.log(10 / 8) / 2
-    assert (one["low"], one["high"]) == pytest.approx(
-        (math.exp(middle - half), math.exp(middle + half)), rel=1e-5
-    )
-    assert len(values) == len(ROWS) - 1
 
 
 def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, monkeypatch):

@@ -97,7 +97,7 @@ def test_a_run_stops_resumes_and_is_evaluated(
     bucket: str, tiny_config, tmp_path, monkeypatch
 ) -> None:
     """With the parameters, metrics and rows of a run in a directory."""
-    config = tiny_config(log__tensorboard=True)
+    config = tiny_config(log__tensorboard=True, checkpoint__every_steps=3)
     here, there = RunDirectory(tmp_path / "run"), RunDirectory(f"{bucket}/deep/run")
     loop.train(config, str(here))
 
