@@ -186,8 +186,9 @@ class Service(MetricWriter):
             yield
         except Exception as error:
             self._log = None
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             print_line(
-                f"{self._name}: {self._title} failed, {effect}, and training goes on ({_first_line(error)})"
+                f"{self._name}: {self._title} failed, {effect}, and training goes on ({reason})"
             )
 
 
@@ -243,7 +244,3 @@ def _quiet() -> Iterator[None]:
     """Hides Python's output inside. Without a terminal a package asks the user nothing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

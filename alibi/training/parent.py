@@ -188,12 +188,8 @@ class Parent:
         Raises ValueError without one.
         """
         if self._child.init_step > 0:
-            shapes = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-                state,
-            )
             with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
-                return checkpoints.restore(self.step, shapes)
+                return checkpoints.restore(self.step, state)
         abstract = laid_out(param_shapes(self._model), mesh)
         with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
             read = functools.partial(checkpoints.restore_params, abstract_params=abstract)

@@ -170,9 +170,9 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
         ValueError, match=f"data.revision=b.*, but .* took the newest copy .* commit {'a' * 40};"
     ):
         list(hub("org/tiny", revision="b" * 40).pieces("train"))
-    # A dictionary is made of the first commit, and tokens of another one are read later.
+    # Tokens of another commit are read later.
     data = dataclasses.replace(data, revision="", tokenizer="words", valid="validation")
-    assert prepare(data, "train").tokenizer().revision == "a" * 40
+    assert prepare(data, "train").manifest.revision == "a" * 40
     shutil.copytree(cached, cached.with_name("b" * 40))
     os.utime(cached, (0, 0))  # the library takes the newest
     prepare_files(data)

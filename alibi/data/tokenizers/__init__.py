@@ -73,9 +73,7 @@ def given_tokenizer(data: DataConfig) -> Tokenizer | None:
     path = epath.Path(data.tokenizer_file).expanduser()
     if path.name == BpeTokenizer.file:
         with contextlib.suppress(ValueError):
-            saved = load_tokenizer(path.parent)
-            saved.revision = ""  # of a text that may not be this one
-            return saved
+            return load_tokenizer(path.parent)
     return read_tokenizer(path)
 
 
@@ -125,14 +123,9 @@ def make_tokenizer(data: DataConfig, corpus: Corpus, *, progress: bool = False) 
     ) as bar:
         train = watched(pieces, bar)
         if data.tokenizer == "words":
-            made: Tokenizer = WordTokenizer(make_dictionary(train))
-        else:
-            made = BpeTokenizer(
-                train_bpe((piece.text for piece in spaced(train)), data.bpe_vocab_size),
-                END_OF_TEXT,
-            )
-    made.revision = corpus.revision
-    return made
+            return WordTokenizer(make_dictionary(train))
+        texts = (piece.text for piece in spaced(train))
+        return BpeTokenizer(train_bpe(texts, data.bpe_vocab_size), END_OF_TEXT)
 
 
 def load_tokenizer(
@@ -147,14 +140,12 @@ def load_tokenizer(
         # half a dictionary would be another one
         if name != "bytes" and file_sha256(file) != saved["sha256"]:
             raise ValueError(f"{file} was altered: its SHA-256 is not that of {SAVED}")
-        tokenizer: Tokenizer = ByteTokenizer()
         if name == "words":
-            tokenizer = WordTokenizer(read_dictionary(file))
-        elif name == "bpe":
-            tokenizer = BpeTokenizer(read_bpe(file), saved["boundary"], saved.get("ends", ()))
-        tokenizer.revision = saved.get("revision", "")
+            return WordTokenizer(read_dictionary(file))
+        if name == "bpe":
+            return BpeTokenizer(read_bpe(file), saved["boundary"], saved.get("ends", ()))
+        return ByteTokenizer()
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{folder} holds no saved tokenizer, or a damaged one ({error}); {remedy}"
         ) from error
-    return tokenizer

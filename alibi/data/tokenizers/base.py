@@ -37,7 +37,6 @@ class Tokenizer(abc.ABC):
     # Whether a document cut at a `BORDER` has the same ids.
     cuts_documents: bool = True
     changes_text: bool = False  # before it becomes ids: case, ligatures or white space are lost
-    revision: str = ""  # `Corpus.revision` of the text that the vocabulary was made from
 
     @abc.abstractmethod
     def encode_stream(
@@ -84,8 +83,6 @@ class Tokenizer(abc.ABC):
         saved = {"name": self.name} | self._write(folder)
         if self.file:
             saved["sha256"] = file_sha256(folder / self.file)
-        if self.revision:
-            saved["revision"] = self.revision
         (folder / SAVED).write_text(json.dumps(saved) + "\n", encoding="utf-8")
 
     def _write(self, folder: pathlib.Path) -> dict[str, Any]:

@@ -63,10 +63,10 @@ class SentencePiece:
         return [piece for piece, i in self.get_vocab().items() if self._model.is_control(i)]
 
     def encode(self, text: str, add_special_tokens: bool = False) -> Any:
-        encoded = types.SimpleNamespace(**self._model.encode(text, return_type="offset_mapping"))
+        ids = self._model.encode(text)
         if add_special_tokens and self._model.bos_id() >= 0:
-            encoded.ids = [self._model.bos_id(), *encoded.ids]
-        return encoded
+            ids = [self._model.bos_id(), *ids]
+        return types.SimpleNamespace(ids=ids)
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool = False) -> Any:
         return [self.encode(text) for text in texts]
