@@ -50,10 +50,8 @@ def mesh_sizes(mesh: MeshConfig, devices: int) -> tuple[int, ...]:
     """
     sizes = [mesh[axis] for axis in AXES]
     got = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
-    if sizes.count(-1) > 1 or any(size != -1 and size < 1 for size in sizes):
-        raise ValueError(
-            f"{got}: sizes must be positive, one of them may be -1 (all remaining devices)"
-        )
+    if sizes.count(-1) > 1:
+        raise ValueError(f"{got}: only one of them may be -1 (all remaining devices)")
     fixed = math.prod(size for size in sizes if size != -1)
     if -1 in sizes and devices % fixed == 0:
         sizes[sizes.index(-1)] = devices // fixed

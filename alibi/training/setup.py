@@ -221,8 +221,8 @@ def sequences_per_update(config: Config, shards: int) -> int:
         config.train.accumulation,
     )
     unit = length * micro_batches * shards
-    if tokens < 1 or tokens % unit:
-        fits_alone = tokens > 0 and tokens % (length * micro_batches) == 0
+    if tokens % unit:
+        fits_alone = tokens % (length * micro_batches) == 0
         fewer = (
             ", or a larger mesh.tensor, so that fewer devices split the batch"
             if shards > 1 and fits_alone
