@@ -138,11 +138,10 @@ def _config(path: pathlib.Path, cache: pathlib.Path) -> DataConfig:
 
 
 def _make_tokenizer(path: pathlib.Path, root: pathlib.Path) -> None:
-    from alibi.data.tokenizers import make_tokenizer
-    from alibi.data.tokens import make_corpus
+    from alibi.data.tokens import find_tokenizer, make_corpus
 
     data = _config(path, root)
-    make_tokenizer(data, make_corpus(data)).save(root / path.stem)
+    find_tokenizer(data, make_corpus(data)).save(root / path.stem)
 
 
 def _prepare(path: pathlib.Path, root: pathlib.Path, workers: int) -> Callable[[], object]:
