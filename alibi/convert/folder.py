@@ -1,7 +1,6 @@
 """A folder in the format of the Hugging Face hub: config.json, weights in files, a tokenizer."""
 
 import json
-import logging
 import os
 import pathlib
 import re
@@ -72,8 +71,6 @@ class HubFolder(Model):
             raise ValueError(
                 f"{self.path} has no weights: neither {WEIGHTS} nor {PICKLED}, whole or in several files with an index"
             )
-        if forms[1:]:
-            logging.warning("%s: read %s, not %s", self.path, forms[0], ", ".join(forms[1:]))
         index: Any = {"": forms[0]}
         file = own_file(self.path, forms[0])
         if file.suffix == ".json":

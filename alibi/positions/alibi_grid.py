@@ -53,12 +53,10 @@ class AlibiGrid(Alibi):
         rows = self.rows or (patches // self.columns if self.columns else side)
         columns = self.columns or (patches // self.rows if self.rows else side)
         if rows * columns != patches:
-            given = {"rows": self.rows, "columns": self.columns}
-            got = ", ".join(f"{name}={count}" for name, count in given.items() if count)
-            got = got or "a square grid"
             raise ValueError(
-                f"alibi_grid got {length} tokens, {free} of them free, and {patches} patches don't fill {got}; give "
-                "the grid of these tokens as the option columns, and free_tokens for tokens that are no patches"
+                f"alibi_grid got {length} tokens, {free} of them free, and {patches} patches don't fill "
+                f"{rows} rows of {columns}; give the grid of these tokens as the option columns, and free_tokens for "
+                "tokens that are no patches"
             )
         if columns > ROW or rows > 2 * ROW:
             raise ValueError(

@@ -190,16 +190,16 @@ def test_kernels_refuse_a_grid_under_a_causal_mask():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda: made(length=15).bias({}), "15 patches don't fill a square grid; give the grid of"),
-        (lambda: made(columns=5).bias({}), "16 patches don't fill columns=5"),
+        (lambda: made(length=15).bias({}), "15 patches don't fill 3 rows of 3; give the grid of"),
+        (lambda: made(columns=5).bias({}), "16 patches don't fill 3 rows of 5"),
         (lambda: made(rows=2, columns=9).bias({}), "got 16 tokens, 0 of them free, and 16 patches"),
         (
             lambda: made(free_tokens=1).bias({}),
-            "1 of them free, and 15 patches don't fill a square",
+            "1 of them free, and 15 patches don't fill 3 rows of 3",
         ),
         (
             lambda: made(free_tokens=17).bias({}),
-            "got 16 tokens, 17 of them free, and -1 patches don't fill a square grid",
+            "got 16 tokens, 17 of them free, and -1 patches don't fill 0 rows of 0",
         ),
         (lambda: made("alibi", free_tokens=-1), "free_tokens=-1 .* at least 0"),
         (lambda: made("alibi", free_tokens=1, slopes_after="paper"), "leave slopes_after out"),
@@ -209,7 +209,7 @@ def test_kernels_refuse_a_grid_under_a_causal_mask():
             lambda: alibi.attention_fn(
                 "alibi_grid", num_heads=2, causal=False, options={"columns": 5}
             )(*(jnp.zeros((1, 16, 2, 4)),) * 3),
-            "16 patches don't fill columns=5",
+            "16 patches don't fill 3 rows of 5",
         ),
     ],
 )
