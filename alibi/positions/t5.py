@@ -86,18 +86,14 @@ class T5(PositionMethod):
     max_distance: int = 0
 
     def __post_init__(self) -> None:
-        sides, least = 1, "num_buckets >= 2 and max_distance > num_buckets / 2"
-        if not self.causal:
-            sides, least = (
-                2,
-                "with causal=False an even num_buckets >= 4 and max_distance > num_buckets / 4",
-            )
+        sides = 1 if self.causal else 2
         of_side, rest = divmod(self.num_buckets, sides)
         if of_side < 2 or rest or not of_side // 2 < self.farthest <= MOST_DISTANCE:
             raise ValueError(
-                f"t5 needs {least}, of at most {MOST_DISTANCE:,} tokens, or max_distance=0 for a quarter of the "
-                f"training length; got num_buckets={self.num_buckets}, max_distance={self.max_distance}, "
-                f"train_length={self.train_length}"
+                f"t5 with causal={self.causal} needs {'num_buckets' if sides == 1 else 'an even num_buckets'} >= "
+                f"{2 * sides} and max_distance > num_buckets / {2 * sides}, of at most {MOST_DISTANCE:,} tokens, or "
+                f"max_distance=0 for a quarter of the training length; got num_buckets={self.num_buckets}, "
+                f"max_distance={self.max_distance}, train_length={self.train_length}"
             )
 
     @property

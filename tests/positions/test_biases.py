@@ -378,7 +378,11 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
             {"features": 7},
             "sandwich needs an even number of features, such as 128, and got 7",
         ),
-        ("t5", {"causal": False, "num_buckets": 5}, "with causal=False an even num_buckets >= 4"),
+        (
+            "t5",
+            {"causal": False, "num_buckets": 5},
+            "with causal=False needs an even num_buckets >= 4",
+        ),
         (
             "deberta",
             {"max_distance": -1},
