@@ -208,6 +208,9 @@ class Alibi(PositionMethod):
         caveats="beyond L it gains mostly because fewer tokens have little context (appendix B)",
     )
 
+    # Slopes of 0 are refused.
+    takes_logarithms = False
+
     slopes: str | tuple[float | int, ...] = "paper"
     draw: int = 0
     alibi_bias_max: float = 8.0
@@ -224,7 +227,12 @@ class Alibi(PositionMethod):
             raise ValueError(
                 f"free_tokens={self.free_tokens} go with the same slopes on both sides; leave slopes_after out"
             )
-        Alibi.sides(self, {})  # raises for wrong slopes
+        for slopes in map(np.asarray, Alibi.sides(self, {})):  # raises for wrong slopes
+            if self.takes_logarithms and slopes.min() < 2.0**-MOST_BIAS_MAX:
+                raise ValueError(
+                    f"{type(self).__name__} takes logarithms of slopes={slopes.tolist()}, which must be above 0 (in "
+                    f"float32, at least 2^-{MOST_BIAS_MAX}); with position=alibi they may be 0"
+                )
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
@@ -247,12 +255,3 @@ class Alibi(PositionMethod):
             if len(sides) == 2
             else AlibiBias(sides[0], symmetric=not self.causal)
         )
-
-    def check_logarithms(self) -> None:
-        """Raises ValueError for a slope without a logarithm in float32."""
-        for slopes in map(np.asarray, Alibi.sides(self, {})):
-            if slopes.min() < 2.0**-MOST_BIAS_MAX:
-                raise ValueError(
-                    f"{type(self).__name__} takes logarithms of slopes={slopes.tolist()}, which must be above 0 (in "
-                    f"float32, at least 2^-{MOST_BIAS_MAX}); with position=alibi they may be 0"
-                )

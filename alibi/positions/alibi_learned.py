@@ -37,11 +37,9 @@ class AlibiLearned(Alibi):
         caveats="extrapolates worse than fixed slopes (paper)",
     )
 
-    per_layer: bool = False
+    takes_logarithms = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_logarithms()
+    per_layer: bool = False
 
     def init(self, key: PRNGKeyArray) -> Params:
         return {} if self.per_layer else self._logarithms()

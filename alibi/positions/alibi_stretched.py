@@ -52,9 +52,7 @@ class AlibiNtk(Alibi):
         caveats="changes only the evaluation of a trained model; p_h is (h - 1) / (H - 1) for H a power of two",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_logarithms()
+    takes_logarithms = True
 
     def sides(self, params: Params) -> list[PerHead]:
         flattened = []
