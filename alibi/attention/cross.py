@@ -132,9 +132,8 @@ class Cross:
         """
 
         def compute(
-            query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
+            query: Array, key: Array, value: Array, _is_causal: bool, arguments: dict[str, Any]
         ) -> Array:
-            del is_causal
             source = held
             if source is None:
                 key, value = (jnp.moveaxis(x, -3, -1) for x in (key, value))

@@ -112,7 +112,6 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
         module: Any = None,
         is_causal: bool = False,
     ) -> Float[Array, "*batch q heads value_dim"]:
-        del force_fp32_for_softmax
         if query.shape[-2] != num_heads:
             raise ValueError(
                 f"attention_fn is for {num_heads} heads and the layer has {query.shape[-2]}"

@@ -70,9 +70,8 @@ def method_attention_fn(
     )
 
     def compute(
-        query: Array, key: Array, value: Array, is_causal: bool, arguments: dict[str, Any]
+        query: Array, key: Array, value: Array, _is_causal: bool, arguments: dict[str, Any]
     ) -> Array:
-        del is_causal
         held = before = padding = None
         cached = in_slots = cache is not None and not cache.reading.fresh
         if cache is not None:
