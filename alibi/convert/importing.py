@@ -289,21 +289,18 @@ def read_params(theirs: Model, family: Family, config: Config, vocab_size: int) 
     names = _names(theirs, family, entries, shapes)
     made: dict[str, jax.Array] = {}
 
-    def place(path: str, read: Any) -> None:
+    def place(path: str, array: np.ndarray) -> None:
         leaf = leaves[path]
         made[path] = jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index: cast(read(index), leaf.dtype, path)
+            leaf.shape, leaf.sharding, lambda index: cast(array[index], leaf.dtype, path)
         )
         made[path].block_until_ready()  # before the tensor is freed
 
     # The largest first: what is read beside it is then small.
     for entry in sorted(entries, key=lambda entry: -np.prod(entry.shape(shapes))):
         tensor = theirs.tensors[names[entry.theirs]]
-        if entry.copies:
-            place(entry.ours[0], tensor.read)
-        else:
-            for path, array in entry.to_ours(tensor.read(), shapes):
-                place(path, array.__getitem__)
+        for path, array in entry.to_ours(tensor.read(), shapes):
+            place(path, array)
     return jax.tree.unflatten(jax.tree.structure(abstract), [made[path] for path in leaves])
 
 

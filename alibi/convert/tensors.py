@@ -32,12 +32,12 @@ class Tensor:
 
     Attributes:
       dtype: its name, such as "bfloat16".
-      read: returns the part at an index (defaults to the whole) in the tensor's own dtype.
+      read: returns the tensor in its own dtype.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[..., Array]
+    read: Callable[[], Array]
 
 
 @dataclasses.dataclass
@@ -59,11 +59,10 @@ def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
     needs(f"{file}", "safetensors")
     from safetensors import SafetensorError, safe_open
 
-    def read(name: str, index: Any = ...) -> Array:
+    def read(name: str) -> Array:
         # Opened for each tensor: pages of a file that stays open stay in memory.
         with safe_open(os.fspath(file), "np") as opened:
-            part = opened.get_slice(name)
-            return part[:] if index is ... else part[index]
+            return opened.get_slice(name)[:]
 
     try:
         with safe_open(os.fspath(file), "np") as opened:
@@ -129,11 +128,10 @@ def list_dense(content: Any, file: pathlib.Path) -> dict[str, Tensor]:
     import ml_dtypes
     import torch
 
-    def read(tensor: torch.Tensor, index: Any = ...) -> Array:
-        part = tensor[index]
-        if part.dtype is torch.bfloat16:  # NumPy has no such dtype, and ml_dtypes the same bits
-            return part.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return part.numpy()
+    def read(tensor: torch.Tensor) -> Array:
+        if tensor.dtype is torch.bfloat16:  # NumPy has no such dtype, and ml_dtypes the same bits
+            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.numpy()
 
     by_name = isinstance(content, dict) and all(
         isinstance(name, str)

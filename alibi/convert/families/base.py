@@ -122,12 +122,6 @@ class Entry:
         rows = (sum(shape[0] for shape in outputs), *outputs[0][1:])
         return rows[::-1] if self.inputs_first else rows
 
-    @property
-    def copies(self) -> bool:
-        """Whether the tensor is our parameter, number for number in the same order."""
-        turned = self.inputs_first or self.ours[0].endswith(("kernel", "bias"))
-        return len(self.ours) == 1 and not turned
-
     def to_ours(
         self, tensor: Float[np.ndarray, "..."], shapes: Shapes
     ) -> Iterator[tuple[str, Float[np.ndarray, "..."]]]:
