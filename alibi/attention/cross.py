@@ -72,7 +72,7 @@ class Cross:
 
         Raises:
           ValueError: unknown sides, a method without sides, a rate out of range, a number of heads that
-            has no half, a method without a bias by distance, and as `alibi.make_position`.
+            has no half, and as `alibi.make_position`.
         """
         if sides not in SIDES:
             raise ValueError(f"sides={sides!r} is unknown; use {', '.join(SIDES)}")
@@ -103,9 +103,6 @@ class Cross:
                 causal=sides != "two_sided",
                 options=position_options,
                 **sizes,
-            )
-            jax.eval_shape(
-                lambda: _bias(method, position_params(method, jax.random.key(0))) and None
             )
         return cls(sides, exact, method, options)
 
