@@ -120,12 +120,6 @@ def explain(error: Exception) -> str | None:
             "there is not enough memory; use a smaller train.max_device_tokens, train.batch_tokens or "
             f"eval.batch_tokens, a smaller model, or more devices with mesh.fsdp: {first_line or type(error).__name__}"
         )
-    if (
-        isinstance(error, OSError) and error.errno == errno.ENOTEMPTY
-    ):  # as it was renamed into place
-        return (
-            f"another command has made {error.filename2} meanwhile; use that, or give another path"
-        )
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename2 or error.filename}: {cause(error)}; give another path"
     told = isinstance(error, ValueError | OSError | UserError | MissingPackageError)

@@ -330,7 +330,7 @@ def no_gpu() -> AssertionError:
         ),
         (
             OSError(39, "Directory not empty", "a/.run.12", None, "a/run"),
-            "another command has made a/run meanwhile; use that, or give another path",
+            "a/run: Directory not empty; give another path",
         ),
         (
             PermissionError(13, "Permission denied", "from", None, "to"),

@@ -51,9 +51,7 @@ def check_writers(config: Config) -> None:
     """
     if config.log.tensorboard:
         _import_tensorboard()
-    for package in SERVICES:
-        if not config.log[package]:
-            continue
+    for package in (name for name in SERVICES if config.log[name]):
         try:
             importlib.import_module(package)
         except ImportError as error:
