@@ -14,6 +14,7 @@ from alibi.extras import needs
 from alibi.progress import print_line
 
 DATA_FILES = (".jsonl", ".csv", ".parquet")
+LAST_ROW = "\x04end of the rows"
 
 _print_once = functools.cache(print_line)
 
@@ -82,7 +83,7 @@ def read_column(
         rows: Iterator[dict[str, Any]] = map(json.loads, filter(str.strip, _lines(texts)))
         if kind == ".csv":
             csv.field_size_limit(sys.maxsize)  # a document may be long
-            rows = csv.DictReader(_lines(texts), strict=True)
+            rows = _csv_rows(_lines(texts))
         first = list(itertools.islice(rows, 1))
         for row in first:
             check_column(column, row.keys(), str(path))
@@ -93,6 +94,19 @@ def read_column(
         ) from error
     except (json.JSONDecodeError, RecursionError, csv.Error, ArrowException) as error:
         raise ValueError(f"{path} is not a whole {kind} file ({error}); make it again") from error
+
+
+def _csv_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a .csv file; raises csv.Error if a quotation never ends: it takes in the row
+    that is added here. csv's own strict mode also refuses stray quotes within a field.
+    """
+    rows = csv.DictReader(itertools.chain(lines, [LAST_ROW]))
+    for row in rows:
+        if LAST_ROW in row.values():
+            return
+        yield row
+    if LAST_ROW not in (rows.fieldnames or ()):  # of an empty file it is the names
+        raise csv.Error("a quotation never ends")
 
 
 def _lines(texts: Iterable[bytes]) -> Iterator[str]:

@@ -184,9 +184,8 @@ class Service(MetricWriter):
             yield
         except Exception as error:
             self._log = None
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             print_line(
-                f"{self._name}: {self._title} failed, {effect}, and training goes on ({reason})"
+                f"{self._name}: {self._title} failed, {effect}, and training goes on ({_first_line(error)})"
             )
 
 
@@ -196,7 +195,7 @@ Connect = Callable[[RunDirectory, dict[str, str], dict[str, Any]], Session]
 
 
 def _connect_wandb(run: RunDirectory, names: dict[str, str], config: dict[str, Any]) -> Session:
-    """Returns a session of Weights & Biases, offline with WANDB_MODE=offline.
+    """Returns a session of Weights & Biases, offline if it can't be reached.
 
     Its files lie in wandb/ in the work directory, or in the current one if the run is in a bucket,
     unless WANDB_DIR names another place.
@@ -206,12 +205,17 @@ def _connect_wandb(run: RunDirectory, names: dict[str, str], config: dict[str, A
     folder = None if is_address(str(run)) or "WANDB_DIR" in os.environ else str(run)
     times = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
     settings = wandb.Settings(console="off", silent=True, **times)
-    opened = wandb.init(
-        **names, name=run.name, config=config, dir=folder, settings=settings, resume="allow"
-    )
+    arguments = names | {"name": run.name, "config": config, "dir": folder, "settings": settings}
+    why = ""
+    try:
+        opened = wandb.init(**arguments, resume="allow")
+    except Exception as error:
+        wandb.teardown()  # or the id would still be in use
+        opened = wandb.init(**arguments, resume="allow", mode="offline")
+        why = f" ({_first_line(error)})"
     line = f"W&B: {opened.url}"
     if opened.offline:
-        line = f"W&B is offline; to send the run: wandb sync {opened.settings.sync_dir}"
+        line = f"W&B is offline{why}; to send the run: wandb sync {opened.settings.sync_dir}"
     return opened.log, lambda finished: opened.finish(exit_code=0 if finished else 1), line
 
 
@@ -242,3 +246,7 @@ def _quiet() -> Iterator[None]:
     """Hides Python's output inside. Without a terminal a package asks the user nothing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -80,13 +80,12 @@ def test_a_line_that_is_no_object(tmp_path, line):
 
 def test_a_quotation_that_never_ends_is_no_document(tmp_path):
     """All rows after it would be one text."""
-    # as Excel writes it
-    (tmp_path / "rows.csv").write_text('\ufefftext\n"a ""b"" c"\nd"e')
-    assert documents(corpus_of(tmp_path / "rows.csv"), "train") == ['a "b" c', 'd"e']
-    for text in ('text\n"a ""b"" c"\n"d e\nf\ng\n', 'text\n"a "b" c"\n'):
-        (tmp_path / "rows.csv").write_text(text)
-        with pytest.raises(ValueError, match=r"rows.csv is not a whole .csv file \("):
-            documents(corpus_of(tmp_path / "rows.csv"), "train")
+    # as Excel writes it, and stray quotes as csv reads them
+    (tmp_path / "rows.csv").write_text('\ufefftext\n"a "b" c" \nd"e')
+    assert documents(corpus_of(tmp_path / "rows.csv"), "train") == ['a b" c" ', 'd"e']
+    (tmp_path / "rows.csv").write_text('text\n"a ""b"" c"\n"d e\nf\ng\n')
+    with pytest.raises(ValueError, match=r"rows.csv is not a whole .csv file \(a quotation never"):
+        documents(corpus_of(tmp_path / "rows.csv"), "train")
 
 
 @pytest.mark.parametrize(

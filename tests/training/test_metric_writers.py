@@ -203,7 +203,7 @@ def assert_same_metrics(seen: dict[int, dict[str, float]], workdir: pathlib.Path
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_wandb_that_is_not_reached_is_one_line(tmp_path, monkeypatch, capsys) -> None:
+def test_wandb_that_is_not_reached_is_one_line_and_files(tmp_path, monkeypatch, capsys) -> None:
     wandb = pytest.importorskip("wandb", reason="needs the package wandb: pip install wandb")
     wandb.teardown()  # so that it reads its environment now
     for name, value in {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": 40 * "x"}.items():
@@ -218,4 +218,5 @@ def test_wandb_that_is_not_reached_is_one_line(tmp_path, monkeypatch, capsys) ->
         writer.write(1, {"train_nll": 2.0})
         writer.close(False)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("run: W&B failed, no metrics are written there, and training goes on (")
+    assert line.startswith("run: W&B is offline (")
+    assert list(run.path.glob(f"wandb/offline-run-*/run-{tracked(run)['id']}.wandb"))
