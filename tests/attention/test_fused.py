@@ -5,9 +5,11 @@ test_backend_grid.py compares the kernels for TPUs over shapes, masks and dtypes
 """
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes, attend
-from alibi.attention.accelerator import plan, triton_grid
+from alibi.attention.accelerator import fused, plan, triton_grid
 from alibi.attention.accelerator.mosaic_grid import Pass
 from alibi.attention.backends import choose, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions
@@ -225,6 +227,28 @@ def test_auto_takes_it_on_accelerators(platform):
     assert choose(call_of(platform, tabulated("t5", plain))) == "fused"
     assert choose(call_of(platform, tabulated("kerple_log", plain))) == "fused"
     assert choose(call_of(platform, None, length=512)) == "reference", "the logits are small"
+
+
+@pytest.mark.parametrize(
+    ("platform", "pallas", "kernels", "next_one"),
+    [("gpu", "triton", "triton", "augmented"), ("tpu", "tpu", "mosaic", "blocked")],
+)
+def test_auto_takes_the_next_backend_where_jax_lacks_the_pallas_of_a_platform(
+    platform, pallas, kernels, next_one, monkeypatch, caplog
+):
+    for package, name in (
+        ("jax.experimental.pallas", pallas),
+        ("alibi.attention.accelerator", kernels),
+        ("alibi.attention.accelerator", f"{kernels}_grid"),
+    ):
+        monkeypatch.delattr(importlib.import_module(package), name, raising=False)
+        monkeypatch.delitem(sys.modules, f"{package}.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{pallas}", None)
+    monkeypatch.setattr(fused, "_missing", functools.cache(fused._missing.__wrapped__))
+    call = call_of(platform, AlibiBias(alibi_slopes(4)), length=8192)
+    assert choose(call) == choose(call) == next_one
+    assert "has no Pallas for" in refusal("fused", call)
+    assert len(caplog.messages) == 1, "the reason is logged once"
 
 
 def test_a_call_that_it_cannot_do_is_refused_with_the_reason():

@@ -14,6 +14,7 @@ kernel's list (a range on GPUs), and cost nothing.
 """
 
 import functools
+import logging
 import math
 from typing import Any
 
@@ -121,6 +122,21 @@ def cannot_fuse(call: AttentionCall) -> str:
         return str(error)
     if plan.most_tiles > MOST_TILES and platform == "tpu":
         return f"its lists hold {MOST_TILES:,} tiles, and this call can need {plan.most_tiles:,}"
+    return _missing(plan.on_gpu)
+
+
+@functools.cache
+def _missing(on_gpu: bool) -> str:
+    """Returns why the kernels can't be imported, or an empty string. Logs the reason, once per process."""
+    try:
+        _kernels(on_gpu)
+    except ImportError as error:
+        name = "Triton" if on_gpu else "Mosaic"
+        reason = (
+            f"JAX {jax.__version__} has no Pallas for {name} ({error}); jax 0.10 to 0.12 have it"
+        )
+        logging.getLogger(__name__).warning("no fused attention: %s", reason)
+        return reason
     return ""
 
 
