@@ -13,15 +13,21 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Float
+
 from alibi.config import Config
 from alibi.config.fields import annotations, checked, parsed
 from alibi.objectives import make_objective
+from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.measure import EVALUATORS, Measure, evaluator_class, make_evaluator
 from alibi.reporting.rows import Row
 from alibi.storage.files import digest
 
 if TYPE_CHECKING:
     from alibi.evaluation.subject import Subject, Text
+else:
+    Subject = Text = Any  # JAX would be imported with them
 
 Cell = Mapping[str, Any]
 
@@ -116,7 +122,7 @@ class Evaluator(Measure, abc.ABC):
         """Returns a warning about runs with this config, or ""."""
         return ""
 
-    def text(self, subject: "Subject", cell: Cell) -> "Text":
+    def text(self, subject: Subject, cell: Cell) -> Text:
         """Returns the text to score.
 
         Raises:
@@ -124,11 +130,11 @@ class Evaluator(Measure, abc.ABC):
         """
         return subject.text(self.row_split)
 
-    def undefined(self, subject: "Subject", cell: Cell) -> str:
+    def undefined(self, subject: Subject, cell: Cell) -> str:
         """Returns why the position method has no such cell, or ""."""
         return subject.run.undefined(cell["length"])
 
-    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+    def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         """Returns why the text has no such cell, or ""."""
         return text.too_short(cell["length"])
 
@@ -136,12 +142,12 @@ class Evaluator(Measure, abc.ABC):
         """Returns the cell in words, after the run's name."""
         return f"at {cell['length']:,}"
 
-    def is_done(self, subject: "Subject", row: Row) -> bool:
+    def is_done(self, subject: Subject, row: Row) -> bool:
         """Returns whether the files that `measure` writes beside the row exist."""
         return True
 
     @abc.abstractmethod
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         """Returns the results for a row's cell by name: numbers, or tuples of numbers.
 
         Raises:
@@ -154,6 +160,19 @@ class Evaluator(Measure, abc.ABC):
         values = [kind.value(entry) for entry in self.entries(row) if kind.value]
         shown = " to ".join(kind.write(value) for value in values if value is not None)
         return f"{kind.title.lower()} {shown or kind.missing}"
+
+
+def mean_results(name: str, values: Float[np.ndarray, " items"]) -> dict[str, Any]:
+    """Returns the results of a mean over a text: the mean as `name`, the number of values, and their
+    sums by part.
+
+    Raises:
+      NoResultError: a value is not finite.
+    """
+    if not np.isfinite(values).all():
+        raise NoResultError("a value is not finite; the model overflows at this length")
+    parts = six_digits(part_sums(values))
+    return {name: float(values.mean(dtype=np.float64)), "tokens": values.size, "parts": parts}
 
 
 def refuse_other_objectives(evaluator: str, config: Config) -> None:

@@ -10,23 +10,27 @@ more and more tokens on both sides.
 import dataclasses
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from alibi.config import Config
-from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
+from alibi.evaluation.base import (
+    Cell,
+    NoResultError,
+    Subject,
+    Text,
+    option,
+    refuse_other_objectives,
+)
 from alibi.evaluation.perplexity import OfWindows
 from alibi.evaluation.windows import Windows, predicted, same_token_windows
 from alibi.objectives import make_objective
 from alibi.reporting.intervals import interval, part_sums, six_digits
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, result
-
-if TYPE_CHECKING:
-    from alibi.evaluation.subject import Subject, Text
-    from alibi.reporting.panels import Panel
 
 
 def _gain(entry: Entry) -> float | None:
@@ -63,17 +67,17 @@ class ContextUse(OfWindows):
     def cells(self, config: Config, lengths: Sequence[int]) -> list[Cell]:
         return [{"lengths": tuple(lengths)}]
 
-    def undefined(self, subject: "Subject", cell: Cell) -> str:
+    def undefined(self, subject: Subject, cell: Cell) -> str:
         return _too_few([length for length in cell["lengths"] if not subject.run.undefined(length)])
 
-    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+    def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         return _too_few(_lengths(subject, text, cell))
 
     def title(self, cell: Cell) -> str:
         lengths = ", ".join(f"{length:,}" for length in cell["lengths"])
         return f"at {lengths}, the same tokens" + ", after BOS" * self.bos
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         """Without the longest lengths if memory doesn't suffice for their windows."""
         from alibi.evaluation.output import print_once
         from alibi.evaluation.scorer import run_objective
@@ -128,7 +132,7 @@ class ContextUse(OfWindows):
         lengths = row.results.get("lengths", row.cell["lengths"])
         return lengths[0], lengths[-1]
 
-    def windows(self, panel: "Panel") -> str:
+    def windows(self, panel: Panel) -> str:
         (results, *_) = [row.results for row in panel.rows if row.is_measured] or [{}]
         if not results:
             return "the same tokens at each length"
@@ -143,13 +147,13 @@ class ContextUse(OfWindows):
             f"against what they cost at {shortest:,}, at ends of windows of {longest:,}"
         )
 
-    def explanation(self, panel: "Panel") -> str:
+    def explanation(self, panel: Panel) -> str:
         return (
             "Nats per token that longer windows save on the same tokens: above zero if the model uses the longer "
             "context, zero if it only survives it."
         )
 
-    def alt(self, panel: "Panel") -> str:
+    def alt(self, panel: Panel) -> str:
         return panel.kind.title.lower()
 
 
@@ -210,7 +214,7 @@ def gain_of(
     return {"gain_nats": float(saved.mean()), "interval": bounds, "parts": six_digits(parts)}
 
 
-def _lengths(subject: "Subject", text: "Text", cell: Cell) -> list[int]:
+def _lengths(subject: Subject, text: Text, cell: Cell) -> list[int]:
     """Returns the lengths that the method and the text have."""
     return [
         length

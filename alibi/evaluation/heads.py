@@ -8,22 +8,19 @@ A model may extrapolate because its heads read near tokens alone. Michel et al. 
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
-from alibi.evaluation.base import NoResultError, option
+from alibi.evaluation.base import NoResultError, Subject, Text, option
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows, spread_windows
 from alibi.objectives import make_objective
 from alibi.reporting.intervals import six_digits
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, fact, result
-
-if TYPE_CHECKING:
-    from alibi.evaluation.subject import Subject, Text
-    from alibi.reporting.panels import Panel
 
 LOCAL_SHARE = 0.01  # what a local head gives at most to tokens beyond distance 8
 
@@ -57,7 +54,7 @@ class Heads(OfText):
     across: ClassVar = "layer"
     is_map: ClassVar = True
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         from alibi.evaluation.head_sums import attention_sums
 
         windows = self.windows_of(subject, text, row)
@@ -73,7 +70,7 @@ class Heads(OfText):
 
     # ---- parts that the other evaluators of heads share
 
-    def windows_of(self, subject: "Subject", text: "Text", row: Row) -> Windows:
+    def windows_of(self, subject: Subject, text: Text, row: Row) -> Windows:
         """Returns whole windows, spread over the text."""
         length = row.cell["length"]
         most = max(1, min(self.head_tokens, len(text.tokens)) // length) * length
@@ -82,8 +79,8 @@ class Heads(OfText):
 
     def results(
         self,
-        subject: "Subject",
-        text: "Text",
+        subject: Subject,
+        text: Text,
         row: Row,
         windows: Windows,
         of: Any,
@@ -141,18 +138,18 @@ class Heads(OfText):
             for i in range(len(next(iter(lists.values()))))
         ]
 
-    def alt(self, panel: "Panel") -> str:
+    def alt(self, panel: Panel) -> str:
         return f"heads by {self.across}, in windows of {panel.rows[0].cell['length']:,}"
 
     def suffix(self, row: Row) -> str:
         return f"-length{row.cell['length']}" + super().suffix(row)
 
-    def facts(self, panel: "Panel") -> list[str]:
+    def facts(self, panel: Panel) -> list[str]:
         title, *others = super().facts(panel)
         lengths = (f"{row.cell['length']:,}" for row in panel.rows)
         return [title, fact("windows of {} tokens", lengths), *others]
 
-    def explanation(self, panel: "Panel") -> str:
+    def explanation(self, panel: Panel) -> str:
         shares = [
             f"{row.run} {row.results['local']:.0%}" for row in panel.rows if "local" in row.results
         ]
@@ -173,7 +170,7 @@ class HeadLoss(Heads):
         _kind("Loss with the head at its mean", "{:+.4f}", "mean", ", nats per token"),
     )
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         from alibi.evaluation.head_sums import ablated_nll, output_sums
         from alibi.parallel.hosts import is_primary
         from alibi.progress import Progress
@@ -203,7 +200,7 @@ class HeadLoss(Heads):
                     bar.update(1)
         return self.of_heads(losses) | {"nats": float(whole)}
 
-    def explanation(self, panel: "Panel") -> str:
+    def explanation(self, panel: Panel) -> str:
         return "Every token of the windows is scored, without the head and with it."
 
 
@@ -215,7 +212,7 @@ class HeadBias(Heads):
     labels: ClassVar = ("layer", "head")
     across: ClassVar = "tokens from the key to the query"
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         from alibi.evaluation.head_sums import bias_by_distance
 
         windows = self.windows_of(subject, text, row)

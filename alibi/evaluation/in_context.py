@@ -4,21 +4,17 @@ less that of an early one.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from alibi.config import Config
-from alibi.evaluation.base import Cell, NoResultError, option, refuse_other_objectives
+from alibi.evaluation.base import Cell, Subject, Text, mean_results, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows
-from alibi.reporting.intervals import mean_results
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import mean_kind
-
-if TYPE_CHECKING:
-    from alibi.evaluation.subject import Subject, Text
-    from alibi.reporting.panels import Panel
 
 SCORE = mean_kind("In-context score", "{:+.4f}".format, "score_nats", axis=", nats")
 
@@ -41,25 +37,23 @@ class InContext(OfText):
         if self.early >= self.late:
             raise ValueError(f"early={self.early} must be below late={self.late}")
 
-    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+    def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         if cell["length"] < self.late:
             return f"windows of {cell['length']:,} have no token {self.late:,}"
         if len(text.tokens) < 2 * cell["length"]:
             return f"the text has {len(text.tokens):,} tokens, and the score needs two windows"
         return ""
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         length = row.cell["length"]
         count = len(text.tokens) // length
         windows = Windows(0, count * length, length, length)
-        title = f"{subject.run.title} {self.title(row.cell)}"
-        nll = subject.score(text.tokens, windows, title).nll_nats.reshape(count, length)
+        score = subject.score(text.tokens, windows, self.title(row.cell))
+        nll = score.nll_nats.reshape(count, length)
         by_window = nll[:, self.late - 1].astype(np.float64) - nll[:, self.early - 1]
-        if not np.isfinite(by_window).all():
-            raise NoResultError(f"the NLL is not finite at {length}")
         return mean_results("score_nats", by_window)
 
-    def facts(self, panel: "Panel") -> list[str]:
+    def facts(self, panel: Panel) -> list[str]:
         title, tokens, *others = super().facts(panel)
         about = f"nats of token {self.late} less those of token {self.early}"
         return [f"{title}, {about}", tokens.replace("tokens scored", "windows"), *others]

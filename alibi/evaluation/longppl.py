@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,17 +9,15 @@ import numpy as np
 from jaxtyping import Bool
 
 from alibi.config import Config
-from alibi.evaluation.base import NoResultError, option, refuse_other_objectives
+from alibi.evaluation.base import NoResultError, Subject, Text, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText, text_results
 from alibi.evaluation.windows import windows_of
-from alibi.reporting.intervals import part_sums, six_digits
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import PERPLEXITY
 
 if TYPE_CHECKING:
     from alibi.evaluation.output import Output
-    from alibi.evaluation.subject import Subject, Text
-    from alibi.reporting.panels import Panel
 
 KEY_PERPLEXITY = dataclasses.replace(PERPLEXITY, title="Perplexity of key tokens (LongPPL)")
 
@@ -52,28 +49,16 @@ class LongPPL(OfText):
                 "train_length; give --key_run=WORKDIR"
             )
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         key = _key_tokens(self, subject.output, text.tokens_sha256)
-        title = f"{subject.run.title} {self.title(row.cell)}"
+        if not key.any():
+            raise NoResultError(f"none of the {key.size:,} tokens is a key token")
         windows = windows_of(len(text.tokens), row.cell["length"])
-        score = subject.score(text.tokens, windows, title)
-        nll = score.nll_nats[key]
-        total = float(nll.sum(dtype=np.float64))
-        if not nll.size or not math.isfinite(total):
-            raise NoResultError(f"the NLL of {nll.size:,} key tokens is {total}")
-        parts = six_digits(part_sums(nll))
-        results = text_results(
-            total,
-            tokens=nll.size,
-            words=None,
-            bytes=None,
-            seconds=score.seconds,
-            parts=parts,
-            read=key.size,
-        )
+        score = subject.score(text.tokens, windows, self.title(row.cell))
+        results = text_results(score.nll_nats[key], score.seconds, read=key.size)
         return results | {"text_tokens": key.size}
 
-    def windows(self, panel: "Panel") -> str:
+    def windows(self, panel: Panel) -> str:
         run = self.key_run.rstrip("/").rpartition("/")[-1]
         shares = {
             row.results["tokens"] / row.results["text_tokens"]
@@ -102,5 +87,5 @@ def _key_tokens(
     nats = []
     for length in (long, evaluator.key_short or max(1, long // 8)):
         windows = windows_of(len(text.tokens), length, max(1, length // 4))
-        nats.append(subject.score(text.tokens, windows, f"{run.title}, key tokens").nll_nats)
+        nats.append(subject.score(text.tokens, windows, "key tokens").nll_nats)
     return (nats[1] - nats[0] > evaluator.key_gain) & (nats[0] < evaluator.key_loss)

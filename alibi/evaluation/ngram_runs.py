@@ -28,7 +28,6 @@ from alibi.evaluation.perplexity import OfText, Perplexity, scoring, text_result
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import predicted, same_token_windows, windows_of
 from alibi.objectives import make_objective
-from alibi.reporting.intervals import part_sums, six_digits
 from alibi.reporting.names import grouped
 from alibi.reporting.rows import Row
 from alibi.reporting.writers import aligned
@@ -68,7 +67,6 @@ class NGram:
     smoothing: str
     grams: int  # distinct n-grams of this and the lower orders
     nll_nats: float
-    parts: tuple[float, ...]  # the NLL of consecutive parts of the text, as in a row
     seconds: float  # to count and score all orders and smoothings together
     # with a cache: the weights of the n-gram, the cache's unigrams and its bigrams, and the SHA-256 of
     # the text that they are fitted on
@@ -220,8 +218,8 @@ def _score(texts: Texts, order: int) -> tuple[list[NGram], list[NGram]]:
     for scores in ngram_scores(*texts_scored, texts.train.manifest.vocab_size, order):
         for smoothing, nats in scores.nats.items():
             nats = nats if texts.predicted is None else nats[texts.predicted]
-            sums = float(nats.sum()), six_digits(part_sums(nats))
-            ngrams.append(one := NGram(scores.order, smoothing, scores.grams, *sums, 0.0))
+            one = NGram(scores.order, smoothing, scores.grams, float(nats.sum()), 0.0)
+            ngrams.append(one)
             if smoothing not in best or one.nll_nats < best[smoothing].nll_nats:
                 best[smoothing] = dataclasses.replace(one, nats=nats)
     seconds = time.perf_counter() - started
@@ -271,7 +269,6 @@ def _with_caches(
                 ngram,
                 smoothing=f"{ngram.smoothing}-cache={width}",
                 nll_nats=float(nats.sum()),
-                parts=six_digits(part_sums(nats)),
                 seconds=time.perf_counter() - started,
                 weights=tuple(weights.tolist()),
                 tuned_on=tune.manifest.sha256,
@@ -305,13 +302,11 @@ def _perplexity(texts: Texts, ngram: NGram) -> dict[str, Any]:
     """Returns the results of an n-gram's row, as a run's."""
     scored, every = texts.own, texts.predicted is None
     results = text_results(
-        ngram.nll_nats,
-        tokens=texts.tokens,
+        ngram.nats,
+        ngram.seconds,
+        tokens=None if texts.in_own_tokens else texts.tokens,
         words=scored.words if every else None,
         bytes=scored.bytes if every else None,
-        seconds=ngram.seconds,
-        # in the run's tokens, so that they pair with the parts in its rows
-        parts=ngram.parts if texts.in_own_tokens else None,
     )
     return results | ({"weights": ngram.weights} if ngram.weights else {})
 

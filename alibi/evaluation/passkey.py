@@ -9,20 +9,17 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from alibi.config import Config
 from alibi.data.books import Books, KeyPrompts, PassKeys, distances
 from alibi.data.corpus import REGISTRY
 from alibi.data.tokenizers import Tokenizer
-from alibi.evaluation.base import Cell, Evaluator, option, refuse_other_objectives
+from alibi.evaluation.base import Cell, Evaluator, Subject, Text, option, refuse_other_objectives
 from alibi.evaluation.windows import Windows
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import Kind, fact, result
-
-if TYPE_CHECKING:
-    from alibi.evaluation.subject import Subject, Text
-    from alibi.reporting.panels import Panel
 
 ACCURACY = Kind("Keys found again", "{:.0%}".format, value=result("accuracy"), trials="prompts")
 
@@ -68,7 +65,7 @@ class Passkey(Evaluator):
             "configs/passkey.py trains a run that does"
         )
 
-    def text(self, subject: "Subject", cell: Cell) -> "Text":
+    def text(self, subject: Subject, cell: Cell) -> Text:
         from alibi.evaluation.subject import Text
 
         keys = _keys(subject.run.tokenizer)
@@ -80,7 +77,7 @@ class Passkey(Evaluator):
         sha256 = hashlib.sha256(tokens.tobytes()).hexdigest()
         return Text(tokens, Books.name, "valid", sha256)
 
-    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+    def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         return _keys(subject.run.tokenizer).limit(
             cell["length"], cell["distance"], self.distractors
         )
@@ -88,21 +85,20 @@ class Passkey(Evaluator):
     def title(self, cell: Cell) -> str:
         return f"with a key {cell['distance']:,} tokens back in {cell['length']:,}"
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         from alibi.evaluation.scorer import wrong_tokens
 
         count, length = self.prompts, row.cell["length"]
         tokens, size = length + 1, _keys(subject.run.tokenizer).size
         windows = Windows(tokens - size, count * tokens, length, size, spacing=tokens)
-        title = f"{subject.run.title} {self.title(row.cell)}"
-        score = subject.score(text.tokens, windows, title, wrong_tokens)
+        score = subject.score(text.tokens, windows, self.title(row.cell), wrong_tokens)
         # each token after the true ones before it: greedy decoding answers with the key
         is_found = (score.nll_nats.reshape(count, size) == 0).all(axis=1)
         return {"accuracy": float(is_found.mean()), "prompts": count}
 
     # ---- how reports show it
 
-    def facts(self, panel: "Panel") -> list[str]:
+    def facts(self, panel: Panel) -> list[str]:
         return [
             f"{panel.kind.title}, by {self.across}",
             f"{self.prompts} prompts in each cell"
@@ -110,7 +106,7 @@ class Passkey(Evaluator):
             fact("trained at {}", (row.train_length for row in panel.rows)),
         ]
 
-    def alt(self, panel: "Panel") -> str:
+    def alt(self, panel: Panel) -> str:
         return "keys found again, by distance"
 
 

@@ -5,9 +5,10 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 
 from alibi.config import Config
 from alibi.config.fields import did_you_mean
@@ -16,20 +17,20 @@ from alibi.evaluation.base import (
     Cell,
     Evaluator,
     NoResultError,
+    Subject,
+    Text,
     option,
     refuse_other_objectives,
 )
-from alibi.evaluation.dumps import Scoring
+from alibi.evaluation.dumps import Dump, Scoring, dump_file, has_dump, write_dump
+from alibi.evaluation.separately import documents_file, lines_of, padded
 from alibi.evaluation.windows import Windows, mean_context, windows_of
 from alibi.objectives import make_objective
 from alibi.reporting.intervals import part_sums, six_digits
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import BITS_PER_BYTE, PERPLEXITY, PSEUDO_PERPLEXITY, Kind, fact
 from alibi.storage.files import write_whole
-
-if TYPE_CHECKING:
-    from alibi.evaluation.subject import Subject, Text
-    from alibi.reporting.panels import Panel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class OfText(Evaluator):
                 f"the config names no {self.split} text: data.{self.split} is empty; set it, or give another --split"
             )
 
-    def text(self, subject: "Subject", cell: Cell) -> "Text":
+    def text(self, subject: Subject, cell: Cell) -> Text:
         return subject.text(
             self.split,
             file=self.text_file,
@@ -108,7 +109,7 @@ class OfWindows(OfText):
                 "documents are isolated, and --bos is for models that see whole windows; leave it out"
             )
 
-    def text(self, subject: "Subject", cell: Cell) -> "Text":
+    def text(self, subject: Subject, cell: Cell) -> Text:
         if self.bos and subject.run.tokenizer.bos_id is None:
             raise ValueError(
                 f"--bos needs a tokenizer that puts a BOS token before a text, and that of {subject.run.name} "
@@ -116,7 +117,7 @@ class OfWindows(OfText):
             )
         return super().text(subject, cell)
 
-    def begun(self, windows: Windows, subject: "Subject") -> Windows:
+    def begun(self, windows: Windows, subject: Subject) -> Windows:
         """Returns `windows`, which with `bos` begin with this token."""
         begin = subject.run.tokenizer.bos_id if self.bos else None
         return dataclasses.replace(windows, begin=begin)
@@ -127,7 +128,7 @@ class OfWindows(OfText):
     def suffix(self, row: Row) -> str:
         return super().suffix(row) + "-bos" * self.bos
 
-    def facts(self, panel: "Panel") -> list[str]:
+    def facts(self, panel: Panel) -> list[str]:
         title, *others = super().facts(panel)
         return [title + ", a BOS token before each window" * self.bos, *others]
 
@@ -179,28 +180,23 @@ class Perplexity(OfWindows):
         for length in lengths:
             windows_of(1, length, self.stride, causal=make_objective(config).causal)
 
-    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+    def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         return "" if self.separately else text.too_short(cell["length"])
 
     def title(self, cell: Cell) -> str:
         stride = f", stride {self.stride:,}" if self.stride else ""
         return super().title(cell) + stride + ", each document on its own" * self.separately
 
-    def is_done(self, subject: "Subject", row: Row) -> bool:
-        from alibi.evaluation.dumps import has_dump
-        from alibi.evaluation.separately import documents_file
-
+    def is_done(self, subject: Subject, row: Row) -> bool:
         folder = subject.output.folder
         return (not self.dump_nll or has_dump(folder, scoring(row))) and (
             not self.separately or documents_file(folder, row).exists()
         )
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         """Writes the dump before the row is written: a row without its dump would count as done."""
-        from alibi.evaluation.dumps import Dump, dump_file, write_dump
         from alibi.evaluation.output import print_once
         from alibi.evaluation.scorer import run_objective
-        from alibi.evaluation.separately import documents_file, lines_of, padded
 
         assert text.file is not None
         manifest, objective, output = text.file.manifest, run_objective(subject.run), subject.output
@@ -208,14 +204,19 @@ class Perplexity(OfWindows):
         tokens = padded(text.documents, length) if self.separately else text.tokens
         windows = windows_of(len(tokens), length, self.stride, causal=causal)
         windows = self.begun(windows, subject)
-        score = subject.score(tokens, windows, f"{subject.run.title} {self.title(row.cell)}")
+        score = subject.score(tokens, windows, self.title(row.cell))
         # padding is no token, of the speed neither
         nll = score.nll_nats[tokens[:] >= 0] if self.separately else score.nll_nats
-        total = float(nll.sum(dtype=np.float64))
-        if not math.isfinite(total):
-            raise NoResultError(
-                f"the NLL is {total}; the parameters or the method overflow at this length"
-            )
+        results = text_results(
+            nll,
+            score.seconds,
+            # with a selection of tokens the counts would be of the whole text
+            words=None if objective.selects else manifest.words,
+            bytes=None if objective.selects else manifest.bytes,
+            read=manifest.tokens,
+        )
+        if row.documents:
+            results["mean_context"] = mean_context(objective, tokens, windows)
         if self.dump_nll:
             dump = Dump(scoring(row), nll, np.asarray(tokens, np.int32))
             output.guard(lambda: write_dump(dump_file(output.folder, dump.of), dump))
@@ -223,19 +224,7 @@ class Perplexity(OfWindows):
             path = documents_file(output.folder, row)
             output.guard(lambda: write_whole(path, lines_of(text.documents, nll)))
             print_once(f"the NLL of each document: {path}")
-        isolated = {}
-        if row.documents:
-            isolated["mean_context"] = mean_context(objective, tokens, windows)
-        return isolated | text_results(
-            total,
-            tokens=nll.size,
-            # with a selection of tokens the counts would be of the whole text
-            words=None if objective.selects else manifest.words,
-            bytes=None if objective.selects else manifest.bytes,
-            seconds=score.seconds,
-            read=manifest.tokens,
-            parts=six_digits(part_sums(nll)),
-        )
+        return results
 
     # ---- how reports show it
 
@@ -243,7 +232,7 @@ class Perplexity(OfWindows):
         masked = row.objective and row.objective["name"] == "masked"
         return (PSEUDO_PERPLEXITY,) if masked else self.kinds
 
-    def windows(self, panel: "Panel") -> str:
+    def windows(self, panel: Panel) -> str:
         if self.stride:
             return f"sliding windows, stride {self.stride:,}"
         return "non-overlapping windows (stride = length)"
@@ -257,7 +246,7 @@ class Perplexity(OfWindows):
         objective = f"-{row.objective['name']}" if row.objective else ""
         return stride + objective + super().suffix(row) + alone
 
-    def facts(self, panel: "Panel") -> list[str]:
+    def facts(self, panel: Panel) -> list[str]:
         contexts = (
             row.results["mean_context"] for row in panel.rows if "mean_context" in row.results
         )
@@ -277,35 +266,44 @@ def scoring(row: Row) -> Scoring:
 
 
 def text_results(
-    nll_nats: float,
-    *,
-    tokens: int,
-    words: int | None,
-    bytes: int | None,
+    nll: Float[np.ndarray, " symbols"],
     seconds: float,
+    *,
+    tokens: int | None = None,
+    words: int | None = None,
+    bytes: int | None = None,
     read: int | None = None,
-    parts: tuple[float, ...] | None = None,
 ) -> dict[str, Any]:
     """Returns the results for a scored text. A perplexity beyond float64 is left out.
 
+    The NLL is summed over the text, so that rows can be pooled without loss, and over its parts, see
+    `alibi.reporting.intervals.part_sums`.
+
     Args:
-      nll_nats: summed over the tokens, so that rows can be pooled without loss.
-      tokens: number of scored tokens.
-      words, bytes: the text's size, None if only some tokens are scored.
+      nll: of each scored token, in nats.
       seconds: time of scoring.
-      read: tokens that count in the speed, defaults to `tokens`.
-      parts: the NLL summed over consecutive parts, see `alibi.reporting.intervals.part_sums`.
+      tokens: the text's tokens, if the NLL is of other symbols. Then the results have no parts.
+      words, bytes: the text's size, None if only some tokens are scored.
+      read: tokens that count in the speed, defaults to the scored tokens.
+
+    Raises:
+      NoResultError: the NLL is not finite.
     """
+    total, count = float(nll.sum(dtype=np.float64)), tokens or nll.size
+    if not math.isfinite(total):
+        raise NoResultError(
+            f"the NLL is {total}; the parameters or the method overflow at this length"
+        )
     results = {
-        "nll_nats": nll_nats,
-        "parts": parts,
-        "tokens": tokens,
+        "nll_nats": total,
+        "parts": None if tokens else six_digits(part_sums(nll)),
+        "tokens": count,
         "words": words,
         "bytes": bytes,
-        "perplexity": _exp(nll_nats / tokens),
-        "word_perplexity": _exp(nll_nats / words) if words else None,
-        "bits_per_byte": nll_nats / math.log(2) / bytes if bytes else None,
-        "tokens_per_second": (read or tokens) / seconds,
+        "perplexity": _exp(total / count),
+        "word_perplexity": _exp(total / words) if words else None,
+        "bits_per_byte": total / math.log(2) / bytes if bytes else None,
+        "tokens_per_second": (read or count) / seconds,
     }
     return {key: value for key, value in results.items() if value is not None}
 

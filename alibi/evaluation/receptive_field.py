@@ -6,17 +6,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alibi.evaluation.base import option
+from alibi.evaluation.base import Subject, Text, mean_results, option
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows
-from alibi.reporting.intervals import mean_results
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import mean_kind
 
 if TYPE_CHECKING:
-    from alibi.evaluation.subject import Subject, Text
     from alibi.model.decoder import DecoderLM
-    from alibi.reporting.panels import Panel
 
 FIELD = mean_kind("Receptive field", "{:,.0f}".format, "field", axis=", tokens")
 
@@ -31,15 +29,15 @@ class ReceptiveField(OfText):
 
     kinds: ClassVar = (FIELD,)
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         length = row.cell["length"]
         count = min(self.field_windows, len(text.tokens) // length)
         spacing = len(text.tokens) // count
         last = Windows(length - 1, (count - 1) * spacing + length, length, 1, spacing)
-        title = f"{subject.run.title} {self.title(row.cell)}"
-        return mean_results("field", subject.score(text.tokens, last, title, fields).nll_nats)
+        score = subject.score(text.tokens, last, self.title(row.cell), fields)
+        return mean_results("field", score.nll_nats)
 
-    def windows(self, panel: "Panel") -> str:
+    def windows(self, panel: Panel) -> str:
         return "tokens with 99% of the influence on the last one"
 
 

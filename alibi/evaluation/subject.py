@@ -168,6 +168,7 @@ class Subject:
             each shape, defaults to the NLL in nats.
         """
         scorer = self.scorer(of)
+        title = f"{self.run.title} {title}"
         with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
             score = scorer.score_windows(self.run.params, tokens, windows, progress=bar.update)
         self.seconds += score.seconds

@@ -5,21 +5,18 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from alibi.config import Config
 from alibi.data.corpus import REGISTRY
 from alibi.data.tasks import Tasks, find_task
-from alibi.evaluation.base import Cell, Evaluator, option
+from alibi.evaluation.base import Cell, Evaluator, Subject, Text, option
 from alibi.evaluation.windows import Windows
+from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Kind, Number, result
-
-if TYPE_CHECKING:
-    from alibi.evaluation.subject import Subject, Text
-    from alibi.reporting.panels import Panel
 
 EXACT = Kind("Examples all right", "{:.1%}".format, value=result("exact"), trials="examples")
 # answers in one example depend on each other, so examples are the trials
@@ -58,7 +55,7 @@ class TaskAccuracy(Evaluator):
                 "is for models trained on a task in bytes; configs/task.py trains one"
             )
 
-    def text(self, subject: "Subject", cell: Cell) -> "Text":
+    def text(self, subject: Subject, cell: Cell) -> Text:
         from alibi.evaluation.subject import Text
 
         name, tokens = subject.run.config.data.task, np.zeros(0, np.uint8)
@@ -66,19 +63,19 @@ class TaskAccuracy(Evaluator):
             tokens, _ = make_examples(name, cell["length"], self.examples)
         return Text(tokens, name, "valid", hashlib.sha256(tokens.tobytes()).hexdigest())
 
-    def limit(self, subject: "Subject", text: "Text", cell: Cell) -> str:
+    def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         if len(text.tokens):
             return ""
         return f"the shortest example of {text.corpus} has {find_task(text.corpus).least} tokens"
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         from alibi.evaluation.scorer import wrong_tokens
 
         length = row.cell["length"]
         _, gaps = make_examples(text.corpus, length, self.examples)
         windows = Windows(0, gaps.size, length, length)
-        title = f"{subject.run.title} {self.title(row.cell)}"
-        right = subject.score(text.tokens, windows, title, wrong_tokens).nll_nats == 0
+        score = subject.score(text.tokens, windows, self.title(row.cell), wrong_tokens)
+        right = score.nll_nats == 0
         if right.size == gaps.size:  # the objective predicts other tokens, too
             right = right[gaps > 0]
         example, ranges = np.flatnonzero(gaps) // length, np.ceil(np.log2(gaps[gaps > 0]))
@@ -96,7 +93,7 @@ class TaskAccuracy(Evaluator):
 
     # ---- how reports show it
 
-    def facts(self, panel: "Panel") -> list[str]:
+    def facts(self, panel: Panel) -> list[str]:
         task = find_task(panel.corpus)
         return [
             f"{panel.kind.title} by {self.across}: {panel.corpus}, {task.about}",
@@ -104,7 +101,7 @@ class TaskAccuracy(Evaluator):
             f"an answer drawn at random is right in {task.chance:.1%}",
         ]
 
-    def explanation(self, panel: "Panel") -> str:
+    def explanation(self, panel: Panel) -> str:
         """Returns the effective length of each line: the longest up to which all are good enough."""
         effective = []
         for one in panel.series:
@@ -125,7 +122,7 @@ class TaskGaps(TaskAccuracy):
     labels: ClassVar = ("window",)
     across: ClassVar = "tokens from the deciding symbol to its answer, up to"
 
-    def measure(self, subject: "Subject", text: "Text", row: Row) -> Mapping[str, Any]:
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         twin = dataclasses.replace(row, evaluator=TaskAccuracy.name())
         measured = [other.results for other in subject.output.find(twin) if other.is_measured]
         return measured[0] if measured else super().measure(subject, text, row)
@@ -136,5 +133,5 @@ class TaskGaps(TaskAccuracy):
             for gap, share, examples in row.results.get("by_gap", ())
         ]
 
-    def explanation(self, panel: "Panel") -> str:
+    def explanation(self, panel: Panel) -> str:
         return ""

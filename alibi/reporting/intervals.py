@@ -22,7 +22,6 @@ these are more, but at most a quarter of the parts.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import scipy  # its functions are imported when first used, and a training uses none
@@ -138,14 +137,6 @@ def part_sums(values: np.ndarray, parts: int = PARTS) -> np.ndarray:
     sizes = part_sizes(values.shape[-1], parts)
     dtype = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float64
     return np.add.reduceat(values, sizes.cumsum() - sizes, axis=-1, dtype=dtype)
-
-
-def mean_results(name: str, values: Float[np.ndarray, " items"]) -> dict[str, Any]:
-    """Returns the results of a mean over a text: the mean as `name`, the number of values, and their
-    sums by part.
-    """
-    parts = six_digits(part_sums(values))
-    return {name: float(values.mean(dtype=np.float64)), "tokens": values.size, "parts": parts}
 
 
 def six_digits(sums: Float[np.ndarray, " parts"]) -> tuple[float, ...]:

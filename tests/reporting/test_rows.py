@@ -6,9 +6,11 @@ import json
 import logging
 import math
 
+import numpy as np
 import pytest
 
 from alibi.config.override import Override
+from alibi.evaluation.base import NoResultError, mean_results
 from alibi.evaluation.perplexity import text_results
 from alibi.reporting.recorded import find_rows, merge_rows, record_row
 from alibi.reporting.rows import Row, latest, read_rows
@@ -164,15 +166,25 @@ def test_an_override_is_read_as_it_was_written_however_deep_its_lists_are():
 
 def test_the_result_of_a_scoring():
     """Eight bits a token; two tokens a word, four bytes a token."""
-    found = text_results(math.log(2) * 800, tokens=100, words=50, bytes=400, seconds=0.5)
+    nll = np.full(100, math.log(2) * 8)
+    found = text_results(nll, 0.5, words=50, bytes=400)
     assert found["perplexity"] == pytest.approx(2**8)
     assert found["word_perplexity"] == pytest.approx(2**16)
     assert found["bits_per_byte"] == pytest.approx(2.0)
     assert found["tokens_per_second"] == 200.0
-    without = text_results(1e6, tokens=10, words=0, bytes=0, seconds=1.0)
-    assert without.keys() == {"nll_nats", "tokens", "words", "bytes", "tokens_per_second"}
-    assert "perplexity" not in text_results(1e6, tokens=10, words=1, bytes=1, seconds=1.0)
-    assert "word_perplexity" not in text_results(1000.0, tokens=10, words=1, bytes=1, seconds=1.0)
+    assert sum(found["parts"]) == pytest.approx(found["nll_nats"])
+    of_bytes = text_results(np.full(400, math.log(2) * 2), 0.5, tokens=100, words=50, bytes=400)
+    assert of_bytes == pytest.approx({key: found[key] for key in found if key != "parts"})
+    without = text_results(np.full(10, 1e5), 1.0, words=0, bytes=0)
+    assert without.keys() == {"nll_nats", "parts", "tokens", "words", "bytes", "tokens_per_second"}
+    assert "word_perplexity" not in text_results(np.full(10, 100.0), 1.0, words=1, bytes=1)
+
+
+def test_an_nll_that_is_not_finite_is_no_result():
+    with pytest.raises(NoResultError, match="the NLL is inf"):
+        text_results(np.array([1.0, np.inf]), 1.0)
+    with pytest.raises(NoResultError, match="not finite"):
+        mean_results("mean", np.array([1.0, np.nan]))
 
 
 @pytest.mark.parametrize("place", ["results.jsonl", "rows/run/128-0.json"])
