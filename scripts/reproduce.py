@@ -60,8 +60,7 @@ def main() -> int:
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
     from alibi.paper.definitions import TABLES
-    from alibi.paper.overview import overview
-    from alibi.paper.plan import describe_plan, vocab_size
+    from alibi.paper.plan import describe_plan, overview, vocab_size
     from alibi.sweeps.estimates import device_table
 
     planned = _TABLE.value is not None and not (_LIST.value or _RUN.value)

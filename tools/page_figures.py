@@ -16,7 +16,6 @@ import scipy
 
 from alibi.evaluation.task import THRESHOLD
 from alibi.paper.definitions import TABLES, load_table, parse_printed
-from alibi.reporting.cells import make_cell
 from alibi.reporting.equivalence import agreement, equivalence, share_of_use
 from alibi.reporting.intervals import (
     PARTS,
@@ -27,6 +26,7 @@ from alibi.reporting.intervals import (
     share_interval,
 )
 from alibi.reporting.measure import measure_of
+from alibi.reporting.panels import make_cell
 from alibi.reporting.rows import Row, latest, read_rows
 from alibi.reporting.tables import Number
 

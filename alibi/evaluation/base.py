@@ -155,11 +155,12 @@ class Evaluator(Measure, abc.ABC):
         """
 
     def summary(self, row: Row) -> str:
-        """Returns the results in words, for a line on the terminal."""
+        """Returns the least and the greatest result in words, for a line on the terminal."""
         kind = self.kinds_of(row)[0]
         values = [kind.value(entry) for entry in self.entries(row) if kind.value]
-        shown = " to ".join(kind.write(value) for value in values if value is not None)
-        return f"{kind.title.lower()} {shown or kind.missing}"
+        known = {value for value in values if value is not None}
+        ends = dict.fromkeys((min(known), max(known)) if known else ())
+        return f"{kind.title.lower()} {' to '.join(map(kind.write, ends)) or kind.missing}"
 
 
 def mean_results(name: str, values: Float[np.ndarray, " items"]) -> dict[str, Any]:

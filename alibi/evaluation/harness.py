@@ -276,12 +276,6 @@ def harness_model() -> type:
         ) -> list[int]:
             return self.run.tokenizer.encode_open(string)
 
-        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-            for context, continuation in (request.args for request in requests):
-                if not context and not self.tok_encode(continuation):
-                    raise ValueError(f"the continuation {continuation!r} has no token")
-            return super().loglikelihood(requests, disable_tqdm=True)
-
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
             for (before, continuation), _context, to in requests:
                 if not to:

@@ -115,15 +115,6 @@ class Heads(OfText):
 
     # ---- how reports show it
 
-    def summary(self, row: Row) -> str:
-        kind, entries = self.kinds[0], self.entries(row)
-        values = [
-            value for entry in entries if kind.value and (value := kind.value(entry)) is not None
-        ]
-        return (
-            f"{kind.title.lower()} {kind.write(min(values))} to {kind.write(max(values))}, by head"
-        )
-
     def alike(self, row: Row) -> Any:
         return row.cell["length"]
 

@@ -18,11 +18,10 @@ from alibi.data.tokenfile import Manifest, TokenFile
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare, prepare_text
 from alibi.evaluation.base import Cell
-from alibi.evaluation.cache_model import cache_probabilities, fitted_weights
 from alibi.evaluation.context_use import ContextUse, same_token_results
 from alibi.evaluation.dumps import Dump, dump_file, write_dump
 from alibi.evaluation.evaluate import LengthOptions, evaluate_each
-from alibi.evaluation.ngram import ngram_scores
+from alibi.evaluation.ngram import cache_probabilities, fitted_weights, ngram_scores
 from alibi.evaluation.output import Output, made_here
 from alibi.evaluation.perplexity import OfText, Perplexity, scoring, text_results
 from alibi.evaluation.separately import documents_of

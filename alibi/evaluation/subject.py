@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -176,18 +175,33 @@ class Subject:
 
     def row(self, evaluator: Evaluator, text: Text, cell: Cell) -> Row:
         """Returns the row of a cell, without results."""
-        isolated, manifest = self.run.config.data.isolate_documents, text.manifest
-        return row_of(
-            self.run,
+        run, config, manifest = self.run, self.run.config, text.manifest
+        return Row(
+            run=run.name,
+            position=config.position,
+            train_length=config.train_length,
+            seed=config.seed,
+            step=run.step,
+            parameters=run.num_parameters,
             corpus=text.corpus,
             split=text.split,
             evaluator=evaluator.name(),
             cell=cell,
             options=evaluator.options,
+            device=Device(jax.devices()[0].device_kind, jax.device_count()),
+            jax=jax.__version__,
+            **made_here(),
+            dtype=config.eval.dtype,
+            config_hash=evaluation_hash(config, run.override),
+            seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0), run.override),
             tokens_sha256=text.tokens_sha256,
             text_hash=text.text_hash,
+            trained_on=run.trained_on,
+            override=run.override,
             unknown_tokens=(manifest and manifest.unknown_words) or None,
-            documents=None if evaluator.isolates else isolated or None,
+            documents=None if evaluator.isolates else config.data.isolate_documents or None,
+            objective=make_objective(config).recorded,
+            over_updates={key: flatten(config)[key] for key in config.over_updates},
             evaluator_code=evaluator.code(),
         )
 
@@ -212,31 +226,3 @@ def memory_limits(where: str) -> Iterator[None]:
         raise NoResultError(
             f"out of memory {where}; try fewer batch_tokens or more devices"
         ) from error
-
-
-def row_of(run: TrainedRun, **measured: Any) -> Row:
-    """Returns a row without results.
-
-    Args:
-      measured: the fields of the measurement.
-    """
-    config = run.config
-    return Row(
-        run=run.name,
-        position=config.position,
-        train_length=config.train_length,
-        seed=config.seed,
-        step=run.step,
-        parameters=run.num_parameters,
-        device=Device(jax.devices()[0].device_kind, jax.device_count()),
-        jax=jax.__version__,
-        **made_here(),
-        dtype=config.eval.dtype,
-        config_hash=evaluation_hash(config, run.override),
-        seedless_hash=evaluation_hash(dataclasses.replace(config, seed=0), run.override),
-        trained_on=run.trained_on,
-        override=run.override,
-        objective=make_objective(config).recorded,
-        over_updates={key: flatten(config)[key] for key in config.over_updates},
-        **measured,
-    )

@@ -8,10 +8,9 @@ from alibi.evaluation.perplexity import Perplexity
 from alibi.paper.definitions import POSITIONS, REFERENCES, Quantity, published
 from alibi.paper.reproduction import Reproduction
 from alibi.reporting import tables
-from alibi.reporting.cells import make_cell
 from alibi.reporting.charts import COLOURS, Spec, apart, named_lines, png
 from alibi.reporting.measure import measure_of
-from alibi.reporting.panels import Panel, Series, origin
+from alibi.reporting.panels import Panel, Series, make_cell, origin
 from alibi.reporting.recorded import find_rows, merge_rows
 from alibi.reporting.report import failed_runs
 from alibi.reporting.rows import Row, latest

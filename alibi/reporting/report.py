@@ -249,12 +249,9 @@ def _javascript() -> str:
         "Vega-Lite": VEGA_LITE,
         "vl-convert-python": importlib.metadata.version("vl-convert-python"),
     }
-    try:
-        folder = cache_root() / "scripts" / content_key(made_of)
-        find_or_make(folder, lambda new: (new / "report.js").write_text(script(), encoding="utf-8"))
-        return (folder / "report.js").read_text(encoding="utf-8")
-    except ValueError:  # no cache can be written here
-        return script()
+    folder = cache_root() / "scripts" / content_key(made_of)
+    find_or_make(folder, lambda new: (new / "report.js").write_text(script(), encoding="utf-8"))
+    return (folder / "report.js").read_text(encoding="utf-8")
 
 
 def _section(heading: str, *parts: str) -> str:
@@ -328,20 +325,15 @@ def _figure(spec: Spec, specs: list[Spec], note: str = "") -> str:
 
 def _runs_section(runs: Sequence[RunSource]) -> str:
     """Returns the command and the config of each run."""
-    parts = [
-        _details(run.name, f"<pre><code>{html.escape(run.command)}</code></pre>{_keys(run.config)}")
-        for run in runs
-    ]
+    parts = []
+    for run in runs:
+        name, command = html.escape(run.name), html.escape(run.command)
+        keys = "\n".join(
+            f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}"
+            for key, value in sorted(run.config.items())
+        )
+        parts.append(
+            f"<details><summary>{name}</summary>\n"
+            f"<pre><code>{command}</code></pre><pre>{html.escape(keys)}</pre>\n</details>"
+        )
     return _section("Runs", "<p>The command that makes each run, and its config.</p>", *parts)
-
-
-def _details(summary: str, content: str) -> str:
-    return f"<details><summary>{html.escape(summary)}</summary>\n{content}\n</details>"
-
-
-def _keys(config: Mapping[str, Any]) -> str:
-    lines = (
-        f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}"
-        for key, value in sorted(config.items())
-    )
-    return "<pre>{}</pre>".format(html.escape("\n".join(lines)))

@@ -348,23 +348,7 @@ def run_sweeper(sweeper: Sweeper) -> int:
         print(f"unfinished: {name}: {reason}; the same command goes on there", file=sys.stderr)
     if sweeper.unfinished:
         return REQUEUE
-    if not failures and not sweeper.left and not sweeper.is_task and sweeper.primary:
-        _print_next(sweeper)
     return FAILED if failures else 0
-
-
-def _print_next(sweeper: Sweeper) -> None:
-    """Prints the command that writes text with a run of ALiBi, which has no longest length."""
-    alibi = (
-        run
-        for run in sweeper.sweep.runs
-        if run.config.position == "alibi" and run.config.objective.name == "next_token"
-    )
-    if run := next(alibi, None):
-        program = [sys.executable, str(PROJECT / "scripts/generate.py")]
-        words = [f"--workdir={run_directory(sweeper.workdir, run)}", "--prompt=It was "]
-        command = shlex.join([*map(os.path.relpath, program), *words])
-        print(f"write text with {run.name} by\n  {command}")
 
 
 def is_primary(process_id: int | None, multihost: bool) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from alibi.evaluation.cache_model import cache_probabilities, fitted_weights
+from alibi.evaluation.ngram import cache_probabilities, fitted_weights
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 100])

@@ -156,9 +156,8 @@ def test_pairs_are_encoded_together(runs):
     words = run.tokenizer.encode_open
     assert joint == pytest.approx(expected(run, words("the cat"), words("sat on"), 16)[0], rel=1e-5)
     assert alone == pytest.approx(expected(run, [], words("the cat"), 16)[0], rel=1e-5)
-    for request in (Request("", " "), Request("the", " "), Request("the c", "at")):
-        with pytest.raises(ValueError, match=r"no token|has 0 tokens"):
-            lm.loglikelihood([request])
+    with pytest.raises(ValueError, match="no token"):
+        lm.loglikelihood([Request("the", " ")])
     with pytest.raises(ValueError, match=r"'at' has no token of its own after 'the c', whose last"):
         lm.loglikelihood([Request("the c", "at")])
     with pytest.raises(ValueError, match="has 17 tokens; it needs 1 to length=16"):

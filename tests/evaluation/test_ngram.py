@@ -14,11 +14,10 @@ import pytest
 from alibi.config import make_config
 from alibi.data.tokens import find_tokenizer, make_corpus, prepare
 from alibi.evaluation.by_position import analyse
-from alibi.evaluation.cache_model import cache_probabilities, fitted_weights
 from alibi.evaluation.context_use import CONTEXT_GAIN
 from alibi.evaluation.dumps import find_dumps
 from alibi.evaluation.evaluate import evaluate_runs
-from alibi.evaluation.ngram import FALLBACK, ngram_scores
+from alibi.evaluation.ngram import FALLBACK, cache_probabilities, fitted_weights, ngram_scores
 from alibi.evaluation.ngram_runs import NGramOptions, evaluate_ngrams
 from alibi.objectives import Masked, Sequences
 from alibi.reporting.equivalence import Reference, comparison

@@ -1,6 +1,6 @@
 """The list of tables counts the user's results."""
 
-from alibi.paper.overview import overview
+from alibi.paper.plan import overview
 from alibi.paper.reproduction import Reproduction
 from tests.reporting.rowmaker import append_rows, make_row
 

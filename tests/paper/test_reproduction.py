@@ -11,8 +11,7 @@ from alibi.extras import MissingPackageError
 from alibi.model.flops import keys_seen, training_flops
 from alibi.paper import plan
 from alibi.paper.definitions import TABLES
-from alibi.paper.overview import overview
-from alibi.paper.plan import vocab_size
+from alibi.paper.plan import overview, vocab_size
 from alibi.paper.reproduction import Reproduction
 from alibi.paper.results import (
     NOT_RUN_HERE,
