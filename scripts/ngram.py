@@ -42,9 +42,7 @@ _CONTEXT_WINDOWS = flags.DEFINE_integer(
     "windows whose last tokens show what a wider cache gains, as in eval_extrapolation.py",
     lower_bound=2,
 )
-_DUMP_NLL = flags.DEFINE_bool(
-    "dump_nll", False, "write each token's NLL to nll/RUN-length=l-stride=s.npz, as of runs"
-)
+_DUMP_NLL = flags.DEFINE_bool("dump_nll", False, "write each token's NLL to nll/, as of runs")
 command_line.own_flags(__name__)
 
 

@@ -1,7 +1,6 @@
 """NLL dumps: each token's NLL on disk, for analyses by position and by context."""
 
 import dataclasses
-import hashlib
 import os
 import re
 import zipfile
@@ -12,6 +11,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
+from alibi.reporting.rows import Row
+from alibi.storage.cache import content_key
 from alibi.storage.files import made_whole, resolve
 
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile)
@@ -67,19 +68,14 @@ class Dump:
         return token - np.maximum(window - (self.of.length - self.of.stride), 0) + 1
 
 
-def dump_file(folder: epath.Path, scoring: Scoring) -> epath.Path:
-    """Returns the file for a dump in an output directory, which may not exist yet.
+def file_beside(row: Row, folder: epath.Path, ending: str) -> epath.Path:
+    """Returns the file in `folder` for numbers of a row's tokens, which may not exist yet.
 
-    This is nll/RUN-length=l-stride=s.npz. If another step, text, config or override has that name, the
-    step and a hash of the rest follow.
+    This is RUN-length=l-stride=s-step=t-HASH and `ending`, with a hash over the text and the config.
     """
-    name = f"{scoring.run}-length={scoring.length}-stride={scoring.stride}"
-    path = folder / "nll" / f"{name}.npz"
-    if _read_scoring(path) in (None, scoring):
-        return path
-    rest = f"{scoring.tokens_sha256} {scoring.config_hash}{scoring.override}"
-    key = hashlib.sha256(rest.encode()).hexdigest()[:8]
-    return path.with_name(f"{name}-step={scoring.step}-{key}.npz")
+    key = content_key({"of": str(row.measurement)})[:8]
+    windows = f"length={row.length}-stride={row.options.get('stride', row.length)}"
+    return folder / f"{row.run}-{windows}-step={row.step}-{key}{ending}"
 
 
 def write_dump(path: str | os.PathLike[str], dump: Dump) -> None:
@@ -101,7 +97,7 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
             return Dump(Scoring(**of), arrays["nll_nats"], arrays["targets"])
     except _UNREADABLE as error:
         raise ValueError(
-            f"{path} is no whole NLL dump ({error}); make it again with eval_extrapolation.py --dump_nll"
+            f"{path} is no whole NLL dump ({error}); remove it, and make it again with eval_extrapolation.py --dump_nll"
         ) from error
 
 
@@ -119,16 +115,3 @@ def find_dumps(patterns: Iterable[str]) -> list[Dump]:
         matching = resolve(folder or ".").glob(pattern.removeprefix(folder))
         files |= {exact} if exact.exists() else set(matching)
     return [read_dump(file) for file in sorted(files)]
-
-
-def has_dump(folder: epath.Path, scoring: Scoring) -> bool:
-    """Returns whether an output directory has a whole dump of `scoring`."""
-    return _read_scoring(dump_file(folder, scoring)) == scoring
-
-
-def _read_scoring(path: epath.Path) -> Scoring | None:
-    """Returns a dump's key, or None if there is no whole dump."""
-    try:
-        return read_dump(path).of
-    except ValueError:
-        return None

@@ -9,21 +9,21 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from alibi.config.override import Override
 from alibi.evaluation.output import print_once
+from alibi.evaluation.scorer import Scorer
+from alibi.evaluation.windows import Windows
 from alibi.extras import needs
 from alibi.generation.sampling import Sampling
 from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import DecoderLM, unrounded
-from alibi.objectives import make_objective
-from alibi.parallel.sharding import batch_parts
+from alibi.objectives import NextToken, make_objective
 from alibi.progress import Progress
 from alibi.runs.trained import TrainedRun
 
@@ -46,10 +46,19 @@ class PairScorer:
     """
 
     def __init__(self, run: TrainedRun, length: int):
-        self.run, self.length, self.params = run, length, run.params
+        self.run, self.length = run, length
         powers = (LEAST_LENGTH << n for n in itertools.count())
         self.lengths = [*itertools.takewhile(lambda size: size < length, powers), length]
-        self.programs = jax.jit(_nll_and_greedy(run.model, length), static_argnames="greedy")
+        tokenizer = run.tokenizer
+        self.scorers = {
+            greedy: Scorer(
+                _nll_and_greedy(run.model, length, greedy),
+                objective=NextToken(tokenizer.vocab_size, tokenizer.boundary_id),
+                batch_tokens=run.batch_tokens,
+                sharding=run.model.sharding,
+            )
+            for greedy in (True, False)
+        }
 
     def score(
         self, pairs: Sequence[Pair], *, greedy: bool = True, title: str = "requests"
@@ -68,7 +77,8 @@ class PairScorer:
                 raise ValueError(
                     f"a continuation has {len(continuation):,} tokens; it needs 1 to length={self.length:,}"
                 )
-        tokens = [((context or [self._boundary]) + to) for context, to in pairs]
+        boundary = self.run.tokenizer.boundary_id
+        tokens = [((context or [boundary]) + to) for context, to in pairs]
         _say_cut(sum(len(ids) > self.length + 1 for ids in tokens), len(pairs), self.length)
         requests = [
             (ids[-self.length - 1 :], len(to)) for ids, (_, to) in zip(tokens, pairs, strict=True)
@@ -79,72 +89,49 @@ class PairScorer:
         scores = [(0.0, True)] * len(pairs)
         with Progress(f"{self.run.name}: {title}", len(pairs), "request") as bar:
             for size, indices in sorted(by_size.items(), reverse=True):
-                rows = self._rows(len(indices), size)
-                for start in range(0, len(indices), rows):
-                    batch = indices[start : start + rows]
-                    scored = self._score([requests[index] for index in batch], size, rows, greedy)
-                    for index, score in zip(batch, scored, strict=False):
-                        scores[index] = score
-                    bar.update(len(batch))
+                # a power of two, so that few numbers of requests compile programs
+                rows = np.full((1 << (len(indices) - 1).bit_length(), size + 1), -1, np.int32)
+                for row, index in zip(rows, indices, strict=False):
+                    row[: len(requests[index][0])] = requests[index][0]
+                windows = Windows(1, rows.size, size, size, spacing=size + 1)
+                left = iter(indices)
+                batches = self.scorers[greedy].batches(self.run.params, rows.ravel(), windows)
+                for _, found in batches:
+                    for nll, is_likeliest, index in zip(
+                        *map(np.asarray, found), left, strict=False
+                    ):
+                        ids, count = requests[index]
+                        own = slice(len(ids) - 1 - count, len(ids) - 1)
+                        total = -nll[own].sum(dtype=np.float64)
+                        scores[index] = float(total), bool(is_likeliest[own].all())
+                        bar.update(1)
         return scores
 
-    @property
-    def _boundary(self) -> int:
-        return self.run.tokenizer.boundary_id
 
-    def _rows(self, requests: int, size: int) -> int:
-        """Returns the rows of a batch: a power of two on each device, or all that it may hold."""
-        devices = batch_parts(self.run.model.sharding)
-        needed = 1 << (-(-requests // devices) - 1).bit_length()
-        return devices * min(max(1, self.run.batch_tokens // size), needed)
-
-    def _score(
-        self, requests: Sequence[tuple[list[int], int]], size: int, rows: int, greedy: bool
-    ) -> list[tuple[float, bool]]:
-        """Returns the score of each row of a batch with `size` inputs a row; the last rows may be
-        empty.
-
-        Args:
-          requests: tokens, and how many of the last ones are scored.
-        """
-        inputs = np.full((rows, size), self._boundary, np.int32)
-        targets = np.full((rows, size), -1, np.int32)
-        for row, (ids, scored) in enumerate(requests):
-            inputs[row, : len(ids) - 1] = ids[:-1]
-            targets[row, len(ids) - 1 - scored : len(ids) - 1] = ids[-scored:]
-        batch = jax.device_put((inputs, targets), self.run.model.sharding)
-        nll, is_likeliest = map(np.asarray, self.programs(self.params, *batch, greedy=greedy))
-        totals = -nll.sum(axis=1, dtype=np.float64)
-        return list(zip(totals.tolist(), np.all(is_likeliest, axis=1).tolist(), strict=True))
-
-
-def _nll_and_greedy(model: DecoderLM, total: int) -> Any:
+def _nll_and_greedy(model: DecoderLM, total: int, greedy: bool) -> Callable[..., Any]:
     """Returns a function of parameters, inputs and targets that gives the NLL of each target in
-    nats, and whether it is the likeliest token; 0 and True for negative targets.
+    nats, and with `greedy` whether it is the likeliest token.
 
     Args:
       total: the length of the sequences that begin with the inputs.
     """
 
     def computed(
-        module: DecoderLM,
-        inputs: Int[Array, "rows length"],
-        targets: Int[Array, "rows length"],
-        greedy: bool,
+        module: DecoderLM, inputs: Int[Array, "rows length"], targets: Int[Array, "rows length"]
     ) -> tuple[Float[Array, "rows length"], Bool[Array, "rows length"]]:
         features = module.features(inputs, total=total)
         if not greedy:
-            return module.vocabulary.token_losses(features, targets)[1], targets < 0
+            return module.vocabulary.token_losses(features, targets)[1], targets >= 0
         is_likeliest, nll = module.vocabulary.token_losses(
             features,
             targets,
             lambda logits, targets: module.writable(logits).argmax(axis=-1) == targets,
         )
-        return nll, (is_likeliest > 0) | (targets < 0)
+        return nll, is_likeliest > 0
 
-    def score(params: PyTree, inputs: Array, targets: Array, *, greedy: bool) -> Any:
+    def score(params: PyTree, inputs: Array, targets: Array, *_: None) -> Any:
         with unrounded(model):
-            return model.apply({"params": params}, inputs, targets, greedy, method=computed)
+            return model.apply({"params": params}, inputs, targets, method=computed)
 
     return score
 

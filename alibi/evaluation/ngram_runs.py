@@ -19,7 +19,7 @@ from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare, prepare_text
 from alibi.evaluation.base import Cell
 from alibi.evaluation.context_use import ContextUse, same_token_results
-from alibi.evaluation.dumps import Dump, dump_file, write_dump
+from alibi.evaluation.dumps import Dump, file_beside, write_dump
 from alibi.evaluation.evaluate import LengthOptions, evaluate_each
 from alibi.evaluation.ngram import cache_probabilities, fitted_weights, ngram_scores
 from alibi.evaluation.output import Output, made_here
@@ -314,7 +314,8 @@ def _dump(texts: Texts, ngram: NGram, row: Row, output: Output) -> None:
     """Writes the NLL of each token, as a run's at the row's length."""
     tokens = np.asarray(texts.scored.tokens, np.int32)
     dump = Dump(scoring(row), ngram.nats.astype(np.float32), tokens)
-    output.guard(lambda: write_dump(dump_file(output.folder, dump.of), dump))
+    path = file_beside(row, output.folder / "nll", ".npz")
+    output.guard(lambda: write_dump(path, dump))
 
 
 def _row(

@@ -22,8 +22,8 @@ from alibi.evaluation.base import (
     option,
     refuse_other_objectives,
 )
-from alibi.evaluation.dumps import Dump, Scoring, dump_file, has_dump, write_dump
-from alibi.evaluation.separately import documents_file, lines_of, padded
+from alibi.evaluation.dumps import Dump, Scoring, file_beside, write_dump
+from alibi.evaluation.separately import lines_of, padded
 from alibi.evaluation.windows import Windows, mean_context, windows_of
 from alibi.objectives import make_objective
 from alibi.reporting.intervals import part_sums, six_digits
@@ -146,7 +146,7 @@ class Perplexity(OfWindows):
         False, "score each document on its own, and write the NLL of its tokens"
     )
     dump_nll: bool = option(
-        False, "write each token's NLL to nll/RUN-length=l-stride=s.npz", of_row=False
+        False, "write each token's NLL to nll/RUN-length=l-stride=s-step=t-HASH.npz", of_row=False
     )
 
     kinds: ClassVar = (PERPLEXITY, BITS_PER_BYTE)
@@ -189,8 +189,8 @@ class Perplexity(OfWindows):
 
     def is_done(self, subject: Subject, row: Row) -> bool:
         folder = subject.output.folder
-        return (not self.dump_nll or has_dump(folder, scoring(row))) and (
-            not self.separately or documents_file(folder, row).exists()
+        return (not self.dump_nll or file_beside(row, folder / "nll", ".npz").exists()) and (
+            not self.separately or file_beside(row, folder / "documents", ".jsonl").exists()
         )
 
     def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
@@ -219,9 +219,10 @@ class Perplexity(OfWindows):
             results["mean_context"] = mean_context(objective, tokens, windows)
         if self.dump_nll:
             dump = Dump(scoring(row), nll, np.asarray(tokens, np.int32))
-            output.guard(lambda: write_dump(dump_file(output.folder, dump.of), dump))
+            path = file_beside(row, output.folder / "nll", ".npz")
+            output.guard(lambda: write_dump(path, dump))
         if self.separately:
-            path = documents_file(output.folder, row)
+            path = file_beside(row, output.folder / "documents", ".jsonl")
             output.guard(lambda: write_whole(path, lines_of(text.documents, nll)))
             print_once(f"the NLL of each document: {path}")
         return results

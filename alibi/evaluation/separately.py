@@ -6,13 +6,10 @@ All windows have one length, so no document compiles anything anew.
 import json
 
 import numpy as np
-from etils import epath
 from jaxtyping import Float, Int32
 
 from alibi.data.corpus import Corpus, limit_bytes
 from alibi.data.tokenfile import TokenFile
-from alibi.reporting.rows import Row
-from alibi.storage.cache import content_key
 
 
 def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " tokens"]]:
@@ -52,15 +49,6 @@ def padded(
     return np.concatenate(
         [np.pad(ids, (0, -ids.size % length), constant_values=-1) for ids in documents]
     )
-
-
-def documents_file(folder: epath.Path, row: Row) -> epath.Path:
-    """Returns the file in `folder` with each document's NLL, which may not exist yet.
-
-    This is documents/RUN-length=l-step=s-HASH.jsonl, with a hash over the text and the config.
-    """
-    key = content_key({"of": str(row.measurement)})[:8]
-    return folder / f"documents/{row.run}-length={row.length}-step={row.step}-{key}.jsonl"
 
 
 def lines_of(

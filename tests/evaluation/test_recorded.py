@@ -113,9 +113,9 @@ def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
 
 
 def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
-    dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
+    (dump,) = copied.glob("nll/alibi-run-length=16-stride=16-*.npz")
     expected = read_dump(dump)
-    dump.write_bytes(dump.read_bytes()[:100])
+    dump.unlink()
     before = (copied / "results.jsonl").read_text()
     evaluate_runs(
         [alibi_run], options_of(output_dir=copied, lengths=(16,), dump_nll=True, report=False)
@@ -132,7 +132,7 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
 
 
 def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alibi_run):
-    dump = copied / "nll" / "alibi-run-length=16-stride=16.npz"
+    (dump,) = copied.glob("nll/alibi-run-length=16-stride=16-step=5-*.npz")
     before = dump.read_bytes()
     for _ in range(2):
         options = options_of(
@@ -197,6 +197,6 @@ def test_existing_rows_decide_the_name_of_a_text(tmp_path):
 
 
 def test_a_dump_is_found_by_its_own_name_whatever_its_folder_is_called(evaluated):
-    file = evaluated / "nll" / "alibi-run-length=16-stride=16.npz"
+    (file,) = evaluated.glob("nll/alibi-run-length=16-stride=16-*.npz")
     assert "[" in str(file)
     assert [dump.of.length for dump in find_dumps([str(file)])] == [16]
