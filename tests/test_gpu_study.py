@@ -44,7 +44,7 @@ def test_rows_and_dumps_come_back_and_another_machine_goes_on(folders, tmp_path)
         for evaluator in ("perplexity", "context_use", "echo")
     }
     dumps = find_dumps([f"{tmp_path}/unpacked/nll/*.npz"])
-    assert sorted((one.of.run, one.of.length) for one in dumps) == [
+    assert sorted((one.row.run, one.length) for one in dumps) == [
         ("alibi-L256-seed0", 64), ("alibi-L256-seed0", 256),
         ("alibi-L64-seed0", 64), ("alibi-L64-seed0", 256),
     ]  # fmt: skip

@@ -143,7 +143,9 @@ class Trial:
             results[name + "again" * (name in results)] = json.dumps(row, sort_keys=True)
         for file in self.folder.glob("nll/*.npz"):
             dump = read_dump(file)
-            results[f"dump {file.name}"] = f"{dump.of} {_digest(dump.nll_nats, dump.targets)}"
+            results[f"dump {file.name}"] = (
+                f"{dump.row.measurement} {_digest(dump.nll_nats, dump.targets)}"
+            )
         return results
 
 

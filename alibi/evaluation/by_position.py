@@ -5,17 +5,16 @@ windows have fewer such tokens, and are better for that alone, even if the model
 longer context. Computed from NLL dumps, without a model.
 """
 
-import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from alibi.evaluation.dumps import Dump, Scoring
+from alibi.evaluation.dumps import Dump
 from alibi.reporting.intervals import interval
+from alibi.reporting.names import grouped
 
 Line = dict[str, Any]  # in by_context.jsonl
 
@@ -27,24 +26,27 @@ def analyse(dumps: Sequence[Dump]) -> list[Line]:
     Raises:
       ValueError: two dumps have the same run, text, length and stride.
     """
-    for scoring, times in Counter(dump.of for dump in dumps).items():
-        if times > 1:
+    for alike in grouped(
+        dumps, lambda dump: (*_run_and_text(dump), dump.length, dump.stride)
+    ).values():
+        if len(alike) > 1:
+            row, stride = alike[0].row, alike[0].stride
             raise ValueError(
-                f"{times} dumps are of {scoring.run} after {scoring.step:,} updates at length={scoring.length} and "
-                f"stride={scoring.stride}, of the text {(scoring.tokens_sha256 or '')[:8]}; give one of them"
+                f"{len(alike)} dumps are of {row.run} after {row.step:,} updates at length={row.length} and "
+                f"stride={stride}, of the text {(row.tokens_sha256 or '')[:8]}; give one of them"
             )
     lines = [line for dump in dumps for line in (*by_context(dump), *by_position(dump))]
-    blocks = [dump for dump in dumps if dump.of.mode == "nonoverlapping"]
-    for short, long in itertools.combinations(sorted(blocks, key=lambda dump: dump.of.length), 2):
+    blocks = [dump for dump in dumps if dump.stride == dump.length]
+    for short, long in itertools.combinations(sorted(blocks, key=lambda dump: dump.length), 2):
         if _run_and_text(short) == _run_and_text(long):
             alike = [dump for dump in dumps if _run_and_text(dump) == _run_and_text(short)]
             lines.append(early_token_curse(short, long, alike))
     return lines
 
 
-def _run_and_text(dump: Dump) -> Scoring:
+def _run_and_text(dump: Dump) -> tuple:
     """Returns the key of a dump without its windows."""
-    return dataclasses.replace(dump.of, length=0, stride=0)
+    return *dump.row.tested, dump.row.tokens_sha256, dump.row.config_hash
 
 
 def by_context(dump: Dump) -> list[Line]:
@@ -52,9 +54,9 @@ def by_context(dump: Dump) -> list[Line]:
 
     The 95% interval is for the mean. It needs more than one block of windows, else it is None.
     """
-    blocks, nll = np.arange(dump.nll.size) // dump.of.length, dump.nll
+    blocks, nll = np.arange(dump.nll.size) // dump.length, dump.nll
     return [
-        dump.of.line(
+        dump.line(
             "by_context",
             context_from=low,
             context_to=high,
@@ -82,7 +84,7 @@ def by_position(dump: Dump) -> list[Line]:
     """
     tokens, nats = (np.bincount(dump.context, weights) for weights in (None, dump.nll))
     return [
-        dump.of.line(
+        dump.line(
             "by_position",
             position=int(position),
             tokens=int(tokens[position]),
@@ -101,9 +103,7 @@ def ranges(length: int) -> list[tuple[int, int]]:
 def _context_ranges(dump: Dump) -> list[tuple[int, int, Bool[np.ndarray, " tokens"]]]:
     """Returns each range of context, and a mask for its tokens."""
     context = dump.context
-    return [
-        (low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.of.length)
-    ]
+    return [(low, high, (context >= low) & (context <= high)) for low, high in ranges(dump.length)]
 
 
 def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> Line:
@@ -122,24 +122,20 @@ def early_token_curse(short: Dump, long: Dump, others: Sequence[Dump]) -> Line:
     gain_by_context divides the gain by the tokens' context in the short blocks.
     """
     saved = short.nll - long.nll
-    gain, blocks = saved.mean(), np.arange(saved.size) // long.of.length
+    gain, blocks = saved.mean(), np.arange(saved.size) // long.length
     between = _interval(saved, blocks)
     is_known = between is not None and between[0] > abs(gain) / 2
     sliding, sliding_long = (
-        {
-            dump.of.stride: dump
-            for dump in others
-            if dump.of.mode == "sliding" and dump.of.length == blocks.of.length
-        }
+        {dump.stride: dump for dump in others if dump.stride < dump.length == blocks.length}
         for blocks in (short, long)
     )
     stride = min(sliding.keys() & sliding_long.keys(), default=None)
     slid = stride and sliding[stride].nll.mean() - sliding_long[stride].nll.mean()
     full = sliding[min(sliding)] if sliding else None
     composition = short.nll.mean() - _with_costs_of(short, long, full)
-    line = short.of.line(
+    line = short.line(
         "early_token_curse",
-        longer_length=long.of.length,
+        longer_length=long.length,
         tokens=short.nll.size,
         gain_nats=float(gain),
         gain_interval=between,
@@ -164,13 +160,13 @@ def _with_costs_of(short: Dump, long: Dump, sliding: Dump | None) -> float:
     A longer context costs as much as the short blocks' full context: that of a sliding window as long,
     if it was dumped, else that in their second half.
     """
-    length = short.of.length
+    length = short.length
     tokens, nats = (
         np.bincount(short.context, weights, length + 1) for weights in (None, short.nll)
     )
     costs = nats / np.maximum(tokens, 1)
     if sliding is not None:
-        full = sliding.nll[sliding.context > length - sliding.of.stride].mean()
+        full = sliding.nll[sliding.context > length - sliding.stride].mean()
     else:
         full = short.nll[short.context > length // 2].mean()
     return float(

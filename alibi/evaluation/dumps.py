@@ -1,6 +1,7 @@
 """NLL dumps: each token's NLL on disk, for analyses by position and by context."""
 
 import dataclasses
+import json
 import os
 import re
 import zipfile
@@ -19,41 +20,26 @@ _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, ValueError, zipfile.Ba
 
 
 @dataclasses.dataclass(frozen=True)
-class Scoring:
-    """The key of an NLL dump: a run, a text and windows."""
+class Dump:
+    """The NLL of each token of a text in stream order, in nats.
 
-    run: str
-    step: int  # updates of the checkpoint
-    tokens_sha256: str | None  # the token file, tells texts apart
-    # over the run's and the evaluation's config keys: a run's name may be used again
-    config_hash: str | None
-    length: int  # inputs of a window
-    stride: int  # tokens scored by each window
-    override: str = ""  # the row's `Override` as text; empty if the run was scored as trained
+    Attributes:
+      row: the row of the measurement, without its results.
+    """
+
+    row: Row
+    nll_nats: Float[np.ndarray, " tokens"]  # float32
+    targets: Int[np.ndarray, " tokens"]  # int32
 
     @property
-    def mode(self) -> str:
-        return "nonoverlapping" if self.stride == self.length else "sliding"
+    def length(self) -> int:
+        """The inputs of a window."""
+        return self.row.cell["length"]
 
-    def line(self, analysis: str, **results: Any) -> dict[str, Any]:
-        """Returns a line for by_context.jsonl: the key, then the results of an analysis."""
-        head = {"analysis": analysis} | dataclasses.asdict(self)
-        windows = {
-            "eval_length": head.pop("length"),
-            "mode": self.mode,
-            "stride": head.pop("stride"),
-        }
-        override = head.pop("override")
-        return head | ({"override": override} if override else {}) | windows | results
-
-
-@dataclasses.dataclass(frozen=True)
-class Dump:
-    """The tokens in stream order, int32, and the NLL of each in nats, float32."""
-
-    of: Scoring
-    nll_nats: Float[np.ndarray, " tokens"]
-    targets: Int[np.ndarray, " tokens"]
+    @property
+    def stride(self) -> int:
+        """The tokens scored by each window."""
+        return self.row.options.get("stride", self.length)
 
     @property
     def nll(self) -> Float[np.ndarray, " tokens"]:
@@ -64,8 +50,24 @@ class Dump:
     def context(self) -> Int[np.ndarray, " tokens"]:
         """The inputs that the model saw for each token, with its predecessor: 1 to `length`."""
         token = np.arange(self.nll_nats.size)
-        window = token // self.of.stride * self.of.stride
-        return token - np.maximum(window - (self.of.length - self.of.stride), 0) + 1
+        window = token // self.stride * self.stride
+        return token - np.maximum(window - (self.length - self.stride), 0) + 1
+
+    def line(self, analysis: str, **results: Any) -> dict[str, Any]:
+        """Returns a line for by_context.jsonl: run, text and windows, then the results of an analysis."""
+        row, override = self.row, {"override": str(self.row.override)} if self.row.override else {}
+        return {
+            "analysis": analysis,
+            "run": row.run,
+            "step": row.step,
+            "tokens_sha256": row.tokens_sha256,
+            "config_hash": row.config_hash,
+            **override,
+            "eval_length": self.length,
+            "mode": "nonoverlapping" if self.stride == self.length else "sliding",
+            "stride": self.stride,
+            **results,
+        }
 
 
 def file_beside(row: Row, folder: epath.Path, ending: str) -> epath.Path:
@@ -80,9 +82,9 @@ def file_beside(row: Row, folder: epath.Path, ending: str) -> epath.Path:
 
 def write_dump(path: str | os.PathLike[str], dump: Dump) -> None:
     """Writes the .npz file. A reader sees all of it or the previous one."""
-    scoring: dict[str, Any] = dataclasses.asdict(dump.of)
+    row = json.dumps(dump.row.to_json())
     with made_whole(path) as partial, partial.open("wb") as file:
-        np.savez(file, nll_nats=dump.nll_nats, targets=dump.targets, **scoring)
+        np.savez(file, nll_nats=dump.nll_nats, targets=dump.targets, row=np.array(row))
 
 
 def read_dump(path: str | os.PathLike[str]) -> Dump:
@@ -93,8 +95,8 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
     """
     try:
         with epath.Path(path).open("rb") as opened, np.load(opened) as arrays:
-            of = {field.name: arrays[field.name].item() for field in dataclasses.fields(Scoring)}
-            return Dump(Scoring(**of), arrays["nll_nats"], arrays["targets"])
+            row = Row.from_json(json.loads(arrays["row"].item()))
+            return Dump(row, arrays["nll_nats"], arrays["targets"])
     except _UNREADABLE as error:
         raise ValueError(
             f"{path} is no whole NLL dump ({error}); remove it, and make it again with eval_extrapolation.py --dump_nll"

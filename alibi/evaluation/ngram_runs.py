@@ -23,7 +23,7 @@ from alibi.evaluation.dumps import Dump, file_beside, write_dump
 from alibi.evaluation.evaluate import LengthOptions, evaluate_each
 from alibi.evaluation.ngram import cache_probabilities, fitted_weights, ngram_scores
 from alibi.evaluation.output import Output, made_here
-from alibi.evaluation.perplexity import OfText, Perplexity, scoring, text_results
+from alibi.evaluation.perplexity import OfText, Perplexity, text_results
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import predicted, same_token_windows, windows_of
 from alibi.objectives import make_objective
@@ -313,7 +313,7 @@ def _perplexity(texts: Texts, ngram: NGram) -> dict[str, Any]:
 def _dump(texts: Texts, ngram: NGram, row: Row, output: Output) -> None:
     """Writes the NLL of each token, as a run's at the row's length."""
     tokens = np.asarray(texts.scored.tokens, np.int32)
-    dump = Dump(scoring(row), ngram.nats.astype(np.float32), tokens)
+    dump = Dump(row, ngram.nats.astype(np.float32), tokens)
     path = file_beside(row, output.folder / "nll", ".npz")
     output.guard(lambda: write_dump(path, dump))
 

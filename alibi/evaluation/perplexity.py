@@ -22,7 +22,7 @@ from alibi.evaluation.base import (
     option,
     refuse_other_objectives,
 )
-from alibi.evaluation.dumps import Dump, Scoring, file_beside, write_dump
+from alibi.evaluation.dumps import Dump, file_beside, write_dump
 from alibi.evaluation.separately import lines_of, padded
 from alibi.evaluation.windows import Windows, mean_context, windows_of
 from alibi.objectives import make_objective
@@ -218,7 +218,7 @@ class Perplexity(OfWindows):
         if row.documents:
             results["mean_context"] = mean_context(objective, tokens, windows)
         if self.dump_nll:
-            dump = Dump(scoring(row), nll, np.asarray(tokens, np.int32))
+            dump = Dump(row, nll, np.asarray(tokens, np.int32))
             path = file_beside(row, output.folder / "nll", ".npz")
             output.guard(lambda: write_dump(path, dump))
         if self.separately:
@@ -256,14 +256,6 @@ class Perplexity(OfWindows):
         reading = "; ".join(filter(None, [alone, reading]))
         mean = fact("mean context {}", (f"{value:,.1f}" for value in contexts), " or ")
         return [title, tokens, reading, unknown, mean]
-
-
-def scoring(row: Row) -> Scoring:
-    """Returns the key of the dump for a row."""
-    length = row.cell["length"]
-    stride = row.options.get("stride", length)
-    identity = row.run, row.step, row.tokens_sha256, row.config_hash
-    return Scoring(*identity, length, stride, str(row.override or ""))
 
 
 def text_results(

@@ -10,23 +10,24 @@ import pytest
 from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
 from alibi.evaluation.dumps import (
     Dump,
-    Scoring,
     read_dump,
     write_dump,
 )
 from tests.hosts import ROOT
+from tests.reporting.rowmaker import make_row
 
 
 def measured(cost, length, stride, tokens=1000):
     """Returns a dump of a text in which a token costs `cost(context)`."""
-    of = Scoring("run", 1, "t", "c", length, stride)
-    dump = Dump(of, np.zeros(tokens, np.float32), np.zeros(tokens, np.int32))
+    dump = Dump(row_of(length, stride), np.zeros(tokens, np.float32), np.zeros(tokens, np.int32))
     return dataclasses.replace(dump, nll_nats=cost(dump.context).astype(np.float32))
 
 
-def with_other(dump, **changed):
-    """Returns the same numbers under changed facts."""
-    return dataclasses.replace(dump, of=dataclasses.replace(dump.of, **changed))
+def row_of(length, stride, step=1):
+    """Returns the row of a text that windows score."""
+    known = {"run": "run", "step": step, "tokens_sha256": "t", "config_hash": "c"}
+    options = {} if stride == length else {"stride": stride}
+    return make_row(length=length, perplexity=None, options=options, **known)
 
 
 def up_to(most):
@@ -62,9 +63,7 @@ def test_rows_by_position_are_the_means_of_single_places():
     """10 tokens in blocks of 4: the places 1 and 2 are there three times, 3 and 4 twice; sliding by
     2: 1 and 2 once.
     """
-    dump = Dump(
-        Scoring("run", 1, "t", "c", 4, 4), np.arange(10, dtype=np.float32), np.zeros(10, np.int32)
-    )
+    dump = Dump(row_of(4, 4), np.arange(10, dtype=np.float32), np.zeros(10, np.int32))
     rows = by_position(dump)
     about = {
         "analysis": "by_position",
@@ -83,7 +82,7 @@ def test_rows_by_position_are_the_means_of_single_places():
     }
     found = [(row["position"], row["tokens"], row["nll_nats"]) for row in rows]
     assert found == [(1, 3, 12.0), (2, 3, 15.0), (3, 2, 8.0), (4, 2, 10.0)]
-    sliding = by_position(with_other(dump, stride=2))
+    sliding = by_position(dataclasses.replace(dump, row=row_of(4, 2)))
     found = [(row["position"], row["tokens"], row["nll_nats"]) for row in sliding]
     assert found == [(1, 1, 0.0), (2, 1, 1.0), (3, 4, 2.0 + 4 + 6 + 8), (4, 4, 3.0 + 5 + 7 + 9)]
 
@@ -134,9 +133,7 @@ def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
         for stride in (length, 1):
             one = measured(up_to(8), length, stride)
             write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one)
-    assert read_dump(tmp_path / "run-length=16-stride=1.npz").of == Scoring(
-        "run", 1, "t", "c", 16, 1
-    )
+    assert read_dump(tmp_path / "run-length=16-stride=1.npz").row == row_of(16, 1)
     done = run_script(
         ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"
     )
@@ -158,7 +155,7 @@ def test_a_dump_says_itself_what_it_is_of(tmp_path):
     """Whatever its name is."""
     dump = measured(up_to(8), 16, 8)
     write_dump(tmp_path / "renamed.npz", dump)
-    assert read_dump(tmp_path / "renamed.npz").of == dump.of
+    assert read_dump(tmp_path / "renamed.npz").row == dump.row
     with pytest.raises(ValueError, match="is no whole NLL dump"):
         read_dump(tmp_path / "absent.npz")
 
@@ -182,7 +179,7 @@ def test_a_dump_with_a_flipped_bit_is_refused(tmp_path):
 def test_the_same_dump_twice_is_refused():
     """It would stand for both lengths' tokens, unseen; another step of the run is another dump."""
     once = measured(up_to(8), 16, 16)
-    later = with_other(once, step=2)
+    later = dataclasses.replace(once, row=row_of(16, 16, step=2))
     assert {row["step"] for row in analyse([once, later])} == {1, 2}
     with pytest.raises(
         ValueError,

@@ -384,7 +384,7 @@ def test_a_count_pairs_with_a_run_on_the_same_tokens(texts):
     assert evaluate_ngrams([run], counts) == []
 
     rows = {(row.run, row.evaluator, row.length): row for row in read_rows(out / "results.jsonl")}
-    dumps = {(dump.of.run, dump.of.length): dump for dump in find_dumps([f"{out}/nll/*"])}
+    dumps = {(dump.row.run, dump.length): dump for dump in find_dumps([f"{out}/nll/*"])}
     (count,) = {name for name, _ in dumps if name.endswith("-kneser-ney")}
     models = {length: dumps[f"{count}-cache={length}", 64] for length in (16, 64)}
     own, plain = dumps["a-run", 64], dumps[count, 64]

@@ -122,8 +122,8 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     )
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
-    assert read_dump(dump).of == expected.of
-    assert (expected.of.run, expected.of.length, expected.of.stride, expected.of.step) == (
+    assert read_dump(dump).row.measurement == expected.row.measurement
+    assert (expected.row.run, expected.length, expected.stride, expected.row.step) == (
         "alibi-run",
         16,
         16,
@@ -141,7 +141,7 @@ def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alib
         assert evaluate_runs([alibi_run], options) == []
     assert dump.read_bytes() == before
     (other,) = copied.glob("nll/alibi-run-length=16-stride=16-step=3-*.npz")
-    assert read_dump(other).of.step == 3
+    assert read_dump(other).row.step == 3
 
 
 def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, alibi_run, tmp_path):
@@ -199,4 +199,4 @@ def test_existing_rows_decide_the_name_of_a_text(tmp_path):
 def test_a_dump_is_found_by_its_own_name_whatever_its_folder_is_called(evaluated):
     (file,) = evaluated.glob("nll/alibi-run-length=16-stride=16-*.npz")
     assert "[" in str(file)
-    assert [dump.of.length for dump in find_dumps([str(file)])] == [16]
+    assert [dump.length for dump in find_dumps([str(file)])] == [16]
