@@ -254,8 +254,9 @@ def define_config_flag(
     default: str | None = None, help: str = "a config file such as configs/quickstart.py"
 ) -> flags.FlagHolder:
     """Defines --config=FILE.py:KEY=VALUE,.... Keys are also set by --config.KEY=VALUE."""
-    text = f"{help}, as FILE.py[:KEY=VALUE,...]"
-    return flags.DEFINE_string("config", default, text, flag_values=flags.FLAGS)
+    return flags.DEFINE_string(
+        "config", default, f"{help}, as FILE.py[:KEY=VALUE,...]", flag_values=flags.FLAGS
+    )
 
 
 def config_words() -> list[str]:
@@ -269,15 +270,22 @@ def config_words() -> list[str]:
 
 def define_jobs_flag() -> flags.FlagHolder[int]:
     """Defines --jobs, how many runs a sweep makes at a time."""
-    text = "runs at a time, each on its share of the cores; 0: one with a GPU or TPU, else one for each core up to 4"
-    return flags.DEFINE_integer("jobs", 1, text, lower_bound=0)
+    return flags.DEFINE_integer(
+        "jobs",
+        1,
+        "runs at a time, each on its share of the cores; 0: one with a GPU or TPU, else one for each core up to 4",
+        lower_bound=0,
+    )
 
 
 def define_device_flags() -> None:
     """Defines --devices and --device_kind, the devices of a plan."""
     flags.DEFINE_integer("devices", 1, "devices of a plan, in all")
-    text = "kind of the devices of a plan, by JAX's name or a common one, such as 'TPU v5e' or H100; cpu: this machine"
-    flags.DEFINE_string("device_kind", None, text)
+    flags.DEFINE_string(
+        "device_kind",
+        None,
+        "kind of the devices of a plan, by JAX's name or a common one, such as 'TPU v5e' or H100; cpu: this machine",
+    )
 
 
 def planned_devices(plans: bool, when: str) -> tuple[int, str] | None:

@@ -57,15 +57,17 @@ def define_model() -> None:
         "latest",
         command_line.CHECKPOINTS,
     )
-    position = (
+    flags.DEFINE_string(
+        "position",
+        None,
         "position method of the test, or several in turn over the layers, in place of the method of training, if it "
-        "has the same parameters"
+        "has the same parameters",
     )
-    flags.DEFINE_string("position", None, position)
-    options = (
-        "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay"
+    flags.DEFINE_list(
+        "position_options",
+        [],
+        "KEY=VALUE,... of --position or of the run's own method, such as factor=4; others stay",
     )
-    flags.DEFINE_list("position_options", [], options)
     flags.DEFINE_string(
         "window",
         None,

@@ -46,7 +46,7 @@ class PairScorer:
     """
 
     def __init__(self, run: TrainedRun, length: int):
-        self.run, self.length = run, length
+        self.run, self.length, self.params = run, length, run.params
         powers = (LEAST_LENGTH << n for n in itertools.count())
         self.lengths = [*itertools.takewhile(lambda size: size < length, powers), length]
         tokenizer = run.tokenizer
@@ -95,7 +95,7 @@ class PairScorer:
                     row[: len(requests[index][0])] = requests[index][0]
                 windows = Windows(1, rows.size, size, size, spacing=size + 1)
                 left = iter(indices)
-                batches = self.scorers[greedy].batches(self.run.params, rows.ravel(), windows)
+                batches = self.scorers[greedy].batches(self.params, rows.ravel(), windows)
                 for _, found in batches:
                     for nll, is_likeliest, index in zip(
                         *map(np.asarray, found), left, strict=False

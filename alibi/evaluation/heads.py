@@ -7,7 +7,7 @@ A model may extrapolate because its heads read near tokens alone. Michel et al. 
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,8 +58,7 @@ class Heads(OfText):
         from alibi.evaluation.head_sums import attention_sums
 
         windows = self.windows_of(subject, text, row)
-        found = list(self.results(subject, text, row, windows, attention_sums))
-        sums = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        sums = self.results(subject, text, row, windows, attention_sums)
         whole, choices = len(windows) * windows.length, sums.pop("choices").sum(axis=0)
         means = {name: x.sum(axis=0) / whole for name, x in sums.items()}
         means["entropy"] = sums["entropy"].sum(axis=0) / np.maximum(choices, 1)
@@ -84,21 +83,24 @@ class Heads(OfText):
         row: Row,
         windows: Windows,
         of: Any,
-    ) -> Iterator[dict[str, Float[np.ndarray, "windows layers heads *values"]]]:
-        """Yields the arrays of `of`, in float64, for some windows at a time."""
+    ) -> dict[str, Float[np.ndarray, "windows layers heads *values"]]:
+        """Returns the arrays of `of` for all windows, in float64."""
         from alibi.parallel.hosts import is_primary
         from alibi.progress import Progress
 
         title = f"{subject.run.title} {self.title(row.cell)}"
         scorer, params = subject.scorer(of), subject.run.params
         scorer.compile(params, windows)
-        start = time.perf_counter()
+        batches, start = [], time.perf_counter()
         with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
             for size, found in scorer.batches(params, text.tokens, windows):
                 count = size // windows.length
-                yield {name: np.asarray(x, np.float64)[:count] for name, x in found.items()}
+                batches.append(
+                    {name: np.asarray(x, np.float64)[:count] for name, x in found.items()}
+                )
                 bar.update(size)
         subject.seconds += time.perf_counter() - start
+        return {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
 
     def of_heads(self, means: Mapping[str, Float[np.ndarray, "layers heads"]]) -> dict[str, Any]:
         """Returns the results of rows: the number of heads in a layer, and each number by head, the
@@ -167,8 +169,7 @@ class HeadLoss(Heads):
         from alibi.progress import Progress
 
         windows = self.windows_of(subject, text, row)
-        found = list(self.results(subject, text, row, windows, output_sums))
-        sums = np.concatenate([each["output"] for each in found]).sum(axis=0)
+        sums = self.results(subject, text, row, windows, output_sums)["output"].sum(axis=0)
         means = (sums / (len(windows) * windows.length)).astype(np.float32)
         scorer, title = subject.scorer(ablated_nll), f"{subject.run.title} {self.title(row.cell)}"
 
@@ -207,13 +208,13 @@ class HeadBias(Heads):
         from alibi.evaluation.head_sums import bias_by_distance
 
         windows = self.windows_of(subject, text, row)
-        found = list(self.results(subject, text, row, windows, bias_by_distance))
-        if not found[0]:
+        found = self.results(subject, text, row, windows, bias_by_distance)
+        if not found:
             raise NoResultError(
                 "a layer has no bias of its logits, such as with rotary; head_bias is for methods that add one"
             )
-        biases = np.concatenate([each["bias"] for each in found])
-        mean = np.ma.masked_invalid(biases).mean(axis=0).filled(np.nan)  # NaN at hidden distances
+        # NaN at hidden distances
+        mean = np.ma.masked_invalid(found["bias"]).mean(axis=0).filled(np.nan)
         bias = tuple(  # None where the key is hidden
             tuple(float(f"{x:.6g}") if np.isfinite(x) else None for x in head)
             for head in mean.reshape(-1, mean.shape[-1])

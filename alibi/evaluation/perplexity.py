@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from alibi.config import Config
-from alibi.config.fields import did_you_mean
 from alibi.data.corpus import SPLITS
 from alibi.evaluation.base import (
     Cell,
@@ -37,7 +36,7 @@ from alibi.storage.files import write_whole
 class OfText(Evaluator):
     """Options that choose the text to score."""
 
-    split: str = option("valid", "train, valid or test, of each run's own corpus", of_row=False)
+    split: str = option("valid", "the split of each run's own corpus", of_row=False, names=SPLITS)
     text_file: str = option(
         "",
         "score this text in place of a split: paths or globs of texts, or of .jsonl, .csv and .parquet files, whose "
@@ -72,10 +71,6 @@ class OfText(Evaluator):
         return "file" if self.text_file else self.split
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
-        if self.split not in SPLITS:
-            raise ValueError(
-                f"split {self.split!r} is unknown; {did_you_mean(self.split, SPLITS)}use one of {', '.join(SPLITS)}"
-            )
         if not (self.text_file or config.data[self.split]):
             raise ValueError(
                 f"the config names no {self.split} text: data.{self.split} is empty; set it, or give another --split"

@@ -105,11 +105,6 @@ def panel_groups(rows: Iterable[Row]) -> list[tuple[Panel, ...]]:
     return groups
 
 
-def panels(rows: Iterable[Row], kind: Kind = tables.PERPLEXITY) -> list[Panel]:
-    """Returns the panels of a kind, see `panel_groups`."""
-    return [one for group in panel_groups(rows) for one in group if one.kind is kind]
-
-
 def _is_shown(row: Row) -> bool:
     """Returns whether the row's evaluator can show it: one from outside may be absent, or changed."""
     try:

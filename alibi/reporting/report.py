@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from alibi.extras import needs
@@ -160,15 +161,13 @@ def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
     for first in range(0, len(trained), size):
         chunk = trained[first : first + size]
         tokens = [row.get("train_tokens") or 1.0 for row in chunk]
-        nats = sum(
-            row["train_nll"] * weight for row, weight in zip(chunk, tokens, strict=True)
-        ) / sum(tokens)
+        nats = float(np.average([row["train_nll"] for row in chunk], weights=tokens))
         points.append({"step": chunk[-1]["step"], "nats": nats, "split": "train"})
-    validated = [row for row in rows if _is_number(row.get("valid_nll"))]
     return points + [
         {"step": row["step"], "nats": row["valid_nll"], "split": "valid"}
         | ({"tokens": int(row["valid_tokens"])} if _is_number(row.get("valid_tokens")) else {})
-        for row in validated
+        for row in rows
+        if _is_number(row.get("valid_nll"))
     ]
 
 

@@ -14,12 +14,12 @@ from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer, run_objective
 from alibi.evaluation.windows import Windows, read_sequences, same_token_windows
 from alibi.objectives import NextToken, Sequences
-from alibi.reporting.panels import caption, panels
+from alibi.reporting.panels import caption
 from alibi.reporting.report import write_report
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of
-from tests.reporting.rowmaker import append_rows, make_gains
+from tests.reporting.rowmaker import append_rows, make_gains, panels
 
 BOUNDARY = 999
 

@@ -22,14 +22,14 @@ from alibi.evaluation.ngram_runs import NGramOptions, evaluate_ngrams
 from alibi.objectives import Masked, Sequences
 from alibi.reporting.equivalence import Reference, comparison
 from alibi.reporting.intervals import TEXT as TEXT_COVERED
-from alibi.reporting.panels import build_table, caption, panels
+from alibi.reporting.panels import build_table, caption
 from alibi.reporting.recorded import find_rows
 from alibi.reporting.rows import read_rows
 from alibi.reporting.writers import to_html
 from alibi.runs import RunDirectory
 from tests.evaluation.runs import TEXT, make_run, options_of
 from tests.hosts import ROOT
-from tests.reporting.rowmaker import make_row
+from tests.reporting.rowmaker import make_row, panels
 
 START = -1
 

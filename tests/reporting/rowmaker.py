@@ -6,7 +6,9 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
+from alibi.reporting.panels import Panel, panel_groups
 from alibi.reporting.rows import Row
+from alibi.reporting.tables import PERPLEXITY, Kind
 
 FIELDS = Row.__dataclass_fields__
 
@@ -79,3 +81,8 @@ def append_rows(path: pathlib.Path, rows: Iterable[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)
+
+
+def panels(rows: Iterable[Row], kind: Kind = PERPLEXITY) -> list[Panel]:
+    """Returns the panels of a kind, see `panel_groups`."""
+    return [one for group in panel_groups(rows) for one in group if one.kind is kind]

@@ -19,10 +19,10 @@ from alibi.reporting.charts import (
 )
 from alibi.reporting.figures import bias_figure, cell_figure, context_figure
 from alibi.reporting.measure import Measure
-from alibi.reporting.panels import build_table, panel_groups, panels
+from alibi.reporting.panels import build_table, panel_groups
 from alibi.reporting.report import write_report
 from alibi.reporting.tables import Kind, result
-from tests.reporting.rowmaker import append_rows, make_gains, make_key, make_row
+from tests.reporting.rowmaker import append_rows, make_gains, make_key, make_row, panels
 
 CURVES = {"sinusoidal": [8.0, 80.0, 800.0], "alibi": [8.1, 7.9, 7.8], "learned": [8.2, None, None]}
 ROWS = [

@@ -11,7 +11,7 @@ from scipy.stats import ttest_1samp
 
 from alibi.evaluation.context_use import CONTEXT_GAIN
 from alibi.reporting.names import series_names
-from alibi.reporting.panels import build_table, caption, panels
+from alibi.reporting.panels import build_table, caption
 from alibi.reporting.tables import (
     BITS_PER_BYTE,
     PERPLEXITY,
@@ -21,7 +21,7 @@ from alibi.reporting.tables import (
     write_perplexity,
 )
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
-from tests.reporting.rowmaker import make_gains, make_row
+from tests.reporting.rowmaker import make_gains, make_row, panels
 
 ROWS = [
     make_row("sinusoidal", 128, 8.0),

@@ -160,7 +160,7 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
         ({"stride": 64.0}, "option stride=64.0 of evaluator .perplexity. must be of type int"),
         (
             {"split": "train2"},
-            "split 'train2' is unknown; did you mean 'train'",
+            "option split='train2' of evaluator 'perplexity' must be one of train, valid, test",
         ),
         ({"split": "test"}, "data.test is empty"),
         (
