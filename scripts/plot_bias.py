@@ -11,6 +11,7 @@ method minus the logit without it: a bias, or the effect of a rotation. Methods 
 embeddings have no figure.
 """
 
+import functools
 import pathlib
 
 import clone  # noqa: F401
@@ -45,46 +46,49 @@ def added_to_logits(kind, length):
     import jax.numpy as jnp
     import numpy as np
 
+    from alibi.attention.call import AttentionOptions
+    from alibi.attention.dispatch import watched
+    from alibi.attention.methods import method_attention_fn
     from alibi.model.positions import bias_scale, init_layer, scaled_queries
     from alibi.positions.bias import MASKED
-    from alibi.positions.scaled import ScaledBias
 
     method = kind.position
 
     def logits(query, key):
-        products = jnp.einsum("bqhd,bkhd->hqk", query, key, precision="highest")
+        products = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision="highest")
         return products * query.shape[-1] ** -0.5
 
     @jax.jit
     def compute():
         of_all, of_layer, of_content = jax.random.split(jax.random.key(0), 3)
-        of_layer = init_layer(method, kind.logit_scale, of_layer)
-        params = {**method.init(of_all), **of_layer}
+        params = {**method.init(of_all), **init_layer(method, kind.logit_scale, of_layer)}
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
-        positions = jnp.arange(length)
-        kept = method.keep(
-            params, content.reshape(1, length, -1), content, padding=None, before=None
+        positions = np.arange(length)
+        scale = functools.partial(scaled_queries, kind.logit_scale, method, params)
+        attention = method_attention_fn(
+            method,
+            params,
+            content.reshape(1, length, -1),
+            query_positions=positions,
+            key_positions=positions,
+            scale=scale if kind.logit_scale else None,
+            bias_scale=bias_scale(kind.logit_scale, method, params),
+            options=AttentionOptions(backend="reference"),
         )
-        query, key = (
-            method.queries(params, content, positions, kept),
-            method.keys(params, content, positions, kept),
-        )
-        scaled, of_head = query, None
-        if kind.logit_scale:
-            scaled = scaled_queries(kind.logit_scale, method, params, query, positions)
-            of_head = bias_scale(kind.logit_scale, method, params)
-        bias = method.content_bias(params, scaled if of_head is None else query, kept, kept)
-        bias = bias if bias is None or of_head is None else ScaledBias(bias, of_head)
-        z, plain = logits(scaled, key), logits(content, content)
-        if bias is None or bias.gives_weights:  # weights are no logits
-            return z - plain
-        if not bias.reads_rows:
-            return z - plain + bias(positions, positions).reshape(z.shape)
-        seen = (positions[:, None] >= positions[None]) | (not method.causal)
-        seen = jnp.broadcast_to(seen[None], z.shape)[None]
-        z = bias.of_rows(jnp.where(seen, z[None], MASKED), seen, positions, positions)
-        return jnp.where(seen, z - plain[None], 0.0)[0]
+        calls = []
+        with watched(calls.append):
+            attention(content, content, content)
+        (call,) = calls
+        z, plain = logits(call.query, call.key), logits(content, content)
+        if call.bias is None or call.bias.gives_weights:  # weights are no logits
+            return (z - plain)[0]
+        if not call.bias.reads_rows:
+            return (z - plain)[0] + call.bias(positions, positions).reshape(z.shape[1:])
+        visible = call.visible()
+        seen = jnp.broadcast_to(True if visible is None else visible, z.shape)
+        z = call.bias.of_rows(jnp.where(seen, z, MASKED), seen, positions, positions)
+        return jnp.where(seen, z - plain, 0.0)[0]
 
     added, distance = np.asarray(compute()), np.subtract.outer(*[np.arange(length)] * 2)
     if kind.window:
