@@ -20,7 +20,7 @@ from alibi.config import Config
 from alibi.config.fields import annotations, checked, parsed
 from alibi.objectives import make_objective
 from alibi.reporting.intervals import part_sums, six_digits
-from alibi.reporting.measure import EVALUATORS, Measure, evaluator_class, make_evaluator
+from alibi.reporting.measure import EVALUATORS, REGISTRY, Measure
 from alibi.reporting.rows import Row
 from alibi.storage.files import digest
 
@@ -187,7 +187,7 @@ def refuse_other_objectives(evaluator: str, config: Config) -> None:
 
 def options_by_name(names: Iterable[str]) -> dict[str, dataclasses.Field]:
     """Returns the options of the evaluators `names`, by their own names."""
-    kinds = map(evaluator_class, names)
+    kinds = map(REGISTRY.load, names)
     return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
 
 
@@ -206,7 +206,7 @@ def make_evaluators(names: Sequence[str], options: Mapping[str, Any]) -> list[Ev
             f"{', '.join(names)}; name its evaluator too, or leave {key} out"
         )
     return [
-        make_evaluator(
+        REGISTRY.make(
             name, {key: options[key] for key in options_by_name([name]) if key in options}
         )
         for name in names

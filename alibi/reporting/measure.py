@@ -117,24 +117,6 @@ class Measure:
 REGISTRY = Registry("evaluator", "evaluator", EVALUATORS, "alibi.reporting.measure:Measure")
 
 
-def evaluator_class(name: str) -> Any:
-    """Returns an evaluator's class from one of `EVALUATORS`, or from package.module:Class.
-
-    Raises:
-      ValueError: there is no such evaluator (the nearest is suggested), or its module does not load.
-    """
-    return REGISTRY.load(name)
-
-
-def make_evaluator(name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """Returns an evaluator with its options.
-
-    Raises:
-      ValueError: as `evaluator_class`, or an option is unknown (the nearest is suggested) or refused.
-    """
-    return REGISTRY.make(name, options)
-
-
 def measure_of(row: Row) -> Measure:
     """Returns the evaluator of a row."""
     return _measure(row.evaluator, tuple(sorted(row.options.items())))
@@ -142,4 +124,4 @@ def measure_of(row: Row) -> Measure:
 
 @functools.cache
 def _measure(name: str, options: Sequence[tuple[str, Any]]) -> Measure:
-    return make_evaluator(name, dict(options))
+    return REGISTRY.make(name, dict(options))

@@ -33,7 +33,7 @@ from alibi.config.fields import as_text, did_you_mean, without_lists
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.config.tree import check_key
 from alibi.evaluation.base import Cell, Evaluator, make_evaluators, options_by_name
-from alibi.reporting.measure import EVALUATORS, make_evaluator
+from alibi.reporting.measure import EVALUATORS, REGISTRY
 from alibi.reporting.names import grouped
 
 EVALUATION_KEYS = ("multiples", "lengths", "evaluators", "override")
@@ -77,7 +77,7 @@ class Evaluation:
         named = [(one.pop("evaluator"), one) for one in content["evaluators"]]
         override = content["override"] and Override.from_json(content["override"])
         lengths = content["lengths"]
-        return cls(tuple(itertools.starmap(make_evaluator, named)), lengths, override, ())
+        return cls(tuple(itertools.starmap(REGISTRY.make, named)), lengths, override, ())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from alibi.data.tokens import prepare
 from alibi.evaluation import Evaluator, option
 from alibi.evaluation.scorer import run_scorer, wrong_tokens
 from alibi.reporting.intervals import share_interval
-from alibi.reporting.measure import make_evaluator
+from alibi.reporting.measure import REGISTRY
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs.trained import TrainedRun
 from alibi.sweeps.definition import Evaluation
@@ -136,9 +136,9 @@ class Several(Empty):
 
 def test_an_option_has_a_name_of_its_own_and_a_default():
     with pytest.raises(ValueError, match="Taken has an option 'text', but evaluators have a part"):
-        make_evaluator(f"{__name__}:Taken")
+        REGISTRY.make(f"{__name__}:Taken")
     with pytest.raises(ValueError, match=f"evaluator '{__name__}:Open' needs its option 'bins'"):
-        make_evaluator(f"{__name__}:Open")
+        REGISTRY.make(f"{__name__}:Open")
 
 
 @pytest.mark.parametrize(
