@@ -5,7 +5,7 @@ or package.module:Class from anywhere.
 """
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alibi.config.classes import Registry

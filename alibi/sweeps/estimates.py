@@ -78,13 +78,11 @@ def plan_table(states: Sequence[SweptRun], jobs: int = 1) -> str:
         )
     until = "until one run has shown the speed"
     total = seconds_left(states, states, jobs, rough=rough)
-    where = f"with --jobs={jobs} on this machine of {usable_cores()} cores"
-    left = f"about {format_duration(total)} {where}"
+    left = f"about {format_duration(total)} with --jobs={jobs} on this machine of {usable_cores()} cores"
     if total is None:
         left = f"unknown {until}"
     elif rough:
-        rate = f"{CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run"
-        left = f"~{format_duration(total)} {where} (~: rough, training at {rate}, {until})"
+        left += f" (~: rough, training at {CPU_FLOPS_PER_SECOND / 1e9:.0f} GFLOP/s a run, {until})"
     return f"{aligned(lines, left=(0, 4))}\ntime left in all: {left}\n"
 
 

@@ -165,24 +165,16 @@ class SweptRun(RunState):
         return self.run.results - sum(len(evaluation.cells) for evaluation in self.missing)
 
     def describe(self) -> str:
-        """Returns the state in words: done, at step 200 of 600, missing, or failed and why."""
-        why = self.reason if self.state == "conflict" else self.failure or self.reason
-        failed = f"failed: {' '.join(why.split())}"
-        then_failed = f"; {failed}" if self.failure else ""
-        progress = f"at step {self.step:,} of {self.run.config.train.steps:,}"
-        match self.state:
-            case "finished" if not self.missing:
-                return "done"
-            case "finished":
-                return f"trained, {self.results} of {self.run.results} results{then_failed}"
-            case "missing":
-                return failed if self.failure else "missing"
-            case "failed" | "damaged" | "conflict":
-                return failed
-            case "running":
-                return f"running, {progress}"
-            case _:
-                return progress + then_failed
+        """Returns the state in words: done, missing, failed at step 200 of 600; and why."""
+        if self.is_done:
+            return "done"
+        text = self.state
+        if self.is_trained:
+            text = f"trained, {self.results} of {self.run.results} results"
+        elif self.step:
+            text += f" at step {self.step:,} of {self.steps:,}"
+        why = "" if self.state == "running" else self.reason or self.failure
+        return f"{text}: {' '.join(why.split())}" if why else text
 
 
 def run_directory(workdir: Directory, run: Run) -> RunDirectory:

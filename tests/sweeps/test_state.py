@@ -34,13 +34,13 @@ def test_states_of_runs(tmp_path):
     assert [state.describe() for state in states] == [
         "done",
         "trained, 1 of 2 results",
-        "at step 200 of 500",
-        "failed: update 31: loss nan",
+        "interrupted at step 200 of 500",
+        "failed at step 30 of 500: update 31: loss nan",
         "missing",
     ]
     # Only a process that is at work now makes "running" true.
     training = Claim(epath.Path(tmp_path / "runs" / "none-L128-seed0"), "training")
-    assert survey(sweep.runs, tmp_path)[2].describe() == "running, at step 200 of 500"
+    assert survey(sweep.runs, tmp_path)[2].describe() == "running at step 200 of 500"
     training.release()
     assert [
         [tuple(cell["length"] for _, cell in e.cells) for e in state.missing]
@@ -61,13 +61,13 @@ def test_states_of_runs(tmp_path):
     alibi, t5, *_ = survey(sweep.runs, tmp_path)
     assert (alibi.describe(), t5.describe(), t5.tokens_left) == (
         "done",
-        "at step 400 of 500",
+        "interrupted at step 400 of 500",
         100 * 2048,
     )
     (checkpoints["t5"] / "400").rmdir()
     described = survey(sweep.runs, tmp_path)[1].describe()
     assert described.startswith(
-        f"failed: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved"
+        f"failed at step 500 of 500: {checkpoints['t5'].parent} has no checkpoint, but that of step 500 was saved"
     )
 
 
@@ -121,8 +121,8 @@ def test_why_a_run_was_given_up_is_kept_until_it_succeeds(tmp_path):
     record_end(place, alibi, "there is no file\n'a.txt'")
     record_end(place, t5, Ended(-9).reason("training"))
     assert [state.describe() for state in survey(sweep.runs, tmp_path)] == [
-        "failed: there is no file 'a.txt'",
-        "at step 200 of 500; failed: training was killed by SIGKILL; most often that means no memory was left",
+        "missing: there is no file 'a.txt'",
+        "interrupted at step 200 of 500: training was killed by SIGKILL; most often that means no memory was left",
     ]
     record_end(place, alibi, "")
     assert next(state.describe() for state in survey(sweep.runs, tmp_path)) == "missing"
@@ -141,7 +141,7 @@ def test_time_left_comes_from_the_speed_of_finished_runs(tmp_path, monkeypatch):
         1_024_000 * flops / 60e9 + 30
     )
     rough = (
-        "time left in all: ~{} with --jobs={} on this machine of 3 cores (~: rough, training at 60 GFLOP/s a run, "
+        "time left in all: about {} with --jobs={} on this machine of 3 cores (~: rough, training at 60 GFLOP/s a run, "
         "until one run has shown the speed)\n"
     )
     monkeypatch.setattr(estimates, "usable_cores", lambda: 3)
