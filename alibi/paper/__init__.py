@@ -1,7 +1,3 @@
 """The paper's 15 tables: their cells, the plan of their runs, and our numbers beside the
 published ones.
 """
-
-from alibi.extras import EXTRAS, needs
-
-needs(__name__, *EXTRAS["train"])
