@@ -187,8 +187,9 @@ def refuse_other_objectives(evaluator: str, config: Config) -> None:
 
 def options_by_name(names: Iterable[str]) -> dict[str, dataclasses.Field]:
     """Returns the options of the evaluators `names`, by their own names."""
-    kinds = map(REGISTRY.load, names)
-    return {field.name: field for kind in kinds for field in dataclasses.fields(kind)}
+    return {
+        field.name: field for name in names for field in dataclasses.fields(REGISTRY.load(name))
+    }
 
 
 def make_evaluators(names: Sequence[str], options: Mapping[str, Any]) -> list[Evaluator]:

@@ -116,8 +116,11 @@ def evaluate_each(
       MissingPackageError: the report needs a package.
     """
     paths = list(dict.fromkeys(str(resolve(workdir)) for workdir in workdirs))
-    alike = {"workdirs": list(map(str, workdirs)), "output_dir": str(options.output_dir)}
-    alike["evaluators"] = list(map(str, getattr(options, "evaluators", ())))
+    alike = {
+        "workdirs": list(map(str, workdirs)),
+        "output_dir": str(options.output_dir),
+        "evaluators": list(map(str, getattr(options, "evaluators", ()))),
+    }
     check_alike(process_facts(options) | alike)
     named: dict[str, str] = {}
     for path in paths:

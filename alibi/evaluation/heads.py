@@ -73,8 +73,9 @@ class Heads(OfText):
         """Returns whole windows, spread over the text."""
         length = row.cell["length"]
         most = max(1, min(self.head_tokens, len(text.tokens)) // length) * length
-        causal = make_objective(subject.run.config).causal
-        return spread_windows(len(text.tokens), length, most, causal=causal)
+        return spread_windows(
+            len(text.tokens), length, most, causal=make_objective(subject.run.config).causal
+        )
 
     def results(
         self,

@@ -98,8 +98,7 @@ def ngram_scores(
         total += counted.grams.size
         witten = counted.interpolated(witten_bell(counted.counts), witten)
         kneser = counted.interpolated(kneser_ney(counted.counts), lower)
-        probabilities = {"witten-bell": witten, "kneser-ney": kneser}
-        nats = {name: -np.log(values[symbols]) for name, values in probabilities.items()}
+        nats = {"witten-bell": -np.log(witten[symbols]), "kneser-ney": -np.log(kneser[symbols])}
         yield Scores(number, total, nats)
 
 

@@ -212,9 +212,9 @@ def _score(texts: Texts, order: int) -> tuple[list[NGram], list[NGram]]:
     """
     started, ngrams = time.perf_counter(), []
     best: dict[str, NGram] = {}
-    texts_scored = texts.train_documents, texts.scored_documents
     order = order if make_objective(texts.config).causal else 1
-    for scores in ngram_scores(*texts_scored, texts.train.manifest.vocab_size, order):
+    vocab_size = texts.train.manifest.vocab_size
+    for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size, order):
         for smoothing, nats in scores.nats.items():
             nats = nats if texts.predicted is None else nats[texts.predicted]
             one = NGram(scores.order, smoothing, scores.grams, float(nats.sum()), 0.0)
@@ -312,8 +312,7 @@ def _perplexity(texts: Texts, ngram: NGram) -> dict[str, Any]:
 
 def _dump(texts: Texts, ngram: NGram, row: Row, output: Output) -> None:
     """Writes the NLL of each token, as a run's at the row's length."""
-    tokens = np.asarray(texts.scored.tokens, np.int32)
-    dump = Dump(row, ngram.nats.astype(np.float32), tokens)
+    dump = Dump(row, ngram.nats.astype(np.float32), np.asarray(texts.scored.tokens, np.int32))
     path = file_beside(row, output.folder / "nll", ".npz")
     output.guard(lambda: write_dump(path, dump))
 

@@ -74,8 +74,7 @@ class Passkey(Evaluator):
             tokens = keys.make(
                 cell["length"], cell["distance"], self.prompts, self.distractors
             ).ravel()
-        sha256 = hashlib.sha256(tokens.tobytes()).hexdigest()
-        return Text(tokens, Books.name, "valid", sha256)
+        return Text(tokens, Books.name, "valid", hashlib.sha256(tokens.tobytes()).hexdigest())
 
     def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         return _keys(subject.run.tokenizer).limit(

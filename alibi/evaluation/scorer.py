@@ -36,7 +36,6 @@ NllFunction = Callable[..., Array]
 class Score:
     """The NLL of scored tokens."""
 
-    windows: Windows
     nll_nats: Float[np.ndarray, " tokens"]  # float32, in the order of the windows
     # from reading the first batch to the last result on the host, without compilation
     seconds: float
@@ -142,7 +141,7 @@ class Scorer:
         seconds = time.perf_counter() - start
         if self._objective.selects:
             nll = nll[np.concatenate([*predicted(self._objective, tokens, windows)])]
-        return Score(windows, nll, seconds)
+        return Score(nll, seconds)
 
     def compile(self, params: PyTree, windows: Windows) -> None:
         """Compiles the programs for `windows`, so that their time does not count as scoring."""

@@ -94,8 +94,7 @@ class Measure:
 
     def facts(self, panel: "Panel") -> list[str]:
         """Returns what a caption says of the numbers, before seeds, steps and origin."""
-        kind = panel.kind.title
-        text = f"{kind} by {self.across}: {panel.corpus}, split {panel.split}"
+        text = f"{panel.kind.title} by {self.across}: {panel.corpus}, split {panel.split}"
         measured = [row for row in panel.rows if row.is_measured]
         tokens = (f"{row.results['tokens']:,}" for row in measured if row.results.get("tokens"))
         unknown = (f"{row.unknown_tokens:,}" for row in measured if row.unknown_tokens)

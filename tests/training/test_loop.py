@@ -15,7 +15,6 @@ import pytest
 from alibi.config import replaced
 from alibi.errors import OF_SWEEP
 from alibi.evaluation.scorer import Score
-from alibi.evaluation.windows import windows_of
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, updates
@@ -24,7 +23,7 @@ from tests.training.runs import final_state, rows, stop_at
 
 
 def scored(nll: float, tokens: int) -> Score:
-    return Score(windows_of(tokens, 16), np.full(tokens, nll, np.float32), 0.0)
+    return Score(np.full(tokens, nll, np.float32), 0.0)
 
 
 def test_training_learns_and_records(tiny_config, tmp_path: pathlib.Path) -> None:
