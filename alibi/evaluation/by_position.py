@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int
 
 from alibi.evaluation.dumps import Dump
 from alibi.reporting.intervals import interval
-from alibi.reporting.names import grouped
 
 Line = dict[str, Any]  # in by_context.jsonl
 
@@ -22,19 +21,9 @@ Line = dict[str, Any]  # in by_context.jsonl
 def analyse(dumps: Sequence[Dump]) -> list[Line]:
     """Returns each dump's NLL by context and by position, and the early token curse between any two
     lengths of a run.
-
-    Raises:
-      ValueError: two dumps have the same run, text, length and stride.
     """
-    for alike in grouped(
-        dumps, lambda dump: (*_run_and_text(dump), dump.length, dump.stride)
-    ).values():
-        if len(alike) > 1:
-            row, stride = alike[0].row, alike[0].stride
-            raise ValueError(
-                f"{len(alike)} dumps are of {row.run} after {row.step:,} updates at length={row.length} and "
-                f"stride={stride}, of the text {(row.tokens_sha256 or '')[:8]}; give one of them"
-            )
+    # a copy of a dump counts once
+    dumps = [*{(*_run_and_text(dump), dump.length, dump.stride): dump for dump in dumps}.values()]
     lines = [line for dump in dumps for line in (*by_context(dump), *by_position(dump))]
     blocks = [dump for dump in dumps if dump.stride == dump.length]
     for short, long in itertools.combinations(sorted(blocks, key=lambda dump: dump.length), 2):

@@ -197,7 +197,7 @@ def _length_values(panel: Panel) -> list[dict[str, Any]]:
     means = [cell.mean for *_, cell in drawn]
     values = []
     for label, length, cell in drawn:
-        low, high = cell.span
+        low, high = cell.interval.bounds if cell.interval else (cell.mean, cell.mean)
         if cell.kind.is_loss:
             low, high = max(low, min(means) / WIDEST), min(high, max(means) * WIDEST)
         values.append({

@@ -265,7 +265,7 @@ def origin(rows: Sequence[Row]) -> list[str]:
     with the host's processor, version of JAX, days.
     """
     devices = (
-        row.device.text + (f" ({row.processor})" if row.processor else "")
+        f"{row.device.kind} x{row.device.count}" + (f" ({row.processor})" if row.processor else "")
         for row in rows
         if row.device
     )

@@ -35,11 +35,6 @@ class Device:
     kind: str
     count: int
 
-    @property
-    def text(self) -> str:
-        """The device in words, such as "cpu x1"."""
-        return f"{self.kind} x{self.count}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:

@@ -156,11 +156,6 @@ class Number:
         return statistics.fmean(self.values)
 
     @property
-    def span(self) -> tuple[float, float]:
-        """The extent of a chart's bar."""
-        return self.interval.bounds if self.interval else (self.mean, self.mean)
-
-    @property
     def text(self) -> str:
         """The number without its ratio, ± the larger side of its interval."""
         text = self.printed or self.kind.write(self.mean)
