@@ -17,7 +17,6 @@ from alibi.errors import (
     REQUEUE,
     Interrupted,
     UserError,
-    cause,
     disk_errors_named,
 )
 from alibi.reporting.names import grouped
@@ -138,18 +137,13 @@ class Sweeper:
         """Trains, evaluates and reports the unfinished runs. Returns the reasons for failures by run.
 
         Raises:
-          ValueError: the work directory is not writable or holds another sweep, or with several hosts,
-            another process holds a run.
+          OSError: the work directory is not writable.
+          ValueError: it holds another sweep, or with several hosts, another process holds a run.
           Interrupted: a signal asked the sweep to stop, or with several hosts, a run on any host.
         """
         started = time.monotonic()
         if self.primary:
-            try:
-                record_sweep(self.workdir, self.sweep, replace=not self.is_task)
-            except OSError as error:
-                raise ValueError(
-                    f"work directory {self.workdir} can't be written ({cause(error)}); choose another --workdir"
-                ) from None
+            record_sweep(self.workdir, self.sweep, replace=not self.is_task)
         with self.processes, concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(self._train_seeds, self._groups))
             list(
@@ -325,12 +319,15 @@ def run_sources(sweep: Sweep, workdir: Directory) -> list[RunSource]:
     """Returns the configs, commands and work directories of the sweep's runs, for the report's
     page.
     """
-    sources = []
-    for run in sweep.runs:
-        words = shlex.join(train_command(run, workdir)).replace(f"{PROJECT}/", "")
-        path = run_directory(workdir, run).path
-        sources.append(RunSource(run.name, flatten(run.config), f"python {words}", path))
-    return sources
+    return [
+        RunSource(
+            run.name,
+            flatten(run.config),
+            f"python {shlex.join(train_command(run, workdir))}".replace(f"{PROJECT}/", ""),
+            run_directory(workdir, run).path,
+        )
+        for run in sweep.runs
+    ]
 
 
 def run_sweeper(sweeper: Sweeper) -> int:
