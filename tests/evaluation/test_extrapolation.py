@@ -317,8 +317,8 @@ def test_one_work_directory_that_cannot_be_evaluated_is_one_line(run_script, tmp
         ),
         (
             "eval_extrapolation.py",
-            ["--split=tset", "--text_file=mine.txt"],
-            "--split=tset names a split",
+            ["--split=test", "--text_file=mine.txt"],
+            "--split=test names a split",
         ),
         ("eval_extrapolation.py", ["--column=body"], "--column=body is for --text_file"),
         (

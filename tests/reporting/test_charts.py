@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from alibi.evaluation.context_use import CONTEXT_GAIN
-from alibi.evaluation.dumps import Scoring
+from alibi.evaluation.dumps import Dump
 from alibi.evaluation.passkey import ACCURACY
 from alibi.positions import METHODS
 from alibi.reporting import tables
@@ -210,10 +210,13 @@ def by_context(ends, length=8, stride=8, run="run"):
     """Returns the rows of a scoring; by the end of a range: the mean of its 10 tokens, half of its
     interval or None.
     """
-    of, low, rows = Scoring(run, 1, "t", "c", length, stride), 0, []
+    options = {} if stride == length else {"stride": stride}
+    known = {"run": run, "step": 1, "tokens_sha256": "t", "config_hash": "c", "options": options}
+    row = make_row(length=length, perplexity=None, **known)
+    dump, low, rows = Dump(row, np.zeros(0, np.float32), np.zeros(0, np.int32)), 0, []
     for end, (mean, half) in ends.items():
         known = {"context_from": low + 1, "context_to": end, "tokens": 10, "nll_nats": 10 * mean}
-        rows.append(of.line("by_context", **known, interval=half and (mean - half, mean + half)))
+        rows.append(dump.line("by_context", **known, interval=half and (mean - half, mean + half)))
         low = end
     return rows
 
