@@ -64,7 +64,7 @@ def added_to_logits(kind, length):
         params = {**method.init(of_all), **init_layer(method, kind.logit_scale, of_layer)}
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
-        positions = np.arange(length)
+        positions = jnp.arange(length)
         scale = functools.partial(scaled_queries, kind.logit_scale, method, params)
         attention = method_attention_fn(
             method,
