@@ -208,8 +208,8 @@ class Alibi(PositionMethod):
         caveats="beyond L it gains mostly because fewer tokens have little context (appendix B)",
     )
 
-    # Slopes of 0 are refused.
-    takes_logarithms = False
+    takes_logarithms = False  # and so refuses slopes of 0
+    has_sides = True  # keys stand before a query or after it
 
     slopes: str | tuple[float | int, ...] = "paper"
     draw: int = 0
@@ -223,9 +223,10 @@ class Alibi(PositionMethod):
                 f"slopes_after={self.slopes_after!r} are for keys after the query, which causal=True hides; leave it "
                 "out, or set causal=False"
             )
-        if self.slopes_after is not None and self.free_tokens:
+        if self.slopes_after is not None and (self.free_tokens or not self.has_sides):
             raise ValueError(
-                f"free_tokens={self.free_tokens} go with the same slopes on both sides; leave slopes_after out"
+                f"{type(self).__name__} with free_tokens={self.free_tokens} has the same slopes on both sides; leave "
+                "slopes_after out"
             )
         for slopes in map(np.asarray, Alibi.sides(self, {})):  # raises for wrong slopes
             if self.takes_logarithms and slopes.min() < 2.0**-MOST_BIAS_MAX:

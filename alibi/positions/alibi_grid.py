@@ -35,16 +35,11 @@ class AlibiGrid(Alibi):
         caveats="for tokens in a grid; a line of tokens has `alibi`",
     )
 
+    has_sides = False
+
     columns: int = number(0, at_least=0, at_most=ROW)
     rows: int = number(0, at_least=0)
     metric: str = choice("manhattan", ("manhattan", "euclidean"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.slopes_after is not None:
-            raise ValueError(
-                "slopes_after are for keys after the query in a line, and alibi_grid has a grid; leave slopes_after out"
-            )
 
     def bias(self, params: Params) -> MetricBias:
         length, free = self.length or self.train_length, self.free_tokens
