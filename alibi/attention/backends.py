@@ -110,10 +110,6 @@ FUSED_FEATURES = 128  # the widest heads with which `fused` was measured on a GP
 EVERYWHERE = ("cpu", "gpu", "tpu")
 
 
-def _widest(call: AttentionCall) -> int:
-    return max(call.query.shape[-1], call.value.shape[-1])
-
-
 RULES = (
     Rule(
         ("cpu",),
@@ -151,7 +147,10 @@ RULES = (
                 call.options.platform == "tpu"
                 or (
                     call.query.dtype == jnp.bfloat16
-                    and (call.known_slopes is None or _widest(call) <= FUSED_FEATURES)
+                    and (
+                        call.known_slopes is None
+                        or max(call.query.shape[-1], call.value.shape[-1]) <= FUSED_FEATURES
+                    )
                 )
             )
         ),

@@ -43,7 +43,8 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     alibi = hub.take("alibi", default=False)
     position = rotary(hub)
     if alibi:
-        slopes = _slopes(heads, width // heads)
+        rounded = np.asarray(alibi_slopes(heads).astype(jnp.bfloat16), np.float64)
+        slopes = tuple((rounded / (width // heads) ** 0.5).tolist())
         position = {"position": "alibi", "position_options.slopes": slopes}
     return position | {
         "train_length": hub.take("max_position_embeddings", default=2048),
@@ -61,11 +62,6 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
         "model.embedding": "tied" if hub.take("tie_word_embeddings", default=True) else "untied",
         "model.vocab_rows": hub.take("vocab_size"),
     }
-
-
-def _slopes(heads: int, head_dim: int) -> tuple[float, ...]:
-    rounded = np.asarray(alibi_slopes(heads).astype(jnp.bfloat16), np.float64)
-    return tuple((rounded / head_dim**0.5).tolist())
 
 
 def to_theirs(config: Config) -> dict[str, Any]:
