@@ -25,10 +25,16 @@ import clone  # noqa: F401
 from absl import flags
 
 from alibi.cli import command_line
+from alibi.paper.settings import SCALES
 
-_TABLE = flags.DEFINE_integer("table", None, "number of the paper's table, 1 to 15")
-_SCALE = flags.DEFINE_string(
-    "scale", "small", "paper, or medium or small: the same protocol on two cores"
+_TABLE = flags.DEFINE_integer(
+    "table", None, "number of the paper's table, 1 to 15", lower_bound=1, upper_bound=15
+)
+_SCALE = flags.DEFINE_enum(
+    "scale",
+    "small",
+    SCALES,
+    "the paper's, or medium or small: the same protocol on two cores",
 )
 _RUN = flags.DEFINE_bool("run", False, "train and evaluate the missing runs, and write the table")
 _LIST = flags.DEFINE_bool("list", False, "show all tables of --scale with their state")

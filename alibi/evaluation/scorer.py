@@ -41,13 +41,9 @@ class Score:
     seconds: float
 
     @property
-    def total_nats(self) -> float:
-        """The sum over the tokens, computed in float64."""
-        return float(self.nll_nats.sum(dtype=np.float64))
-
-    @property
-    def tokens(self) -> int:
-        return self.nll_nats.size
+    def mean_nats(self) -> float:
+        """The mean over the tokens, computed in float64."""
+        return float(self.nll_nats.mean(dtype=np.float64))
 
 
 class Scorer:

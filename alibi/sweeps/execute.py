@@ -345,6 +345,15 @@ def run_sweeper(sweeper: Sweeper) -> int:
         print(f"unfinished: {name}: {reason}; the same command goes on there", file=sys.stderr)
     if sweeper.unfinished:
         return REQUEUE
+    texts = [  # ALiBi has no longest length
+        run
+        for run in sweeper.sweep.runs
+        if run.config.position == "alibi" and run.config.objective.name == "next_token"
+    ]
+    if texts and sweeper.primary and not (failures or sweeper.left or sweeper.is_task):
+        workdir = shlex.quote(str(run_directory(sweeper.workdir, texts[0])))
+        print(f"write text with {texts[0].name} by")
+        print(f"  python scripts/generate.py --workdir={workdir} --prompt='It was '")
     return FAILED if failures else 0
 
 

@@ -86,7 +86,7 @@ def test_training_sees_the_segments():
         losses.append(float(metrics["nll_nats"]))
     nll = jax.jit(model_nll(model))(params, *batch[:2])
     scorer = Scorer(model_nll(model), objective=isolated(NEXT), batch_tokens=64)
-    alone = 2 * scorer.score(params, TEXT, 12).total_nats
+    alone = 2 * scorer.score(params, TEXT, 12).nll_nats.sum(dtype=np.float64)
     assert losses == pytest.approx([alone, alone], rel=1e-5)
     assert abs(2 * float(np.sum(nll)) - alone) > 1e-2
 

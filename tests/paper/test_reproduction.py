@@ -397,18 +397,6 @@ def test_bars_are_ratios_to_the_reference(tmp_path):
     assert png(spec).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((16, "paper"), "--table=16: the paper has no such table; use one of 1, 2, 3, .*, 15"),
-        ((2, "tiny"), "--scale=tiny is unknown; use one of paper, medium, small"),
-    ],
-)
-def test_unknown_tables_and_scales_are_named_with_those_there_are(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Reproduction(*arguments, tmp_path)
-
-
 def test_texts_that_must_be_named(tmp_path):
     with pytest.raises(ValueError, match="needs --train_file, --valid_file, --test_file"):
         find_setting("bookcorpus", "paper").check_files({})
