@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from tests.hosts import ROOT
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = {"JAX_ENABLE_X64": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
 # Traces alone, since an operation between unlike dtypes fails there.
 TRACED = """
 import functools
@@ -91,15 +91,17 @@ def test_the_library_computes_in_float32() -> None:
     assert done.stdout == "all float32\n", done.stderr
 
 
-def test_commands_set_them_and_say_so(tmp_path) -> None:
-    words = ["--config=configs/quickstart.py:position=alibi", f"--workdir={tmp_path}"]
-    done = subprocess.run(
-        [sys.executable, "train.py", *words, "--plan", "--device_kind=TPU v5e"],
-        env=os.environ | SETTINGS,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+def test_commands_set_them_and_say_so(tmp_path, run_script) -> None:
+    words = [f"--config={ROOT}/configs/quickstart.py:position=alibi", f"--workdir={tmp_path}"]
+    usual = {"jax_enable_x64": False, "jax_numpy_dtype_promotion": "standard"}
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    try:
+        done = run_script(ROOT / "train.py", *words, "--plan", "--device_kind=TPU v5e")
+        assert {name: getattr(jax.config, name) for name in usual} == usual
+    finally:
+        for name, value in usual.items():
+            jax.config.update(name, value)
     assert done.returncode == 0, done.stderr
     assert "jax_enable_x64 is set to False: parameters are float32\n" in done.stderr
     assert "jax_numpy_dtype_promotion is set to standard: Optax needs it\n" in done.stderr

@@ -10,11 +10,9 @@ import optax
 import pytest
 
 from tests.hosts import ROOT
-from tests.programs import AS_USERS
+from tests.programs import OPTIMIZED
 
 STEPS = 400
-# Its many updates take longer than to compile them as for users.
-OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 PAGE = (ROOT / "docs" / "cross-attention.md").read_text()
 
 pytestmark = pytest.mark.slow
@@ -36,7 +34,7 @@ def optimizer():
 def trained(page):
     model, optimize = page["EncoderDecoder"](), optimizer()
 
-    @functools.partial(jax.jit, compiler_options=AS_USERS | OPTIMIZED)
+    @functools.partial(jax.jit, compiler_options=OPTIMIZED)
     def all_steps(key):
         def step(state, key):
             params, moments = state

@@ -1,5 +1,6 @@
 """A checkpoint of the paper's own code as a work directory: its settings, its tensors, its numbers."""
 
+import functools
 import hashlib
 import importlib.util
 import math
@@ -36,6 +37,7 @@ from configs import wikitext103
 from tests.convert.papers import SETTINGS, as_model
 from tests.evaluation.runs import options_of
 from tests.hosts import ROOT
+from tests.programs import OPTIMIZED
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
@@ -287,13 +289,13 @@ def test_the_config_is_the_checkpoints(imported):
     assert TrainedRun(imported.path).step == 150
 
 
-def score(run, tokens, length, stride):
+def score(run, tokens, length, stride, **compiler_options):
     """Returns the NLL of each token on a single device, which compiles faster than eight."""
-    scorer = Scorer(
-        model_nll(build_model(run.config, run.tokenizer.vocab_size)),
-        objective=run_objective(run),
-        batch_tokens=run.config.eval.batch_tokens,
-    )
+    nll = model_nll(build_model(run.config, run.tokenizer.vocab_size))
+    how = {"objective": run_objective(run), "batch_tokens": run.config.eval.batch_tokens}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=compiler_options))
+        scorer = Scorer(nll, **how)
     return scorer.score(jax.device_get(run.params), tokens, length, stride).nll_nats
 
 
@@ -525,7 +527,7 @@ def test_what_the_papers_code_computes(shared_dir, tmp_path):
     }
     for (length, stride), perplexity in perplexities.items():
         nll = recorded[f"nll/length={length},stride={stride}"]
-        ours = score(run, text.tokens, length, stride)
+        ours = score(run, text.tokens, length, stride, **OPTIMIZED)
         nll = in_stream_order(nll, ours, length) if length == stride else nll
         np.testing.assert_allclose(ours, nll, atol=2e-4)
         assert ours.mean(dtype=np.float64) == pytest.approx(nll.mean(dtype=np.float64), abs=1e-5)

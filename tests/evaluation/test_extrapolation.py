@@ -3,8 +3,6 @@
 import datetime
 import json
 import math
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -241,23 +239,20 @@ def test_options_are_checked_before_any_work(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_line(tmp_path, alibi_run, folder):
+def test_the_command_line(tmp_path, alibi_run, folder, run_script):
     text = tmp_path / "t.txt"
     text.write_text("one, two, three, four\n")
     arguments = (
         f"--workdirs={folder / 'nowhere'},{alibi_run}", "--multiples=1", "--stride=1", f"--text_file={text}",
         "--dump_nll", f"--output_dir={tmp_path}", "--position_options=slopes=0.5:0.25", "--window=4",
     )  # fmt: skip
-    command = [sys.executable, ROOT / "eval_extrapolation.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_script(ROOT / "eval_extrapolation.py", *arguments)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "error: 1 of 2 work directories failed" in done.stderr
     assert "alibi-run as alibi(slopes=0.5:0.25) with window 4" in done.stdout
     row = json.loads((tmp_path / "results.jsonl").read_text())
-    assert (row["device"], row["cell"]) == ({"kind": "cpu", "count": 1}, {"length": 16}), (
-        "once the run's own length"
-    )
+    assert row["cell"] == {"length": 16}, "once the run's own length"
     options = {"slopes": [0.5, 0.25]}
     expected = {"position": "alibi", "options": options, "window": 4}
     assert row["override"] == expected

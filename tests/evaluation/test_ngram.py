@@ -5,8 +5,6 @@ import dataclasses
 import itertools
 import json
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -481,13 +479,13 @@ def test_bad_input_is_a_line_before_the_work(texts, capsys):
     assert "n-grams of" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_the_command_prints_all_orders_and_writes_the_report(texts):
+def test_the_command_prints_all_orders_and_writes_the_report(texts, run_script):
     run = claimed(texts, "run")
     words = ["--workdirs", run, "--lengths=8,16", "--train_bytes=60", "--output_dir", texts / "out"]
     words.append("--order=10")
-    command = [sys.executable, ROOT / "scripts" / "ngram.py", *words]
-    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+    done = run_script(ROOT / "scripts" / "ngram.py", *words)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
     assert shown[0].startswith(
         "run: n-grams of 60 bytes of the train text; valid.txt, valid: 19 tokens"
     )

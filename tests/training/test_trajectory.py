@@ -1,5 +1,6 @@
 """Each update of the paper's recipe against other implementations."""
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -17,6 +18,7 @@ from alibi.runs.checkpoint import TrainState
 from alibi.training.step import make_train_step
 from configs import wikitext103
 from tests.convert.papers import as_model
+from tests.programs import OPTIMIZED
 
 SMALL = pathlib.Path(__file__).parents[1] / "data" / "trajectory.npz"
 PADDING = 1  # of fairseq, in targets
@@ -42,7 +44,9 @@ def trainer(
     vocab_size = theirs.config["vocab_size"]
     model = build_model(config, vocab_size)
     optimizer, schedule = make_optimizer(config.optimizer, updates)
-    step = make_train_step(model, optimizer, 0, schedule=schedule)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=OPTIMIZED))
+        step = make_train_step(model, optimizer, 0, schedule=schedule)
 
     def train(tensors: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
         made = read_params(as_model(tensors, **settings), FAMILY, config, vocab_size)
