@@ -13,9 +13,10 @@ from jaxtyping import Int
 
 from alibi.config import Config
 from alibi.data.batches import ECHO, LEAST_GAP
+from alibi.data.tokenfile import Tokens
 from alibi.evaluation.base import Cell, Subject, Text, mean_results, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText
-from alibi.evaluation.windows import Tokens, Windows
+from alibi.evaluation.windows import Windows
 from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import mean_kind

@@ -4,7 +4,7 @@ tokens have 99% of the influence on a prediction.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from alibi.evaluation.base import Subject, Text, mean_results, option
 from alibi.evaluation.perplexity import OfText
@@ -12,9 +12,6 @@ from alibi.evaluation.windows import Windows
 from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import mean_kind
-
-if TYPE_CHECKING:
-    from alibi.model.decoder import DecoderLM
 
 FIELD = mean_kind("Receptive field", "{:,.0f}".format, "field", axis=", tokens")
 
@@ -41,7 +38,7 @@ class ReceptiveField(OfText):
         return "tokens with 99% of the influence on the last one"
 
 
-def fields(model: "DecoderLM") -> Callable[..., Any]:
+def fields(model: Any) -> Callable[..., Any]:
     """Returns the function of parameters, inputs and targets to the receptive field of each row's
     last target, `[rows, 1]`.
     """

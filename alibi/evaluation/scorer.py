@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import Array, Float, Int, PyTree
 
+from alibi.data.tokenfile import Tokens
 from alibi.evaluation.windows import (
-    Tokens,
     Windows,
     predicted,
     read_sequences,

@@ -12,13 +12,13 @@ from jaxtyping import Int32
 from alibi.config import flatten
 from alibi.data.corpus import Corpus
 from alibi.data.textfiles import TextFiles
-from alibi.data.tokenfile import Manifest, TokenFile
+from alibi.data.tokenfile import Manifest, TokenFile, Tokens
 from alibi.data.tokens import make_corpus, prepare, prepare_text
 from alibi.evaluation.base import Cell, Evaluator, NoResultError
 from alibi.evaluation.output import Output, made_here, print_once
 from alibi.evaluation.scorer import NllFunction, Score, Scorer, model_nll, run_scorer
 from alibi.evaluation.separately import documents_of
-from alibi.evaluation.windows import Tokens, Windows, windows_of
+from alibi.evaluation.windows import Windows, windows_of
 from alibi.model.decoder import DecoderLM
 from alibi.objectives import make_objective
 from alibi.parallel.hosts import check_alike, gather, is_primary

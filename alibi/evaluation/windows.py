@@ -15,21 +15,12 @@ the last S.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int
 
+from alibi.data.tokenfile import Tokens
 from alibi.objectives import IsolatedDocuments, Objective, Sequences
-
-
-@runtime_checkable
-class Tokens(Protocol):
-    """The ids of a stream: a one-dimensional array, or an object with its slices."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: slice, /) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)

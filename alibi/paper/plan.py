@@ -27,7 +27,14 @@ def describe_plan(reproduction: Reproduction) -> str:
     parameters = {
         name: count_parameters(build_model(config, size)) for name, config in configs.items()
     }
-    lines, total = _head(reproduction), 0.0
+    setting, definition = reproduction.setting, reproduction.definition
+    title = f"Table {reproduction.number} ({definition.title}), {setting.scale} scale: {len(runs)} runs in {directory}"
+    if setting.scale != "paper":
+        title += (
+            f"; the paper's lengths divided by {setting.divisor}, and data.corpus={runs[0].config.data.corpus} in "
+            f"place of {setting.name}"
+        )
+    lines, total = [title, *([f"note: {definition.note}"] if definition.note else []), ""], 0.0
     for state in states:
         run, train = state.run, state.run.config.train
         tokens = train.steps * train.batch_tokens
@@ -48,22 +55,6 @@ def describe_plan(reproduction: Reproduction) -> str:
         f"{format_duration(left)}\n"
     )
     return "\n".join(lines)
-
-
-def _head(reproduction: Reproduction) -> list[str]:
-    """Returns the plan's title, and the table's note."""
-    setting, definition = reproduction.setting, reproduction.definition
-    runs = reproduction.sweep.runs
-    title = (
-        f"Table {reproduction.number} ({definition.title}), {setting.scale} scale: {len(runs)} runs in "
-        f"{reproduction.directory}"
-    )
-    if setting.scale != "paper":
-        title += (
-            f"; the paper's lengths divided by {setting.divisor}, and data.corpus={runs[0].config.data.corpus} in "
-            f"place of {setting.name}"
-        )
-    return [title, *([f"note: {definition.note}"] if definition.note else []), ""]
 
 
 def vocab_size(reproduction: Reproduction) -> int:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alibi.data.tokenfile import TokenStream
 from alibi.evaluation.windows import (
     read_sequences,
     same_token_windows,
@@ -154,7 +155,7 @@ def test_out_of_range(arguments, message):
         windows_of(*arguments)
 
 
-class Recorder:
+class Recorder(TokenStream):
     """A stream whose token i is i, and how many of them were read."""
 
     def __init__(self, size=10**9):
