@@ -79,7 +79,12 @@ def main() -> int:
         except ValueError as error:
             raise ValueError(f"{name}{error}") from None
     template, runs = pathlib.Path(_TEMPLATE.value), len(sweep.runs) if sweep else 1
-    text = template.read_text()
+    try:
+        text = template.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"--template={template} can't be read ({error}); give a text such as configs/launch/slurm.sh"
+        ) from None
     tasks = _TASKS.value or runs
     if tasks > runs:
         raise ValueError(f"--tasks={tasks}: there are {runs} runs; give at most as many tasks")

@@ -32,10 +32,7 @@ def submit(
         ([SLURM, CONFIG], "the template needs TIME; give --set=TIME="),
         ([SLURM, CONFIG, TIME, "--set=IMAGE=i"], "--set=IMAGE: no such placeholder"),
         ([SLURM, CONFIG, "--set=TIME"], "--set=TIME has no value"),
-        (
-            ["--template=configs/launch", CONFIG],
-            "configs/launch: Is a directory; give another path",
-        ),
+        (["--template=configs/launch", CONFIG], "--template=configs/launch can't be read"),
         (
             [SLURM, SWEEP, "--devices=64"],
             "run sinusoidal-L128-seed0: train.batch_tokens=2048 must be a multiple",

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import inspect
 import traceback
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,13 @@ class Registry:
         """Returns package.module:Class for a name, without loading the class. Raises ValueError for an
         unknown name, with the nearest.
         """
+        if name in self.names and (other := installed(self.group).get(name)):
+            kind = self.kind.split()[-1]
+            warnings.warn(
+                f"{self.key}={name} is this library's {kind}. An installed package gives the same name to {other}; "
+                f"write {self.key}={other} for that {kind}",
+                stacklevel=2,
+            )
         known = {**installed(self.group), **self.names}
         if ":" in name or name in known:
             return known.get(name, name)

@@ -24,6 +24,7 @@ from alibi.model.layers import unstacked
 from alibi.objectives import make_objective
 from alibi.runs.trained import TrainedRun
 from alibi.storage.cache import file_sha256
+from alibi.storage.claims import LOCK_FILE, Claim
 from alibi.storage.files import listed, made_whole, resolve
 
 # transformers' keys of an encoder's special tokens
@@ -124,7 +125,7 @@ def export_model(
             "computes another model; load the folder by the code of the model's authors (trust_remote_code=True)"
         )
     with made_whole(out) as partial:
-        partial.mkdir()
+        claim = Claim(resolve(partial), "exporting")  # `remove_left` looks for it
         for name in small.keys() - {CONFIG}:
             (partial / name).write_bytes(small[name].read_bytes())
         mask_id = config.objective.mask_id if chosen.masked_head else None
@@ -143,6 +144,8 @@ def export_model(
             )
         (partial / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
         write_safetensors(partial, tensor, sizes)
+        claim.release()
+        (partial / LOCK_FILE).unlink()
     return pathlib.Path(out), chosen, notes
 
 

@@ -7,7 +7,10 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import queue
 import re
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,16 +89,16 @@ class _Hosted(Corpus):
         list.
         """
         if splits := list(splits):
-            with self._errors_explained(splits[0]):
-                self._check_connection()
+            with self._connection(), self._errors_explained(splits[0]):
                 self._check_splits(splits, list(map(str, self._known_splits())))
 
     @abc.abstractmethod
     def _known_splits(self) -> Iterable[Any]:
         """Returns the dataset's splits, or none if they are unknown."""
 
-    def _check_connection(self) -> None:
-        """Raises ValueError if the dataset's host doesn't answer."""
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        yield
 
     def _split(self, split: str) -> str:
         """Returns the dataset's own name for `split`."""
@@ -145,9 +148,11 @@ class Hub(_Hosted):
     _package = "datasets"
 
     def pieces(self, split: str) -> Iterator[Piece]:
-        """Yields each row as a document. Raises ValueError within 5 s if the hub does not answer."""
-        self._check_connection()
-        yield from row_documents(self._values(split), self.data.column, self.source(split))
+        """Yields each row as a document. Raises ValueError within 5 s if neither hub nor cache has
+        the dataset.
+        """
+        with self._connection():
+            yield from row_documents(self._values(split), self.data.column, self.source(split))
 
     def _known_splits(self) -> Iterable[Any]:
         builder = self._builder()
@@ -201,16 +206,30 @@ class Hub(_Hosted):
             )
         self.revision = commit
 
-    def _check_connection(self) -> None:
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        """Puts the library into its offline mode if the hub does not answer."""
         import huggingface_hub.constants as hub
 
-        if not (self._local or hub.HF_HUB_OFFLINE or reachable([hub.ENDPOINT])):
-            raise _ExplainedError(
-                f"the hub dataset {self._name!r} can't be reached: {masked(hub.ENDPOINT)} doesn't answer. Connect, or "
-                "set HF_HUB_OFFLINE=1 to read the copy in this machine's cache, or run scripts/prepare_data.py on a "
-                "machine with a network and copy the cache directory here, or set data.name to a folder that holds "
-                "the dataset's files, or use corpus=text"
+        if self._local or (not hub.HF_HUB_OFFLINE and reachable([hub.ENDPOINT])):
+            yield
+            return
+        cache = pathlib.Path(
+            os.environ.get("HF_DATASETS_CACHE") or os.path.join(hub.HF_HOME, "datasets")
+        )
+        if self.data.streaming or not (cache / self._name.replace("/", "___")).is_dir():
+            why = (
+                "HF_HUB_OFFLINE is set"
+                if hub.HF_HUB_OFFLINE
+                else f"{masked(hub.ENDPOINT)} doesn't answer"
             )
+            raise _ExplainedError(
+                f"the hub dataset {self._name!r} can't be reached: {why}, and this machine has no copy of it. Connect, "
+                "or run scripts/prepare_data.py on a machine with a network and copy the cache directory here, or set "
+                "data.name to a folder that holds the dataset's files, or use corpus=text"
+            )
+        with offline():
+            yield
 
 
 class Tfds(_Hosted):
@@ -262,6 +281,10 @@ class Tfds(_Hosted):
         if not is_terminal():
             tfds.disable_progress_bar()
         data = self.data
+        if self._name.startswith("huggingface:"):  # TFDS would ask the hub for minutes
+            raise _ExplainedError(
+                f"data.name={self._name!r} is a hub dataset; set data.corpus=hub and drop the prefix"
+            )
         if self._local:
             return tfds.builder_from_directory(self._name)
         version = data.revision and f":{data.revision}"
@@ -269,11 +292,34 @@ class Tfds(_Hosted):
         return tfds.builder(name, file_format="array_record")
 
 
-def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
-    """Returns whether a URL answers within so many seconds, also with an error page, through the
-    environment's proxies.
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Puts `datasets` and `huggingface_hub` into their offline mode: local files and cached copies
+    load, and anything else fails at once.
     """
-    return any(_answers(url, seconds) for url in urls)
+    import datasets
+    import huggingface_hub.constants as hub
+
+    saved = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = saved
+
+
+def reachable(urls: Sequence[str], seconds: float = PROBE_SECONDS) -> bool:
+    """Returns whether a URL answers, also with an error page, through the environment's proxies."""
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    for url in urls:  # in threads, because a request's time limit does not cover name resolution
+        threading.Thread(
+            target=lambda url=url: answers.put(_answers(url, seconds)), daemon=True
+        ).start()
+    deadline = time.monotonic() + seconds + 0.25
+    try:
+        return any(answers.get(timeout=max(0.0, deadline - time.monotonic())) for _ in urls)
+    except queue.Empty:
+        return False
 
 
 def _answers(url: str, seconds: float) -> bool:

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from alibi.config.fields import Section, number
-
 TINY = 1e-30  # logits divided by less, and some lower probabilities, are no float32
 
 
@@ -25,7 +23,7 @@ class Sampler(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling(Section):
+class Sampling:
     """Draws a token by its probability among the tokens that all limits keep.
 
     Attributes:
@@ -41,13 +39,23 @@ class Sampling(Section):
       Sampling(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0)
 
     Raises:
-      ValueError: a number of another type, or out of its range.
+      ValueError: a number out of its range.
     """
 
-    temperature: float = number(1.0, at_least=0)
-    top_k: int = number(0, at_least=0)
-    top_p: float = number(1.0, above=0, at_most=1)
-    min_p: float = number(0.0, at_least=0, at_most=1)
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, fits, needed in (
+            ("temperature", self.temperature >= 0, "0 (the likeliest token) or above"),
+            ("top_k", self.top_k >= 0, "0 (no limit) or above"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
+            ("min_p", 0 <= self.min_p <= 1, "from 0 (no limit) to 1"),
+        ):
+            if not fits:
+                raise ValueError(f"{name}={getattr(self, name)} must be {needed}")
 
     def __call__(
         self, logits: Float[Array, "batch vocabulary"], keys: PRNGKeyArray

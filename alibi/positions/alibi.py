@@ -199,7 +199,7 @@ class Alibi(PositionMethod):
 
     Raises:
       ValueError: slopes that `alibi_slopes` refuses, `slopes_after` under a causal mask or with
-        `free_tokens`.
+        `free_tokens`, more `free_tokens` than a training sequence has.
     """
 
     about = About(
@@ -227,6 +227,11 @@ class Alibi(PositionMethod):
             raise ValueError(
                 f"{type(self).__name__} with free_tokens={self.free_tokens} has the same slopes on both sides; leave "
                 "slopes_after out"
+            )
+        if self.free_tokens > self.train_length:
+            raise ValueError(
+                f"free_tokens={self.free_tokens} are more than the {self.train_length} tokens of train_length; give "
+                "fewer"
             )
         for slopes in map(np.asarray, Alibi.sides(self, {})):  # raises for wrong slopes
             if self.takes_logarithms and slopes.min() < 2.0**-MOST_BIAS_MAX:

@@ -43,8 +43,8 @@ class AlibiGrid(Alibi):
 
     def bias(self, params: Params) -> MetricBias:
         length, free = self.length or self.train_length, self.free_tokens
-        patches = length - free
-        side = math.isqrt(max(patches, 0))
+        patches = max(length - free, 0)
+        side = math.isqrt(patches)
         rows = self.rows or (patches // self.columns if self.columns else side)
         columns = self.columns or (patches // self.rows if self.rows else side)
         if rows * columns != patches:

@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Collection
@@ -60,10 +61,18 @@ def own_files() -> dict[str, str]:
         if name != "__mp_main__"  # multiprocessing's second name of __main__
     }
     return {
-        f"own file {name}": file_sha256(file)[:12]
-        for name, file in files.items()
-        if _is_own(name, file)
+        f"own file {name}": _file_hash(file) for name, file in files.items() if _is_own(name, file)
     }
+
+
+def _file_hash(file: str) -> str:
+    status = os.stat(file)
+    return _hash_of(file, status.st_mtime_ns, status.st_size)
+
+
+@functools.cache  # a start asks a dozen times, and a method may read a large table
+def _hash_of(file: str, *unchanged: int) -> str:
+    return file_sha256(file)[:12]
 
 
 def _is_own(name: str, file: str, packages: Collection[str] = ()) -> bool:
@@ -106,7 +115,7 @@ def code_files(*modules: str) -> dict[str, str]:
         name, file = left.pop()
         if _is_own(name, file, packages) and (place := os.path.realpath(file)) not in seen:
             seen.add(place)  # files may name each other
-            hashes[f"own file {name}"] = file_sha256(file)[:12]
+            hashes[f"own file {name}"] = _file_hash(file)
             left += _mentioned(name, pathlib.Path(file))
     return hashes
 
@@ -138,6 +147,11 @@ def _mentioned(name: str, file: pathlib.Path) -> list[tuple[str, str]]:
             around = parts[: len(parts) - node.level + 1 if node.level else 0]
             base = ".".join(filter(None, [*around, node.module]))
             modules += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and re.search(
+            r"import_module$|__import__$", ast.unparse(node.func)
+        ):
+            named = [str(each.value) for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            modules += [start + value for value in named for start in ("", ".".join(parts))]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             strings.append(node.value)  # no module: "train" is seldom train.py
     # not /proc/cpuinfo, nor a large text elsewhere

@@ -142,13 +142,30 @@ class RunDirectory:
         )
 
     def check_checkpoints(self) -> None:
-        """Raises ValueError if all checkpoints were lost: training would overwrite the run."""
-        saved = self.status().get("saved")
-        if saved and not self.saved_steps():
+        """Raises ValueError if all checkpoints were lost (training would overwrite the run), or if one
+        lies beside another run's files.
+        """
+        saved, steps = self.status().get("saved"), self.saved_steps()
+        if saved and not steps:
             raise ValueError(
                 f"{self} has no checkpoint, but that of step {saved} was saved: {self.checkpoints} was removed or "
                 "emptied since; restore it, train in another --workdir, or remove the work directory to start over"
             )
+        for step in steps:
+            place = self.checkpoints / str(step)
+            try:
+                record = read_about(place)
+            except (OSError, ValueError):
+                continue  # damage is told as it is restored; or a later checkpoint has replaced it
+            name, differences = "provenance.json", changed(record, self.provenance())
+            with contextlib.suppress(ValueError, LookupError):  # another version's config, or none
+                if keys := differing(read_config(record["config"]), self.config()):
+                    name, differences = "config.json", keys
+            for key, (theirs, ours) in differences.items():
+                raise ValueError(
+                    f"{self}/{name} and checkpoint {place} are of different runs: {key} is {ours!r} in the file and "
+                    f"{theirs!r} in the checkpoint; restore the one that was copied from another run"
+                )
 
     def check(self, config: Config) -> None:
         """Checks whether the run can be trained with `config`, without making a directory.

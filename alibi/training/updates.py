@@ -254,9 +254,7 @@ class Updates:
                 saved_at = time.monotonic()
             if stop and step < steps:
                 self._end("interrupted", step, "stopped by a signal")
-                raise Interrupted(
-                    f"stopped at update {step} of {steps}; the same command goes on there"
-                )
+                raise Interrupted(f"stopped at update {step} of {steps}; {self._goes_on()}")
         self._end("finished", step)
 
     def _save(self, step: int, save: bool, validate: bool) -> bool:
@@ -277,6 +275,14 @@ class Updates:
         for run in tuple(self.left):
             with self._ends_alone(run):
                 run.end(state, step, reason)
+
+    def _goes_on(self) -> str:
+        """Returns how the runs go on there after a stop."""
+        if not self.diverged:
+            return "the same command goes on there"
+        seeds = ",".join(str(run.job.config.seed) for run in self.left)
+        workdirs = ",".join(str(run.job.run) for run in self.left)
+        return f"those that have not diverged go on there by --seeds={seeds} --workdir={workdirs}"
 
     @contextlib.contextmanager
     def _ends_alone(self, run: SeedRun) -> Iterator[None]:

@@ -30,7 +30,7 @@ from alibi.convert.work_directory import write_run
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import TrainState
-from alibi.storage.claims import Claim
+from alibi.storage.claims import LOCK_FILE, Claim
 from tests.convert.described import FAMILIES as DESCRIBED
 from tests.convert.imported import save_tokenizer
 
@@ -446,6 +446,7 @@ def test_an_import_and_an_export_replace_nothing(
     export_model(run, out)
     assert len(list(out.glob("model-0*.safetensors"))) > 1
     assert not list(tmp_path.glob(".out.*"))
+    assert not (out / LOCK_FILE).exists()
     modes = {file.stat().st_mode for file in out.iterdir()}
     assert modes == {(out / "config.json").stat().st_mode}, "who reads one may read all"
     written = HubFolder(out)

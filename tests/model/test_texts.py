@@ -229,8 +229,8 @@ def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
         assert message in result.stderr.splitlines()[-1]
 
     for words, message in (
-        (["--prompt=a", "--top_p=0"], "error: sampling.top_p=0.0 must be above 0"),
-        (["--prompt=a", "--temperature=-1"], "error: sampling.temperature=-1.0 must be at least 0"),
+        (["--prompt=a", "--top_p=0"], "error: top_p=0.0 must be above 0"),
+        (["--prompt=a", "--temperature=-1"], "error: temperature=-1.0 must be 0"),
         (["--prompt=a", "--max_tokens=0"], "error: max_tokens=0 must be at least 1"),
         (["--prompt=a", "--stop="], "error: a stop string is empty"),
         (["--prompt=a", "--prompts=b"], "error: --prompt and --prompts are two ways"),

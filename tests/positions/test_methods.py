@@ -472,7 +472,7 @@ def test_a_module_that_fails_is_named(tmp_path, monkeypatch, line: str, message:
 def test_a_name_of_the_library_stays_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An installed package's method of that name is reached by its address."""
+    """And a warning says how the installed package's method of that name is reached."""
     about = tmp_path / "theirs-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -480,6 +480,7 @@ def test_a_name_of_the_library_stays_its_own(
     monkeypatch.syspath_prepend(tmp_path)
     installed.cache_clear()
     try:
-        assert method_class("rotary") is Rotary
+        with pytest.warns(UserWarning, match=r"rotary is this library's.*=theirs\.own:Rotary for"):
+            assert method_class("rotary") is Rotary
     finally:
         installed.cache_clear()

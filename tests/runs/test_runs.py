@@ -131,7 +131,7 @@ def test_own_files_are_hashed_and_no_others(tmp_path, monkeypatch):
 
 
 METHOD = """
-import dataclasses, pathlib
+import dataclasses, importlib, pathlib
 from alibi.positions.alibi import Alibi
 from . import FACTOR
 try:
@@ -146,6 +146,7 @@ NAMED = "method.py", "/proc/uptime", "../unused.txt", "mypackage.unused"
 class Mine(Alibi):
     def bias(self, params):
         from mypackage.lazy import lazy
+        importlib.import_module(f"{__package__}.by_string")
         pathlib.Path(__file__).with_name("table.txt").read_text()
         return super().bias(params)
 """
@@ -153,7 +154,7 @@ class Mine(Alibi):
 
 @pytest.mark.parametrize("folder", ["", "site-packages"])  # of the user's own, or installed
 def test_the_files_of_a_method_are_those_that_it_may_load(tmp_path, monkeypatch, folder):
-    """In a try, in a function, transitively, and a file that is read."""
+    """In a try, in a function, by a string, transitively, and a file that is read."""
     monkeypatch.syspath_prepend(tmp_path / folder)
     package = tmp_path / folder / "mypackage"
     package.mkdir(parents=True)
@@ -163,6 +164,7 @@ def test_the_files_of_a_method_are_those_that_it_may_load(tmp_path, monkeypatch,
         "within_try.py": "TRIED = 2\nfrom .transitive import *",
         "transitive.py": "import json, numpy",
         "lazy.py": "import mypackage.method\nlazy = 1",
+        "by_string.py": "",
         "table.txt": "0.5",
         "unused.py": "",
         "unused.txt": "",
@@ -173,7 +175,7 @@ def test_the_files_of_a_method_are_those_that_it_may_load(tmp_path, monkeypatch,
         before = method_files(make_config(position="mypackage.method:Mine,alibi"))
         names = [
             f"own file mypackage.{name}" if name else "own file mypackage"
-            for name in ("", "lazy", "method", "transitive", "within_try")
+            for name in ("", "by_string", "lazy", "method", "transitive", "within_try")
         ]
         assert sorted(before) == sorted([*names, "own file mypackage.method's table.txt"])
         assert "mypackage.lazy" not in sys.modules, "only what importing loads is loaded"
