@@ -10,7 +10,7 @@ all books are there. Without --books it checks the texts in --output_dir.
 
 import pathlib
 
-import clone  # noqa: F401
+import clone
 from absl import flags
 
 from alibi.cli import command_line
@@ -23,8 +23,7 @@ command_line.own_flags(__name__)
 def main() -> None:
     from alibi.data.booklist import BookList
 
-    project = pathlib.Path(__file__).resolve().parents[1]
-    books = BookList.read(project / "configs" / "long_books.json")
+    books = BookList.read(clone.ROOT / "configs" / "long_books.json")
     output = pathlib.Path(_OUTPUT_DIR.value)
     if _BOOKS.value is not None:
         folder = pathlib.Path(_BOOKS.value)

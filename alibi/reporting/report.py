@@ -134,8 +134,9 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
     """Returns the file for a panel's figure, none of those before it."""
     measure, stem = panel.measure, panel.measure.figure or panel.measure.name().rpartition(":")[2]
     if f"{stem}.png" in taken:
-        end = f"-{panel.corpus}-{panel.split}{measure.suffix(panel.rows[0])}"
-        stem += re.sub(r"[^\w.-]+", "_", end)
+        stem += re.sub(
+            r"[^\w.-]+", "_", f"-{panel.corpus}-{panel.split}{measure.suffix(panel.rows[0])}"
+        )
     return next(
         name
         for suffix in ("", *range(-2, -999, -1))  # -2 is a hyphen and a 2
