@@ -78,16 +78,29 @@ class ContextUse(OfWindows):
         return f"at {lengths}, the same tokens" + ", after BOS" * self.bos
 
     def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
+        """Without the longest lengths if memory doesn't suffice for their windows."""
+        from alibi.evaluation.output import print_once
         from alibi.evaluation.scorer import run_objective
+        from alibi.evaluation.subject import memory_limits
 
         objective, lengths = run_objective(subject.run), _lengths(subject, text, row.cell)
-        windows = same_token_windows(
-            len(text.tokens), lengths, self.context_windows, causal=objective.causal
-        )
-        longest_first = [  # a lack of memory shows at once
-            subject.score(text.tokens, self.begun(one, subject), self.title(row.cell)).nll_nats
-            for one in windows[::-1]
-        ]
+        title = self.title(row.cell)
+        while True:
+            windows = same_token_windows(
+                len(text.tokens), lengths, self.context_windows, causal=objective.causal
+            )
+            try:
+                with memory_limits(f"at {lengths[-1]:,}"):
+                    longest_first = [
+                        subject.score(text.tokens, self.begun(one, subject), title).nll_nats
+                        for one in windows[::-1]
+                    ]
+                break
+            except NoResultError as error:
+                if _too_few(lengths[:-1]):
+                    raise
+                print_once(f"{subject.run.title} {title}: {error}; measured without that length")
+                del lengths[-1]
         scored = None
         if objective.selects:
             scored = np.concatenate([*predicted(objective, text.tokens, windows[0])])

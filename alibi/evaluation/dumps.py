@@ -95,6 +95,8 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
     """
     try:
         with epath.Path(path).open("rb") as opened, np.load(opened) as arrays:
+            if "row" not in arrays:
+                raise ValueError("another version of this library wrote it")
             row = Row.from_json(json.loads(arrays["row"].item()))
             return Dump(row, arrays["nll_nats"], arrays["targets"])
     except _UNREADABLE as error:

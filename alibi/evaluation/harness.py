@@ -24,6 +24,7 @@ from alibi.generation.sampling import Sampling
 from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import DecoderLM, unrounded
 from alibi.objectives import NextToken, make_objective
+from alibi.parallel.sharding import batch_parts
 from alibi.progress import Progress
 from alibi.runs.trained import TrainedRun
 
@@ -89,8 +90,10 @@ class PairScorer:
         scores = [(0.0, True)] * len(pairs)
         with Progress(f"{self.run.name}: {title}", len(pairs), "request") as bar:
             for size, indices in sorted(by_size.items(), reverse=True):
-                # a power of two, so that few numbers of requests compile programs
-                rows = np.full((1 << (len(indices) - 1).bit_length(), size + 1), -1, np.int32)
+                # a power of two, or whole batches, so that few numbers of requests compile programs
+                whole = max(1, self.run.batch_tokens // size) * batch_parts(self.run.model.sharding)
+                count = min(1 << (len(indices) - 1).bit_length(), -(-len(indices) // whole) * whole)
+                rows = np.full((count, size + 1), -1, np.int32)
                 for row, index in zip(rows, indices, strict=False):
                     row[: len(requests[index][0])] = requests[index][0]
                 windows = Windows(1, rows.size, size, size, spacing=size + 1)
@@ -262,6 +265,12 @@ def harness_model() -> type:
             self, string: str, add_special_tokens: bool | None = None, **_: Any
         ) -> list[int]:
             return self.run.tokenizer.encode_open(string)
+
+        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
+            for context, continuation in (request.args for request in requests):
+                if not context and not self.tok_encode(continuation):
+                    raise ValueError(f"the continuation {continuation!r} has no token")
+            return super().loglikelihood(requests, disable_tqdm=True)
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
             for (before, continuation), _context, to in requests:

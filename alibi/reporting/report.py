@@ -249,9 +249,12 @@ def _javascript() -> str:
         "Vega-Lite": VEGA_LITE,
         "vl-convert-python": importlib.metadata.version("vl-convert-python"),
     }
-    folder = cache_root() / "scripts" / content_key(made_of)
-    find_or_make(folder, lambda new: (new / "report.js").write_text(script(), encoding="utf-8"))
-    return (folder / "report.js").read_text(encoding="utf-8")
+    try:
+        folder = cache_root() / "scripts" / content_key(made_of)
+        find_or_make(folder, lambda new: (new / "report.js").write_text(script(), encoding="utf-8"))
+        return (folder / "report.js").read_text(encoding="utf-8")
+    except ValueError:  # no cache can be written here
+        return script()
 
 
 def _section(heading: str, *parts: str) -> str:

@@ -122,6 +122,21 @@ def test_only_part_of_it_where_longer_context_helps():
     assert row["sliding_share"] == pytest.approx(1.0 - 2.0, abs=1e-3)
 
 
+def test_dumps_with_other_options_are_apart_and_copies_count_once():
+    """With BOS a token's context is another one; they had been taken for copies."""
+    plain = [measured(up_to(8), length, length) for length in (16, 64)]
+    begun = [
+        dataclasses.replace(
+            one, row=dataclasses.replace(one.row, options=one.row.options | {"bos": True})
+        )
+        for one in plain
+    ]
+    apart = analyse([*plain, *begun, *plain])
+    curses = [line for line in apart if line["analysis"] == "early_token_curse"]
+    assert len(apart) == 2 * len(analyse(plain))
+    assert len(curses) == 2
+
+
 def keys(file):
     """Returns each analysis's row keys, and the keys in its shares."""
     rows = map(json.loads, file.read_text().splitlines())

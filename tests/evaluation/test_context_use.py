@@ -202,6 +202,28 @@ def test_gains_of_more_lengths_are_of_other_tokens_and_stand_in_another_table(ru
     assert [panel.columns for panel in panels(rows, CONTEXT_GAIN)] == [[16, 32], [16, 32, 128]]
 
 
+def test_without_memory_for_the_longest_windows_the_others_are_compared(
+    run, tmp_path, monkeypatch, capsys
+):
+    """With numbers as if only these lengths had been asked for."""
+    whole = Scorer.score_windows
+
+    def score(scorer, params, tokens, windows, **keywords):
+        if windows.length > 32:
+            raise MemoryError
+        return whole(scorer, params, tokens, windows, **keywords)
+
+    monkeypatch.setattr(Scorer, "score_windows", score)
+    found = []
+    for multiples in ((1, 2, 4), (1, 2)):
+        options = options_of(tmp_path / str(multiples), multiples=multiples, context_windows=9)
+        options = dataclasses.replace(options, report=False, evaluators=options.evaluators[1:])
+        assert evaluate_runs([run], options) == []
+        found += read_rows(tmp_path / str(multiples) / "results.jsonl")
+    assert found[0].results == found[1].results
+    assert "out of memory at 64; try fewer batch_tokens" in capsys.readouterr().err
+
+
 def test_one_length_tells_nothing(run, tmp_path, capsys):
     assert (
         evaluate_runs(
