@@ -113,26 +113,6 @@ def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(kernels, monkeyp
     )
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize(
-    ("ahead", "arguments"),
-    [
-        (0, {"sink": jnp.asarray([0.5, -1.0]), "logit_cap": 2.0, "window": 44}),
-        (0, {"segment_ids": jnp.asarray(np.arange(120).reshape(2, 60) // 25)}),
-        (80, {}),  # all keys are far
-        (30, {"causal": False}),  # later keys are near
-    ],
-)
-def test_far_keys_of_one_bucket(ahead, arguments, kernels, monkeypatch, small_blocks):
-    """Their gradient is what the near ones leave of a query's sum, which is zero without a sink. Tiles of
-    far pairs alone are not summed.
-    """
-    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
-    params, bias = bias_of("t5", 2, 8, max_distance=9, num_buckets=6)
-    positions = {"query_positions": np.arange(60) + ahead, "key_positions": np.arange(60)}
-    assert_equals_reference(inputs(2, 60, 60, 2, 8), params, bias, **positions, **arguments)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

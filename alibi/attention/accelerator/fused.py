@@ -219,42 +219,18 @@ def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
             for x in (dkey, dvalue)
         )
     dbias = {name: jnp.zeros_like(x) for name, x in operands.bias.items()} | learnt
-    dsink = of_logits = None
+    dsink = None
     if operands.sink is not None:
         # A query's term shifts all its logits alike, which only a sink notices.
         of_queries = (
             jnp.exp((operands.sink[None, :, None, None] - lse) / plan.unit) * backward.delta
         )
-        of_logits = of_queries.sum(axis=(0, 2, 3))
-        dsink = -of_logits
+        dsink = -of_queries.sum(axis=(0, 2, 3))
         if "query_term" in learned:
             dbias["query_term"] = of_queries
-    if plan.near is not None and "diagonals" in learnt:
-        dbias["diagonals"] = _with_level(plan, learnt["diagonals"], of_logits)
     dkey, dvalue = dkey.astype(operands.key.dtype), dvalue.astype(operands.value.dtype)
     dsides: dict[str, Any] = dict.fromkeys(operands.sides)
     return Operands(dquery, dkey, dvalue, dbias, dsink, dsides), None
-
-
-def _with_level(
-    plan: Plan, diagonals: Float[Array, "heads blocks 1 block"], of_logits: Any
-) -> Float[Array, "heads blocks 1 block"]:
-    """Returns the diagonals' gradient with that of all pairs from `plan.near` on at this distance.
-
-    A query's gradients for logits sum to zero, or with a sink to its share, so the far ones are what
-    the near ones leave.
-
-    Args:
-      of_logits: each head's sum of the gradients for logits. None is zero.
-    """
-    numbers = diagonals.reshape(plan.heads, -1)
-    (query, key), near = plan.first or (0, 0), plan.near or 0
-    places = jnp.arange(numbers.shape[1])
-    # Numbers begin with the largest distance. If all pairs are far, the last stands for them.
-    level = min(query - key + plan.q_blocks * plan.block - 1 - near, numbers.shape[1] - 1)
-    numbers = jnp.where(places > level, numbers, 0.0)
-    left = (0.0 if of_logits is None else of_logits) - numbers.sum(axis=1)
-    return numbers.at[:, level].set(left).reshape(diagonals.shape)
 
 
 _attention.defvjp(_forward, _backward, symbolic_zeros=True)

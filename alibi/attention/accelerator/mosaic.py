@@ -192,12 +192,9 @@ def _backward_keys(
             by_slope = dlogits * tile.distances(plan)
             of_bias["slopes"][0, 0] -= by_slope.sum(axis=0, keepdims=True)
         if "diagonals" in of_bias:
-
-            @pl.when(jnp.logical_not(plan.is_level(at.q, at.k, plan.block)))
-            def add_diagonals() -> None:
-                sums, place = _to_diagonals(dlogits), plan.q_blocks - 1 - at.q + at.k
-                of_bias["diagonals"][0, place] += sums[:, : plan.block]
-                of_bias["diagonals"][0, place + 1] += sums[:, plan.block :]
+            sums, place = _to_diagonals(dlogits), plan.q_blocks - 1 - at.q + at.k
+            of_bias["diagonals"][0, place] += sums[:, : plan.block]
+            of_bias["diagonals"][0, place + 1] += sums[:, plan.block :]
 
     tiles.add(refs, at, add)
 

@@ -44,7 +44,6 @@ class Plan(Tiling):
       scale: the factor for products of queries and keys.
       first: positions of the first query and the first key, or None unless both stand at
         consecutive known positions, and there is no `metric`.
-      near: a bias by distance is one learned number from this distance on, which some pair has, or None.
       symmetric: slopes count |p_i - p_j|.
       metric: the distance of places that slopes count in place of it, or None.
       on_gpu: the kernels are those for GPUs.
@@ -55,7 +54,6 @@ class Plan(Tiling):
     shared_by: int
     scale: float
     first: tuple[int, int] | None
-    near: int | None
     symmetric: bool
     metric: Metric | None
     on_gpu: bool
@@ -66,12 +64,6 @@ class Plan(Tiling):
     def block(self) -> int:
         """Queries, and keys, in a tile."""
         return self.q_block
-
-    def is_level(self, q: Any, k: Any, block: int) -> Any:
-        """Returns whether a tile of these blocks has pairs from `near` on alone."""
-        if self.near is None or self.first is None:
-            return False
-        return self.first[0] - self.first[1] + (q - k - 1) * block + 1 >= self.near
 
     @property
     def unit(self) -> float:
@@ -135,21 +127,17 @@ def make_plan(call: AttentionCall) -> Plan:
 
 
 def _in_blocks(call: AttentionCall, block: int) -> Plan:
-    tiling, first, near = make_tiling(call), None, None
+    tiling, first = make_tiling(call), None
     tiling = dataclasses.replace(tiling, batch_group=1, head_group=1, q_block=block, k_block=block)
     metric = None if call.bias is None else call.bias.metric
     if metric is None and call.known_positions is not None and consecutive(*call.known_positions):
         queries, keys = call.known_positions
         first = int(queries[0]), int(keys[0])
-        level = None if call.bias is None else call.bias.level_from
-        if level is not None and level <= int(queries[-1]) - first[1]:
-            near = level
     return Plan(
         **vars(tiling) | {"precision": _precision(call)},
         shared_by=call.query.shape[-2] // call.key.shape[-2],
         scale=call.query.shape[-1] ** -0.5,
         first=first,
-        near=near,
         symmetric=call.bias is not None and call.bias.symmetric,
         metric=metric,
         on_gpu=_on_gpu(call),

@@ -197,16 +197,14 @@ def _diagonals(
     if plan.sight.causal and plan.first is not None:
         ahead = plan.first[0] - plan.first[1]
         most = min(most, max((rows - 1 + ahead) // rows, 1 - q_rows))
-    differing = (at for at in range(1 - q_rows, most) if not plan.is_level(0, at, rows))
-    least = next(differing, most)
-    count, level = most + 1 - least, least + q_rows - 1
+    count = q_rows + most
     sums = run(
         DIAGONALS,
         plan,
         size,
-        functools.partial(_sum_diagonal, least),
+        _sum_diagonal,
         (plan.heads, count),
-        (operands, backward, _diagonal_ranges(needed, plan.block // rows)[:, :, level:]),
+        (operands, backward, _diagonal_ranges(needed, plan.block // rows)),
         jax.ShapeDtypeStruct((plan.heads, count, rows, rows), jnp.float32),
         pl.BlockSpec((1, 1, rows, rows), lambda head, number: (head, count - 1 - number, 0, 0)),
     )
@@ -214,8 +212,7 @@ def _diagonals(
     halves = jnp.pad(moved, [(0, 0)] * 2 + [(0, 1)]).reshape(plan.heads, count, 2, rows)
     hidden = k_rows - 1 - most
     first, second = (
-        jnp.pad(halves[:, :, at], ((0, 0), (at + level, 1 - at + hidden), (0, 0)))
-        for at in range(2)
+        jnp.pad(halves[:, :, at], ((0, 0), (at, 1 - at + hidden), (0, 0))) for at in range(2)
     )
     return (first + second).reshape(plan.heads, -1, 1, plan.block)
 
@@ -239,11 +236,11 @@ def _skewed(x: Shaped[Array, "batch heads rows columns"]) -> Shaped[Array, "batc
 
 
 def _sum_diagonal(
-    least: int, plan: Plan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
+    plan: Plan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
 ) -> None:
-    head = pl.program_id(0)
+    head, rows = pl.program_id(0), plan.q_blocks * plan.block // size.rows
     number = pl.num_programs(1) - 1 - pl.program_id(1)  # the longest under a causal mask come first
-    ahead = number + least  # key blocks minus query blocks
+    ahead = number - (rows - 1)  # key blocks minus query blocks
     # All tiles have the same bias, and all hide the same pairs but for keys that fill up the last.
     first = jnp.maximum(-ahead, 0)
     values = Program(plan, size, refs, by_keys=False, place=(0, head, first)).values(first + ahead)
