@@ -1,8 +1,8 @@
 """Progress on stderr: a bar on a terminal, elsewhere a line every half minute."""
 
 import contextlib
-import io
 import sys
+import time
 
 from alibi.extras import needs
 
@@ -39,20 +39,21 @@ class Progress(contextlib.AbstractContextManager["Progress", None]):
         show: bool = True,
         last: bool = False,
     ):
-        self.done, terminal = done, is_terminal()
-        numbers = "{n_fmt}, {elapsed}{postfix}"
-        if total is not None:
-            bar = "|{bar:20}| " if terminal else ", "
-            numbers = (
-                f"{{percentage:3.0f}}%{bar}{{n_fmt}}/{{total_fmt}}, {{remaining}} left{{postfix}}"
-            )
-        kind, seconds = (tqdm.tqdm, 0.2) if terminal else (_Lines, LINE_SECONDS)
-        delay = DELAY_SECONDS if terminal and not last else 0
-        self._bar = kind(
-            desc=title, initial=done, total=total, leave=last, mininterval=seconds, miniters=1, disable=not show,
-            delay=delay, unit_scale=not last, bar_format=f"{{desc}}: {unit} {numbers}",
-            file=None if terminal else io.StringIO(),
-        )  # fmt: skip
+        self.title, self.total, self.done = title, total, done
+        self._unit, self._show, self._last, self._note = unit, show, last, ""
+        self._begun = self._line_time = time.monotonic()
+        self._first = self._shown = done
+        self._bar = None
+        if show and is_terminal():
+            ending = "{n_fmt}, {elapsed}"
+            if total is not None:
+                ending = (
+                    "{percentage:3.0f}%|{bar:20}| {n_fmt}/{total_fmt}, {remaining} left{postfix}"
+                )
+            self._bar = tqdm.tqdm(
+                desc=title, initial=done, total=total, leave=last, mininterval=0.2, delay=0 if last else DELAY_SECONDS,
+                unit_scale=not last, bar_format=f"{{desc}}: {unit} {ending}",
+            )  # fmt: skip
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -60,25 +61,34 @@ class Progress(contextlib.AbstractContextManager["Progress", None]):
     def update(self, units: int, note: str = "") -> None:
         """Adds `units` to the units done, and shows `note` behind the numbers."""
         self.done += units
-        self._bar.set_postfix_str(note, refresh=False)
-        self._bar.update(units)
+        self._note = note
+        if self._bar is not None:
+            self._bar.set_postfix_str(note, refresh=False)
+            self._bar.update(units)
+        elif self._show and (now := time.monotonic()) - self._line_time >= LINE_SECONDS:
+            self._line_time = now
+            self._print()
 
     def close(self) -> None:
         """Ends the bar, or prints the last line."""
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
+        elif self._show and self._last and self.done != self._shown:
+            self._print()
+        self._show = False
 
+    def _print(self) -> None:
+        self._shown = self.done
+        text = self._amount(self.done)
+        if self.total:
+            worked, left = self.done - self._first, self.total - self.done
+            seconds = (time.monotonic() - self._begun) / worked * left if worked else 0
+            text += f" of {self._amount(self.total)} ({min(self.done / self.total, 1.0):.0%})"
+            text += f", {tqdm.tqdm.format_interval(seconds)} left" if left > 0 else ""
+        print_line(", ".join(filter(None, [f"{self.title}: {self._unit} {text}", self._note])))
 
-class _Lines(tqdm.tqdm):
-    """Lines in place of a bar."""
-
-    monitor_interval = 0  # else a thread sees to bars that stand still
-    _printed = 0
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Prints a line, unless it would be the last one again, or the empty line at a bar's end."""
-        if msg is None and self.n not in (self.initial, self._printed):
-            self._printed = self.n
-            print_line(str(self))
+    def _amount(self, units: int) -> str:
+        return tqdm.tqdm.format_sizeof(units) if self._unit == "bytes" else f"{units:,}"
 
 
 def print_line(line: str) -> None:

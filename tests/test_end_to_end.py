@@ -149,7 +149,7 @@ def test_a_sweep_goes_on_after_a_run_that_fails(files, run_script) -> None:
     assert done.returncode == 1
     own = [line for line in done.stderr.splitlines() if line.startswith("good")]
     assert own[0].startswith("good: update 3: validation ")
-    assert own[2].startswith("good: update 100%, 6/6, 00:00 left, loss ")
+    assert own[2].startswith("good: update 6 of 6 (100%), loss ")
     assert own[3].startswith("good at 16: perplexity ")
     assert [row["run"] for row in rows(workdir)] == ["good"]
     reasons = read_failures(workdir)

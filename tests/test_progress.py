@@ -24,11 +24,8 @@ def test_what_is_no_terminal_gets_a_line_now_and_then(monkeypatch, capsys) -> No
         with Progress("text train", None, "bytes", show=show) as shown:
             shown.update(1_500_000)
     first, *others = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"own: update  60%, 1200/2000, \d\d:\d\d left, loss 1.5", first)
-    assert others == [
-        "own: update 100%, 2000/2000, 00:00 left, loss 1.4",
-        "text train: bytes 1.50M, 00:00",
-    ]
+    assert re.fullmatch(r"own: update 1,200 of 2,000 \(60%\), \d\d:\d\d left, loss 1.5", first)
+    assert others == ["own: update 2,000 of 2,000 (100%), loss 1.4", "text train: bytes 1.50M"]
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")

@@ -64,7 +64,7 @@ class Making:
             "tokenizer": self.tokenizer.fingerprint(),
         }
         if not self.tokenizer.cuts_documents:
-            content["documents"] = "whole"
+            content["documents"] = "whole, up to 4,194,304 characters"
         return cache_root(self.cache_dir) / "tokens" / content_key(content)
 
     @property

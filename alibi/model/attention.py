@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from alibi.attention.backends import BACKENDS, REASONS
 from alibi.attention.flax import AttentionFn
 from alibi.config import ModelConfig
 from alibi.model.initialization import INITIALIZATIONS
@@ -20,6 +21,22 @@ from alibi.numerics.products import Products
 from alibi.positions.shapes import PerHead
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+# keys of `config.model` that need a feature of the backend
+FEATURES = {"normalizer": "sink", "logit_cap": "logit cap"}
+
+
+def check_backend(config: ModelConfig) -> None:
+    """Raises ValueError if the backend `model.attention` lacks an option in the config."""
+    if config.attention not in BACKENDS:  # auto chooses a backend that has them
+        return
+    for key, feature in FEATURES.items():
+        value, default = getattr(config, key), ModelConfig.__dataclass_fields__[key].default
+        if value != default and feature not in BACKENDS[config.attention].features:
+            raise ValueError(
+                f"model.{key}={value} doesn't go with model.attention={config.attention}: "
+                f"{REASONS[feature]}; use model.attention=auto"
+            )
 
 
 def sink_logits(module: nn.Module, config: ModelConfig) -> PerHead | None:

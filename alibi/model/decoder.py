@@ -17,7 +17,7 @@ from alibi.attention.cache import Reading, Slots
 from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
-from alibi.model.attention import DTYPES
+from alibi.model.attention import DTYPES, check_backend
 from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, position_params
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
@@ -548,9 +548,11 @@ def build_model(
     Raises:
       ValueError: as `layer_pattern`, and for cutoffs that don't fit the vocabulary, `max_position`
         below the training length, `logit_scale` with a training length of 1 or an objective that sees
-        both sides, or `scan_layers` with different parameters in layers.
+        both sides, `scan_layers` with different parameters in layers, or an `attention` that lacks an
+        option.
     """
     model, objective = config.model, make_objective(config)
+    check_backend(model)
     if 0 < model.max_position < config.train_length:
         raise ValueError(
             f"model.max_position={model.max_position} must be at least train_length={config.train_length}, or 0"

@@ -101,7 +101,9 @@ class RunDirectory:
         """Returns the run's tokenizer. Raises ValueError if it is damaged, or another run's."""
         made = self.provenance() if self._has("provenance.json") else {}
         recorded, folder = facts(made)[TOKENIZER], self.path / "tokenizer"
-        tokenizer = load_tokenizer(folder, f"restore {folder}, or train the run again elsewhere")
+        tokenizer = load_tokenizer(
+            folder, f"restore {folder}, or copy it from a run of the same text"
+        )
         # another version of the package may write the same vocabulary otherwise
         alike = recorded in (None, tokenizer.fingerprint())
         if not alike and made["versions"]["tokenizers"] == versions()["tokenizers"]:
@@ -181,6 +183,12 @@ class RunDirectory:
             )
         try:
             check_writable(self.path)
+            # A file is not written here, so that nothing of a finished run changes.
+            folder = self.checkpoints
+            if folder.exists() and not (
+                is_address(folder) or (folder.is_dir() and os.access(folder, os.W_OK))
+            ):
+                raise PermissionError(f"{folder} is read-only, or no directory")
         except OSError as error:
             raise self._unwritable(error) from None
         self.check_checkpoints()

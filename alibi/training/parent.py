@@ -53,6 +53,7 @@ class Parent:
                 f"init_from={self.run} was trained for objective={there}, and this run is for objective={here}, which "
                 "sees other tokens or has others; start from a run of the same objective, or train from the start"
             )
+        hosts.broadcast(self.run.check_checkpoints)
         if not hosts.broadcast(self.run.saved_steps):
             raise ValueError(
                 f"init_from={self.run} has no checkpoint to start from; train it first"
