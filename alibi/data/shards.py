@@ -26,6 +26,7 @@ from alibi.data.tokenfile import (
     write_manifest,
 )
 from alibi.data.tokenizers import Tokenizer, load_tokenizer
+from alibi.data.tokenizers.bpe import MOST_CHARS
 from alibi.errors import UserError
 from alibi.progress import Progress
 from alibi.storage.cache import cache_root, claimed, content_key, find_or_make
@@ -64,7 +65,7 @@ class Making:
             "tokenizer": self.tokenizer.fingerprint(),
         }
         if not self.tokenizer.cuts_documents:
-            content["documents"] = "whole, up to 4,194,304 characters"
+            content["documents"] = f"whole, up to {MOST_CHARS:,} characters"
         return cache_root(self.cache_dir) / "tokens" / content_key(content)
 
     @property

@@ -36,7 +36,13 @@ def analyse(dumps: Sequence[Dump]) -> list[Line]:
 def _run_and_text(dump: Dump) -> tuple:
     """Returns the key of a dump without its windows."""
     options = {key: value for key, value in dump.row.options.items() if key != "stride"}
-    return *dump.row.tested, dump.row.tokens_sha256, dump.row.config_hash, str(options)
+    return (
+        *dump.row.tested,
+        dump.row.trained_on,
+        dump.row.tokens_sha256,
+        dump.row.config_hash,
+        str(options),
+    )
 
 
 def by_context(dump: Dump) -> list[Line]:

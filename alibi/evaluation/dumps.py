@@ -101,7 +101,8 @@ def read_dump(path: str | os.PathLike[str]) -> Dump:
             return Dump(row, arrays["nll_nats"], arrays["targets"])
     except _UNREADABLE as error:
         raise ValueError(
-            f"{path} is no whole NLL dump ({error}); remove it, and make it again with eval_extrapolation.py --dump_nll"
+            f"{path} is no whole NLL dump ({error}); move it away, and make it again with eval_extrapolation.py "
+            "--dump_nll"
         ) from error
 
 

@@ -182,11 +182,31 @@ def test_a_checkpoint_that_has_the_name_of_another_is_damaged(
     assert next(iter(place.glob("8.damaged-*"))).is_dir()
 
 
-def test_the_tokenizer_of_another_run_is_refused(tiny_config, finished, tmp_path) -> None:
-    loop.train(tiny_config(seed=1, data__tokenizer="words"), str(tmp_path / "other"))
-    shutil.rmtree(finished / "tokenizer")
-    shutil.copytree(tmp_path / "other" / "tokenizer", finished / "tokenizer")
-    refused(tiny_config(), finished, "run/tokenizer is of another run: its fingerprint is")
+def test_files_of_another_run_are_refused(
+    tiny_config, whole: pathlib.Path, finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    other = tiny_config(seed=1, data__tokenizer="words")
+    loop.train(other, str(tmp_path / "other"))
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "6", finished / "checkpoints" / "9")
+    both = r"are of different runs: data\.tokenizer is '{}' in the file and '{}' in the checkpoint; restore"
+    for config, name, message in (
+        (tiny_config(), "config.json", both.format("words", "bytes")),
+        (other, "config.json", both.format("words", "bytes")),
+        (
+            tiny_config(),
+            "provenance.json",
+            "provenance.json and checkpoint .*/4 .* the SHA-256 of the train text is",
+        ),
+        (tiny_config(), "tokenizer", "run/tokenizer is of another run: its fingerprint is"),
+        (tiny_config(), "checkpoints/6", both.format("bytes", "words")),
+    ):
+        shutil.rmtree(finished)
+        shutil.copytree(whole, finished)
+        copy = shutil.copytree if (whole / name).is_dir() else shutil.copyfile
+        if copy is shutil.copytree:
+            shutil.rmtree(finished / name)
+        copy(tmp_path / "other" / name, finished / name)
+        refused(config, finished, message)
 
 
 SMALL = ("config.json", "status.json", "provenance.json")

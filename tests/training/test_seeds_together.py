@@ -123,15 +123,15 @@ def test_seeds_at_different_updates_train_by_themselves(config, alone, tmp_path)
     assert RunDirectory(tmp_path / "7").status()["state"] == "missing", "a refusal began a run"
 
 
-def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -> None:
-    """The others finish as if it were not there; its last good checkpoint stays."""
+def poison(patch: pytest.MonkeyPatch, update: int) -> None:
+    """Makes the second seed's loss NaN after so many updates."""
     run = loop.Updates.run
 
     def poisoning(updates: loop.Updates, request: loop.StopRequest) -> None:
         step = updates.program.train_step
 
         def poisoned(state, *batch):
-            if int(state.step[0]) == 4:
+            if int(state.step[0]) == update:
                 state = state.replace(
                     params=jax.tree.map(lambda x: x.at[1].set(jnp.nan), state.params)
                 )
@@ -140,8 +140,27 @@ def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -
         updates.program.train_step = poisoned
         run(updates, request)
 
+    patch.setattr(loop.Updates, "run", poisoning)
+
+
+def test_after_a_seed_diverged_a_stop_names_the_command_that_goes_on(
+    config, tmp_path, monkeypatch
+) -> None:
+    """The same command would be refused: the seeds are at different updates."""
+    goes_on = rf"stopped at update 5 .* go on there by --seeds=0 --workdir={tmp_path}/0$"
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Updates, "run", poisoning)
+        poison(patch, 1)
+        stop_at(patch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(loop.Interrupted, match=goes_on):
+            loop.train_seeds(config, workdirs(tmp_path))
+    with pytest.raises(ValueError, match="train each by itself"):
+        loop.train_seeds(config, workdirs(tmp_path))
+
+
+def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -> None:
+    """The others finish as if it were not there; its last good checkpoint stays."""
+    with monkeypatch.context() as patch:
+        poison(patch, 4)
         with pytest.raises(loop.NonFiniteLossError, match=r"^[^;]*/7: update 5: loss nan"):
             loop.train_seeds(config, workdirs(tmp_path))
     status = {seed: RunDirectory(tmp_path / str(seed)).status() for seed in SEEDS}
