@@ -6,6 +6,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,15 @@ from alibi.reporting.rows import Row
 from alibi.storage.cache import content_key
 from alibi.storage.files import made_whole, resolve
 
-_UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile)
+_UNREADABLE = (
+    OSError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    TokenError,
+    zipfile.BadZipFile,
+)
 
 
 @dataclasses.dataclass(frozen=True)

