@@ -246,6 +246,10 @@ def on_explicit_mesh(
     @functools.partial(jax.sharding.auto_axes, out_sharding=P(*spec[:-1], None))
     def automatic(leaves: list[Array], key_segments: Any) -> Array:
         own = dataclasses.replace(call, **jax.tree.unflatten(tree, leaves))
+        if "bias" not in named:  # made here, so that its type has no sharding of the mesh outside
+            own = dataclasses.replace(
+                own, bias=jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), call.bias)
+            )
         same = call.key_segments is call.query_segments
         own = dataclasses.replace(own, key_segments=own.query_segments if same else key_segments)
         sharding = own.options.sharding
