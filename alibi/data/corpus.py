@@ -88,8 +88,8 @@ class Corpus(abc.ABC):
     data: Any
 
     name: ClassVar[str]
-    # the splits name files, which may move, and which `data.document_end` cuts
-    of_files: ClassVar[bool] = False
+    # the config names the files of each split: they may move, and `data.document_end` cuts them
+    splits_are_files: ClassVar[bool] = False
     # tokens show where a document ends, with any tokenizer
     tokens_have_ends: ClassVar[bool] = False
     # The version of a dataset that `pieces` read; empty if `description` identifies the text.

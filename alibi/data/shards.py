@@ -79,14 +79,15 @@ class Making:
         Among all hosts that share the cache one process makes it, and the others wait. Whole shards are
         kept if it fails.
         """
-        if not self.directory.is_dir():
-            with claimed(self.directory) as alone:
-                if not self.directory.is_dir():
-                    find_or_make(self.folder / "tokenizer", self.tokenizer.save)
-                    self._assemble(self._make_shards(workers, progress))
-            if not alone:  # of two processes the later one made the folder again
-                shutil.rmtree(self.folder, ignore_errors=True)
-        return load(self.directory)
+        if self.directory.is_dir():
+            return load(self.directory)
+        with claimed(self.directory) as alone:
+            if not self.directory.is_dir():
+                find_or_make(self.folder / "tokenizer", self.tokenizer.save)
+                self._assemble(self._make_shards(workers, progress))
+        if not alone:  # of two processes the later one made the folder again
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return load(self.directory, verify=False)  # hashed as it was made
 
     def _make_shards(self, workers: int, progress: bool) -> int:
         """Makes the missing shards. Returns how many there are in all."""

@@ -84,7 +84,7 @@ class TextFiles(Corpus):
     """
 
     name = "text"
-    of_files = True
+    splits_are_files = True
 
     def __init__(self, data: Any):
         """`data`: the config section, or a mapping that may lack `document_end` and `column`.

@@ -26,7 +26,7 @@ def make_corpus(data: DataConfig) -> Corpus:
     Raises ValueError for an unknown corpus or option, or another corpus's key.
     """
     kind: type[Corpus] = REGISTRY.load(data.corpus)
-    if data.document_end != "file" and not kind.of_files:
+    if data.document_end != "file" and not kind.splits_are_files:
         raise ValueError(
             f"data.document_end={data.document_end} needs corpus=text: other corpora have a document a row; "
             "set it to file"

@@ -22,8 +22,8 @@ def analyse(dumps: Sequence[Dump]) -> list[Line]:
     """Returns each dump's NLL by context and by position, and the early token curse between any two
     lengths of a run.
     """
-    # a copy of a dump counts once
-    dumps = [*{(*_run_and_text(dump), dump.length, dump.stride): dump for dump in dumps}.values()]
+    by_key = {(_run_and_text(dump), dump.length, dump.stride): dump for dump in dumps}
+    dumps = list(by_key.values())  # a copy of a dump counts once
     lines = [line for dump in dumps for line in (*by_context(dump), *by_position(dump))]
     blocks = [dump for dump in dumps if dump.stride == dump.length]
     for short, long in itertools.combinations(sorted(blocks, key=lambda dump: dump.length), 2):

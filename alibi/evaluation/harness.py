@@ -92,8 +92,9 @@ class PairScorer:
             for size, indices in sorted(by_size.items(), reverse=True):
                 # a power of two, or whole batches, so that few numbers of requests compile programs
                 whole = max(1, self.run.batch_tokens // size) * batch_parts(self.run.model.sharding)
-                count = min(1 << (len(indices) - 1).bit_length(), -(-len(indices) // whole) * whole)
-                rows = np.full((count, size + 1), -1, np.int32)
+                power = 1 << (len(indices) - 1).bit_length()
+                padded = min(power, -(-len(indices) // whole) * whole)
+                rows = np.full((padded, size + 1), -1, np.int32)
                 for row, index in zip(rows, indices, strict=False):
                     row[: len(requests[index][0])] = requests[index][0]
                 windows = Windows(1, rows.size, size, size, spacing=size + 1)

@@ -208,7 +208,7 @@ class Alibi(PositionMethod):
         caveats="beyond L it gains mostly because fewer tokens have little context (appendix B)",
     )
 
-    takes_logarithms = False  # and so refuses slopes of 0
+    takes_logarithms = False  # if True, slopes of 0 are refused
     has_sides = True  # keys stand before a query or after it
 
     slopes: str | tuple[float | int, ...] = "paper"

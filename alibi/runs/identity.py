@@ -63,7 +63,7 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     """
     old, new = defining(trained), defining(now)
     allowed = set()
-    if trained.data.corpus == now.data.corpus and REGISTRY.load(now.data.corpus).of_files:
+    if trained.data.corpus == now.data.corpus and REGISTRY.load(now.data.corpus).splits_are_files:
         allowed |= {f"data.{split}" for split in SPLITS if trained.data[split] and now.data[split]}
     if not any(value for key, value in new.items() if key.endswith("dropout")):
         allowed.add("train.accumulation")
@@ -90,7 +90,7 @@ def defining(config: Config) -> dict[str, Any]:
     """
     config = config.at(config.train.steps)  # of one run, whichever its checkpoint
     leaves = {key: value for key, value in flatten(config).items() if role_of(key) != COMPUTED}
-    if REGISTRY.load(config.data.corpus).of_files:
+    if REGISTRY.load(config.data.corpus).splits_are_files:
         text = TextFiles(config.data)
         leaves |= {f"data.{split}": text.title(split) for split in SPLITS}
     # its place may change; `RunDirectory.claim` compares its content

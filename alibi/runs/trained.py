@@ -75,7 +75,7 @@ class TrainedRun:
         """The hash of the train tokens, if text files were trained on, which the config only names;
         None for other corpora and imported runs.
         """
-        if not REGISTRY.load(self.config.data.corpus).of_files:
+        if not REGISTRY.load(self.config.data.corpus).splits_are_files:
             return None
         return self.directory.provenance()["corpus"].get("train", {}).get("sha256")
 

@@ -22,7 +22,6 @@ from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash, method_files
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.identity import differing
-from alibi.runs.trained import find_steps
 
 
 class Parent:
@@ -53,12 +52,7 @@ class Parent:
                 f"init_from={self.run} was trained for objective={there}, and this run is for objective={here}, which "
                 "sees other tokens or has others; start from a run of the same objective, or train from the start"
             )
-        hosts.broadcast(self.run.check_checkpoints)
-        if not hosts.broadcast(self.run.saved_steps):
-            raise ValueError(
-                f"init_from={self.run} has no checkpoint to start from; train it first"
-            )
-        self.step = hosts.broadcast(lambda: find_steps(self.run))[0]
+        self.step = hosts.broadcast(self._latest)
         if config.init_step > 0:
             self._check_fork(config)
         self.config = self.config.at(self.step)
@@ -87,6 +81,14 @@ class Parent:
             sorted({re.sub(r"^layers_\d+/", "layers/", path) for path in paths - same})
             for paths in (ours.keys(), theirs.keys())
         )
+
+    def _latest(self) -> int:
+        self.run.check_checkpoints()
+        if not (steps := self.run.saved_steps()):
+            raise ValueError(
+                f"init_from={self.run} has no checkpoint to start from; train it first"
+            )
+        return steps[-1]
 
     def _check_fork(self, config: Config) -> None:
         """Raises ValueError if a run of `config` can't go on from the parent's state after `init_step`."""
