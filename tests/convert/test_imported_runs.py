@@ -4,6 +4,7 @@ import datetime
 import json
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable
 
 import jax
@@ -32,6 +33,7 @@ from alibi.training.loop import train
 from alibi.training.parent import Parent
 from tests.convert.described import FAMILIES
 from tests.convert.imported import save_tokenizer
+from tests.hosts import ROOT, finish, start_hosts
 
 FullPass = Callable[[np.ndarray], np.ndarray]
 
@@ -205,3 +207,22 @@ def test_a_model_larger_than_the_memory_is_refused_with_its_size(
         ValueError, match=r"parameters, needs \d\.\d GB and this machine has 0\.0 GB free"
     ):
         _ = TrainedRun(imported).params
+
+
+def test_two_hosts_import_the_parts_of_their_devices(
+    imported: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Two processes with two devices each, over which every large parameter is split, write the
+    checkpoint that a single device writes.
+    """
+    words = [sys.executable, str(ROOT / "scripts/import_hf.py"), "--model=hub"]
+    words.append(f"--workdir={tmp_path / 'run'}")
+    words.append(f"--config={ROOT}/configs/base.py:mesh.data=1,mesh.fsdp=2,mesh.tensor=2")
+    here = imported.parent
+    first, second = finish(start_hosts(words, devices=2, folders=(here, here)))
+    assert "MPTForCausalLM: position=alibi (alibi_bias_max=8.0), L=16" in first
+    assert "documents end with '</s>'; answers at ids 0\n" in first
+    assert "MPTForCausalLM" not in second
+    alone, apart = TrainedRun(imported), TrainedRun(tmp_path / "run")
+    assert apart.config.mesh == MeshConfig(data=1, fsdp=2, tensor=2)
+    jax.tree.map(np.testing.assert_array_equal, alone.params, apart.params)

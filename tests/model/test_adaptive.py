@@ -123,6 +123,32 @@ def test_values_and_gradients_are_those_of_a_dense_softmax_for_any_words(
     assert len(traced) == 1, "how many words a tail has must not be part of the program"
 
 
+def test_log_probabilities_of_all_words_sum_to_one(tiny_config, params) -> None:
+    model = make(tiny_config)
+    features = normal(0, 2, 5, WIDTH)
+
+    @jax.jit
+    def logits(params: dict, features: jax.Array) -> jax.Array:
+        return model.apply(
+            {"params": params}, method=lambda module: module.vocabulary.logits(features)
+        )
+
+    log_probs = logits(params, features)
+    np.testing.assert_allclose(np.exp(log_probs).sum(-1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(log_probs, dense_log_probs(params, features), atol=2e-5)
+
+
+def test_inputs_are_the_projected_rows_of_their_band(tiny_config, params) -> None:
+    model = make(tiny_config)
+    words = jnp.arange(60)[None]
+    embed = jax.jit(
+        lambda p: model.apply({"params": p}, method=lambda m: m.vocabulary.embed(words))
+    )(params)
+    bands = params["adaptive"]
+    rows = [bands[f"band_{i}"]["embedding"] @ bands[f"band_{i}"]["kernel"] for i in range(3)]
+    np.testing.assert_allclose(np.asarray(embed)[0], np.concatenate(rows), atol=1e-5)
+
+
 def test_dropout_acts_on_the_input_and_again_inside_the_tails(tiny_config, params) -> None:
     """Dropout leaves two values of a feature; inside a tail it drops again from the projection."""
     model = make(tiny_config, model__softmax_dropout=0.5)

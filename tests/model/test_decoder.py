@@ -149,6 +149,33 @@ def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config
     assert jax.jit(model.apply)({"params": params}, tokens(12)).dtype == jnp.float32
 
 
+@pytest.mark.slow
+def test_memory_of_a_training_step_grows_linearly_with_the_length(tiny_config) -> None:
+    """Logits kept for the backward pass would make it four times as much; 4 heads at 16k of them
+    are 4 GiB.
+    """
+    used = {}
+    for length in (8_192, 16_384):  # both beyond what the faster backends may keep
+        config = tiny_config(
+            train_length=length, model__num_layers=1, model__width=32, model__num_heads=4
+        )
+        model = build_model(config, 64)
+        params = jax.eval_shape(model.init, jax.random.key(0), tokens(4))["params"]
+        inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
+
+        def loss(params: dict, inputs: jax.Array, model: DecoderLM = model) -> jax.Array:
+            return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+
+        compiled = (
+            jax.jit(jax.value_and_grad(loss))
+            .lower(params, inputs)
+            .compile(compiler_options=AS_USERS)
+        )
+        used[length] = compiled.memory_analysis().temp_size_in_bytes
+    assert used[16_384] <= 2.2 * used[8_192]
+    assert used[16_384] < 256 * 2**20
+
+
 def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
     """By gradient: two layers of window 3 reach back 2 tokens each, so 4 in all, and no farther."""
     model, variables = make(tiny_config, "sinusoidal", model__num_layers=2, model__window=3)

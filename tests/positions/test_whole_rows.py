@@ -5,10 +5,14 @@ window and in segments, at 16 L, by the dense formula and by tiles.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from alibi.attention import AttentionOptions, attend, method_attention_fn
 from alibi.attention.backends import BACKENDS, Backend
+from alibi.config import ModelConfig
+from alibi.model.decoder import DecoderLM
+from alibi.model.positions import LayerKind
 from alibi.positions import Bias, make_position
 from alibi.positions.alibi import AlibiBias
 from alibi.positions.stick_breaking import UNDERFLOW, StickBreaking
@@ -154,6 +158,42 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name: str) -> None
             scale = 1.0 + np.abs(np.asarray(gradient) * direction).sum()
             slope = (ahead - behind) / 2e-6
             assert np.sum(gradient * direction) == pytest.approx(slope, abs=2e-5 * scale), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_learns_and_reads_16_times_its_length(name: str) -> None:
+    """Which token comes after which, in a text of 7 tokens, of which each has one successor but the
+    last two: these need the token before.
+    """
+    method = make_position(name, **SIZES, options=CASES[name][0])
+    config = ModelConfig(num_layers=1, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH)
+    model = DecoderLM(config, (LayerKind(method),), vocab_size=8)
+    text = jnp.asarray(np.tile([0, 1, 2, 3, 4, 5, 6, 5], 33)[: 16 * TRAIN_LENGTH * 2 + 1])
+    rows = jnp.stack([text[start : start + TRAIN_LENGTH + 1] for start in range(16)])
+    optimizer = optax.adam(3e-3)
+
+    def loss(params, tokens):
+        nll = model.apply({"params": params}, tokens[:, :-1], tokens[:, 1:], method="token_nll")
+        return nll.mean()
+
+    @jax.jit
+    def trained(params):
+        def update(state, _):
+            params, own = state
+            value, gradient = jax.value_and_grad(loss)(params, rows)
+            changes, own = optimizer.update(gradient, own)
+            return (optax.apply_updates(params, changes), own), value
+
+        start = params, optimizer.init(params)
+        (params, _), losses = jax.lax.scan(update, start, length=150)
+        return losses, loss(params, text[None, : 16 * TRAIN_LENGTH + 1])
+
+    params = jax.jit(model.init)(jax.random.key(0), rows[:, :-1])["params"]
+    losses, far = trained(params)
+    assert float(losses[0]) > 1.5
+    assert float(losses[-1]) < 0.5
+    assert float(far) < 1.5, "below the ln 8 = 2.1 of guessing"
 
 
 class Rows(Bias):
