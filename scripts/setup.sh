@@ -5,7 +5,7 @@
 #
 # --test adds the tools for tests and checks. --extra=torch reads checkpoints of PyTorch (.pt, .bin),
 # --extra=harness is for python -m alibi.cli.harness.
-# ALIBI_EXTRA="tpu gcs" names extras too. PYTHON=/path/to/python names the interpreter for .venv, also one after 3.13.
+# ALIBI_EXTRA="tpu gcs" names extras too. PYTHON=/path/to/python names the interpreter for .venv, also one after 3.14.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -43,9 +43,9 @@ python_version() {
 
 find_python() {
   local candidate newest version found=""
-  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3 python; do
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3.14 python3 python; do
     command -v "$candidate" >/dev/null || continue
-    newest=13  # requirements.txt pins nothing for later ones
+    newest=14  # requirements.txt pins nothing for later ones
     [[ "$candidate" != "${PYTHON:-}" ]] || newest=99
     if version=$(python_version "$candidate" "$newest"); then
       # Debian ships Python without ensurepip, which an environment with pip needs.
@@ -57,7 +57,7 @@ find_python() {
     fi
     found="$found${found:+, }$candidate (${version:-does not start})"
   done
-  fail "Python 3.11, 3.12 or 3.13 is needed, with its venv module; found ${found:-no python at all}." \
+  fail "Python 3.11 to 3.14 is needed, with its venv module; found ${found:-no python at all}." \
     "Install it (Debian, Ubuntu: apt install python3.11-venv; macOS: brew install python@3.11)," \
     "or name one, which may also be newer, untested: PYTHON=/path/to/python bash scripts/setup.sh"
 }

@@ -52,7 +52,8 @@ def test_one_device_against_four(
     tiny_config, keys: dict, micro_batches: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A lost head offset, or a mean of means of devices or micro-batches instead of tokens, would
-    show here. XLA warns where it has to gather a split array whole on every device.
+    show here. XLA warns where it has to gather a split array whole on every device. Its estimates
+    of costs, whose parameters are fake, warn too; JAX 0.12 and 0.10 compile the same collectives.
     """
     alone, metrics = updated(
         tiny_config(mesh__data=1, model__num_layers=1, **keys), devices=1, micro_batches=1
@@ -65,7 +66,8 @@ def test_one_device_against_four(
     )
     for name, value in metrics.items():
         np.testing.assert_allclose(split_metrics[name], value, rtol=1e-5)
-    assert "rematerialization" not in capfd.readouterr().err
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "rematerialization" in line]
+    assert not [line for line in warnings if "%fake_parameter" not in line]
 
 
 def test_the_update_is_that_of_the_mean_token_nll(tiny_config) -> None:
