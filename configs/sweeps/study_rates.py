@@ -1,4 +1,4 @@
-"""The learning rate of configs/sweeps/study.py: three rates for alibi, rotary and sinusoidal, a quarter
+"""The learning rate of configs/sweeps/study.py: four rates for alibi, rotary and sinusoidal, a quarter
 of the study's tokens, so that no method loses by a rate that suits another.
 
 python scripts/sweep.py --sweep=configs/sweeps/study_rates.py --workdir=workdirs/study-rates --jobs=1
@@ -8,7 +8,7 @@ Sinusoidal at 512 is here too: it is the baseline of the short models.
 
 from configs.sweeps import study
 
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 MODELS = (("alibi", 128), ("rotary", 128), ("sinusoidal", 128), ("sinusoidal", 512))
 
 
