@@ -35,6 +35,12 @@ class Echo(OfText):
     """
 
     echoes: int = option(200, "passages at each length and gap", at_least=2)
+    echo_gap: int | None = option(
+        None,
+        "tokens from a passage to its echo; defaults to each power of two from 32 that fits",
+        of_row=False,
+        at_least=ECHO,
+    )
 
     kinds: ClassVar = (SAVED,)
     labels: ClassVar = ("window",)
@@ -43,12 +49,20 @@ class Echo(OfText):
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         super().check(config, lengths)
         refuse_other_objectives(self.name(), config)
+        if self.echo_gap and self.echo_gap > min(lengths) - ECHO:
+            raise ValueError(
+                f"echo_gap={self.echo_gap} is too long for windows of {min(lengths)} tokens: the passage and its "
+                f"echo need {self.echo_gap + ECHO}; leave out lengths below"
+            )
 
     def cells(self, config: Config, lengths: Sequence[int]) -> list[Cell]:
+        powers = [LEAST_GAP << power for power in range(max(lengths).bit_length())]
+        gaps = [self.echo_gap] if self.echo_gap else powers
         return [
-            {"length": length, "gap": 1 << power}
+            {"length": length, "gap": gap}
             for length in lengths
-            for power in range(LEAST_GAP.bit_length() - 1, max(length - ECHO, 1).bit_length())
+            for gap in gaps
+            if gap <= length - ECHO
         ]
 
     def limit(self, subject: Subject, text: Text, cell: Cell) -> str:

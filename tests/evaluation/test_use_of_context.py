@@ -84,6 +84,10 @@ def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
 def test_an_echo_saves_what_its_copy_saves(runs, tmp_path):
     rows = measured(Echo(echoes=3), runs[:1], (64,), tmp_path / "out")
     assert [row.cell["gap"] for row in rows] == [32]
+    alone = measured(Echo(echoes=3, echo_gap=48), runs[:1], (64,), tmp_path / "one")
+    assert [row.cell["gap"] for row in alone] == [48]
+    with pytest.raises(ValueError, match=r"echo_gap=49 is too long for windows of 64 .* need 65"):
+        Echo(echo_gap=49).check(TrainedRun(runs[0]).config, (64,))
     run, random = TrainedRun(runs[0]), np.random.default_rng([64, 32])
     tokens, saved = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), []
     apply = jax.jit(run.model.apply)
