@@ -3,7 +3,7 @@
     python scripts/import_hf.py --model=FOLDER --workdir=DIR
     python scripts/import_hf.py --model=bigscience/bloom-560m --revision=main --workdir=DIR
     python eval_extrapolation.py --workdirs=DIR --text_file=test.txt --multiples=1,2,4,8 --output_dir=OUT
-    python train.py --config=DIR/config.py:length=4096 --workdir=NEW   # trains on from it
+    python train.py --config=DIR/config.py:length=4096,train.batch_tokens=65536 --workdir=NEW   # trains on from it
 
 docs/importing.md lists the architectures. The folder holds config.json, files of safetensors (or
 .bin, by PyTorch with weights_only=True, which runs no code from them), and tokenizer.json or a

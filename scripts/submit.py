@@ -4,6 +4,7 @@ kubectl or bash.
     python scripts/submit.py --template=configs/launch/slurm.sh --sweep=configs/sweeps/quickstart.py --workdir=DIR \\
       --set=TIME=4:00:00 [--go]
     python scripts/submit.py --template=configs/launch/jobset.yaml --config=configs/cc100_1b3.py --workdir=gs://B/DIR \\
+      --config.data.train=TRAIN --config.data.valid=VALID \\
       --set=IMAGE=IMAGE --set=QUEUE=QUEUE --set=TOPOLOGY=4x4 --set=HOSTS=4 [--go]
 
 Without --go it prints the filled text. The templates in configs/launch/ list their needs; copy
@@ -54,6 +55,7 @@ def main() -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing
+    from alibi.data.tokens import make_corpus
     from alibi.runs import RunDirectory
     from alibi.storage.files import is_address, resolve, write_whole
     from alibi.sweeps import templates
@@ -76,6 +78,12 @@ def main() -> int:
     for name, config in configs.items():
         try:
             check_trainable(config, _DEVICES.value)
+            names_files = make_corpus(config.data).splits_are_files
+            for split in ("train", "valid"):  # which may be on the cluster alone
+                if names_files and not getattr(config.data, split):
+                    raise ValueError(
+                        f"data.{split} is empty, but data.corpus={config.data.corpus} reads files; set it"
+                    )
         except ValueError as error:
             raise ValueError(f"{name}{error}") from None
     template, runs = pathlib.Path(_TEMPLATE.value), len(sweep.runs) if sweep else 1

@@ -44,6 +44,10 @@ def submit(
         ([SLURM, CONFIG, "--workdir=s3://b/x"], "work directory s3://b/x can't hold checkpoints"),
         ([SLURM, SWEEP, "--tasks=9"], "--tasks=9: there are 4 runs; give at most as many tasks"),
         ([JOBSET, "--config=/elsewhere/x.py"], "there is no config file"),
+        (
+            [JOBSET, "--config=configs/cc100_1b3.py", "--config.data.train=a.txt"],
+            "data.valid is empty, but data.corpus=text reads files; set it",
+        ),
         ([SLURM, SWEEP, TIME, "--go"], "there is no sbatch on this machine"),
     ],
     ids=lambda value: None if isinstance(value, list) else value.split(";")[0],

@@ -42,7 +42,9 @@ import pathlib
 
 import ml_collections
 
-from alibi.config import apply, as_config_dict, read_config
+from alibi.config import Config, apply, as_config_dict, read_config, whole_sequences
+
+LEARNING_RATE = 2e-5  # in place of the default, which suits random parameters
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -51,10 +53,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     saved |= {"imported_from": "", "init_from": str(folder)}
     saved["data"]["tokenizer_file"] = str(folder / "tokenizer" / "tokenizer.json")
     saved["model"]["param_dtype"] = "float32"
-    config = apply(as_config_dict(read_config(saved | {"position_options": {}})), arg)
-    if config.position != saved["position"]:  # another method has other options
-        return config
-    return apply(as_config_dict(read_config(saved)), arg)
+    if saved["optimizer"]["learning_rate"] == Config().optimizer.learning_rate:
+        saved["optimizer"]["learning_rate"] = LEARNING_RATE
+    config = started(saved | {"position_options": {}}, arg)
+    # another method has other options
+    return started(saved, arg) if config.position == saved["position"] else config
+
+
+def started(saved: dict, arg: str) -> ml_collections.ConfigDict:
+    config = as_config_dict(read_config(saved))
+    config.train.batch_tokens = whole_sequences(config.train.batch_tokens, config)
+    return apply(config, arg)
 '''
 
 

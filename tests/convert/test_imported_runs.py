@@ -147,11 +147,14 @@ def test_a_run_starts_from_it_at_another_length_and_with_flatter_slopes(
         config = load_config(f"{workdir}/config.py:length=64,position_options.alibi_bias_max=16")
         assert (config.init_from, config.imported_from) == (str(workdir), "")
         assert (config.train_length, config.model.param_dtype) == (64, "float32")
+        assert (config.train.batch_tokens, config.optimizer.learning_rate) == (2048, 2e-5)
         parent = Parent(config, build_model(config, 300))
         about = parent.about()
         assert about["new"] == about["dropped"] == []
         assert about["taken"] == TrainedRun(workdir).num_parameters
         assert "alibi_bias_max=16" in parent.describe()
+    longer = load_config(f"{imported}/config.py:length=3000,optimizer.learning_rate=0.001")
+    assert (longer.train.batch_tokens, longer.optimizer.learning_rate) == (3000, 0.001)
 
 
 def test_another_method_takes_its_place(imported: pathlib.Path) -> None:
