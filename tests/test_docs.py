@@ -6,6 +6,7 @@ import pytest
 
 from alibi.config.tree import check_key
 from alibi.convert.families import FAMILIES
+from alibi.data.corpus import SPLITS
 from alibi.evaluation.base import options_by_name
 from alibi.reporting.measure import EVALUATORS
 from tests.hosts import ROOT
@@ -38,8 +39,11 @@ def test_links_lead_somewhere(page):
 
 
 def commands(page):
-    """Returns the commands of a page's blocks, each in one line."""
-    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+    """Returns the commands of a page's blocks, fenced or indented, each in one line."""
+    text = page.read_text()
+    fenced = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^(?: {4}\S.*\n)+", text, re.MULTILINE)
+    for block in fenced + indented:
         yield from block.replace("\\\n", " ").splitlines()
 
 
@@ -49,12 +53,16 @@ def test_commands_name_scripts_flags_and_keys_that_exist(page):
     sources = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
     text = "\n".join(path.read_text() for path in sources)
     known = set(re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"", text)) | {"config"}
-    known |= options_by_name(EVALUATORS).keys()
+    known |= options_by_name(EVALUATORS).keys() | {f"{split}_file" for split in SPLITS}
     for command in commands(page):
         command = command.partition(" #")[0]
         for script in re.findall(r"(?:python|bash) ([\w/]+\.(?:py|sh))", command):
             assert (ROOT / script).exists(), script
-        if "python " not in command or "alibi.cli.harness" in command:  # flags of lm_eval
+        others = (
+            "alibi.cli.harness",
+            "-m benchmarks",
+        )  # flags of lm_eval, and arguments of functions
+        if "python " not in command or any(module in command for module in others):
             continue
         for flag in re.findall(r"--([a-z_0-9]+)(?=[=\s]|$)", re.sub(r'"[^"]*"', "", command)):
             assert flag in known or flag.removeprefix("no") in known, f"--{flag} in {command}"
