@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv from the pinned requirements; takes under a second if .venv is up to date.
 #
-#   bash scripts/setup.sh [--test] [--extra=gpu|tpu|gcs|s3|torch|harness ...]
+#   bash scripts/setup.sh [--test] [--extra=gpu|gpu12|tpu|gcs|s3|torch|harness ...]
 #
 # --test adds the tools for tests and checks. --extra=torch reads checkpoints of PyTorch (.pt, .bin),
 # --extra=harness is for python -m alibi.cli.harness.
@@ -23,14 +23,14 @@ for argument in "$@"; do
     -h | --help) sed -n "2,7s/^# \{0,1\}//p" "$0"; exit 0 ;;
     --test) requirements=requirements-test.txt ;;
     --extra=*) extra="$extra ${argument#--extra=}" ;;
-    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|tpu|gcs|s3|torch|harness" ;;
+    *) fail "unknown argument '$argument'; known are --test and --extra=gpu|gpu12|tpu|gcs|s3|torch|harness" ;;
   esac
 done
 set -f
 for one in $extra; do
   case "$one" in
-    gpu | tpu | gcs | s3 | torch | harness) ;;
-    *) fail "unknown extra '$one'; known are gpu, tpu, gcs, s3, torch and harness" ;;
+    gpu | gpu12 | tpu | gcs | s3 | torch | harness) ;;
+    *) fail "unknown extra '$one'; known are gpu, gpu12, tpu, gcs, s3, torch and harness" ;;
   esac
 done
 set +f
@@ -180,7 +180,7 @@ if ! is_installed; then
   ok=1
   pip_install -r "$root/$requirements" || ok=0
   for one in $extra; do
-    case "$one" in gpu) package="jax[cuda13]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; s3) package=s3fs ;; torch) package=torch==2.13.0 ;; harness) package=lm-eval==0.4.13 ;; esac
+    case "$one" in gpu) package="jax[cuda13]" ;; gpu12) package="jax[cuda12]" ;; tpu) package="jax[tpu]" ;; gcs) package=gcsfs ;; s3) package=s3fs ;; torch) package=torch==2.13.0 ;; harness) package=lm-eval==0.4.13 ;; esac
     [[ $ok == 0 ]] || pip_install -c "$root/requirements.txt" "$package" || ok=0
   done
   if [[ $ok == 0 ]]; then

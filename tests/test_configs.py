@@ -23,7 +23,17 @@ def get(name: str, arg: str = "") -> Config:
 
 @pytest.mark.parametrize(
     "name",
-    ["wikitext103", "wikitext2", "books", "long_books", "study", "bookcorpus", "cc100_1b3", "mlm"],
+    [
+        "wikitext103",
+        "wikitext2",
+        "books",
+        "long_books",
+        "study",
+        "gpt2_small",
+        "bookcorpus",
+        "cc100_1b3",
+        "mlm",
+    ],
 )
 def test_each_config_is_a_model_and_an_optimizer_at_every_length(name: str) -> None:
     for length in (64, 512, 2048, 3072) if name.startswith("wiki") else (512,):

@@ -139,6 +139,8 @@ Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_positio
 [Layers may differ](training.md#layers-that-differ) in position method, options, window and `model.logit_scale`;
 methods that enter the embeddings are the same in all layers.
 
+Not here: LongRoPE, Self-Extend, PoSE, and windows that keep the first tokens too (StreamingLLM).
+
 `python scripts/plot_bias.py --methods=all --heads=8 --length=64` draws the biases. A new method is
 [one file](new-method.md), in this repository or outside. This page is made by `python -m tools.methods_page`.
 """

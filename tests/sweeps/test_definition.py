@@ -37,6 +37,18 @@ def test_every_sweep_of_the_project_can_be_run(path):
     assert load_sweep(path).runs
 
 
+def test_the_sweep_of_the_page_can_be_run(tmp_path):
+    """Its runs have short names; rotary has its own test and that as YaRN."""
+    page = (PROJECT / "docs" / "scaling.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "own_sweep.py").write_text(code)
+    runs = load_sweep(tmp_path / "own_sweep.py").runs
+    names = [f"{position}-L512-seed{seed}" for position in ("alibi", "rotary") for seed in (0, 1, 2)]
+    assert [run.name for run in runs] == names
+    assert [str(one.override) for one in runs[-1].evaluations] == ["None", "as yarn"]
+    assert all(one.lengths == (512, 1024, 2048, 4096) for one in runs[-1].evaluations)
+
+
 def test_what_the_paper_tried_is_part_of_the_study_of_all_methods():
     """In a shared work directory no run is trained twice; each method is also tested with a window."""
     folder = QUICKSTART.parent
