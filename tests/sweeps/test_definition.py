@@ -43,7 +43,9 @@ def test_the_sweep_of_the_page_can_be_run(tmp_path):
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "own_sweep.py").write_text(code)
     runs = load_sweep(tmp_path / "own_sweep.py").runs
-    names = [f"{position}-L512-seed{seed}" for position in ("alibi", "rotary") for seed in (0, 1, 2)]
+    names = [
+        f"{position}-L512-seed{seed}" for position in ("alibi", "rotary") for seed in (0, 1, 2)
+    ]
     assert [run.name for run in runs] == names
     assert [str(one.override) for one in runs[-1].evaluations] == ["None", "as yarn"]
     assert all(one.lengths == (512, 1024, 2048, 4096) for one in runs[-1].evaluations)
