@@ -12,7 +12,7 @@ train text.
 SEEDS = (0, 1, 2)
 # the learning rate of each method at each length, as configs/sweeps/study_rates.py found it
 RATES: dict[tuple[str, int], float] = {}
-RATE = 2e-3
+RATE = 4e-3
 SHARED = {
     "model.num_heads": 8,
     "model.dtype": "bfloat16",
