@@ -49,7 +49,7 @@ def added_to_logits(kind, length):
     from alibi.attention.call import AttentionOptions
     from alibi.attention.dispatch import watched
     from alibi.attention.methods import method_attention_fn
-    from alibi.model.positions import bias_scale, init_layer, scaled_queries
+    from alibi.model.positions import bias_scale, init_position, scaled_queries
     from alibi.positions.bias import MASKED
 
     method = kind.position
@@ -61,7 +61,7 @@ def added_to_logits(kind, length):
     @jax.jit
     def compute():
         of_all, of_layer, of_content = jax.random.split(jax.random.key(0), 3)
-        params = {**method.init(of_all), **init_layer(method, kind.logit_scale, of_layer)}
+        params = {**method.init(of_all), **init_position(method, kind.logit_scale, of_layer)}
         one = jax.random.normal(of_content, (1, 1, method.num_heads, method.head_dim))
         content = jnp.broadcast_to(one, (1, length, *one.shape[2:]))
         positions = jnp.arange(length)

@@ -192,7 +192,6 @@ def refusal(name: str, call: AttentionCall) -> str:
     backend = BACKENDS[name]
     lacking = call.features - backend.features
     reasons = [reason for feature, reason in REASONS.items() if feature in lacking]
-    reasons += [f"it has no {feature}" for feature in sorted(lacking - REASONS.keys())]
     return reasons[0] if reasons else backend.cannot(call)
 
 

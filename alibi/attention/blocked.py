@@ -28,8 +28,8 @@ from alibi.attention.online import Online
 from alibi.attention.reference import capped
 from alibi.attention.skipping import key_ranges
 from alibi.attention.tiles import (
+    BlockPair,
     Sides,
-    Tile,
     Tiling,
     make_sides,
     make_tiling,
@@ -161,7 +161,7 @@ class Group(NamedTuple):
         sizes = tiling.batch_group, tiling.head_group, tiling.q_block, keys
         return Part(*zip(starts, sizes, strict=True))
 
-    def tile(self, q_block: Any, k_block: Any) -> tuple[Tile, Array, Array, Any]:
+    def tile(self, q_block: Any, k_block: Any) -> tuple[BlockPair, Array, Array, Any]:
         """Returns a tile with its keys, values and bias."""
         tiling, start = self.tiling, k_block * self.tiling.k_block
         part = self.part(q_block, start, tiling.k_block)
@@ -169,7 +169,7 @@ class Group(NamedTuple):
             lax.dynamic_slice_in_dim(x, start, tiling.k_block, axis=2) for x in (self.k, self.v)
         )
         bias = None if self.bias is None else self.bias.cut(part)
-        return Tile(q_block, k_block, part, tiling, self.sides), k, v, bias
+        return BlockPair(q_block, k_block, part, tiling, self.sides), k, v, bias
 
 
 def _scaled(
@@ -182,7 +182,7 @@ def _scaled(
 
 
 def _logits(
-    tile: Tile,
+    tile: BlockPair,
     logits: Float[Array, "batch heads q k"],
     bias: Float[Array, "#batch heads q k"] | None,
 ) -> Float[Array, "batch heads q k"]:

@@ -1,5 +1,6 @@
 """The checks of a call's arguments."""
 
+import dataclasses
 import math
 import numbers
 from typing import Any
@@ -82,6 +83,23 @@ def _check_options(options: AttentionOptions) -> None:
         )
 
 
+def _check_lengths(bias: Bias, sizes: dict[str, int]) -> None:
+    """Raises ValueError for a field with another number of queries or keys than the call: a tile that
+    reaches beyond it would silently get others.
+    """
+    for field in dataclasses.fields(bias):
+        value = getattr(bias, field.name)
+        if isinstance(value, Bias):
+            _check_lengths(value, sizes)
+        for of, axis in field.metadata.get("axes", {}).items():
+            if value is not None and of in sizes and value.shape[axis] != sizes[of]:
+                raise ValueError(
+                    f"{type(bias).__qualname__}.{field.name} is an array of shape {list(value.shape)}, with "
+                    f"{value.shape[axis]} {of} along axis {axis}; the call has {sizes[of]} {of}, and both must "
+                    "be the same"
+                )
+
+
 def _check_bias(call: AttentionCall) -> None:
     if call.bias is None:
         return
@@ -92,6 +110,7 @@ def _check_bias(call: AttentionCall) -> None:
             f"bias is {got}; it must be an alibi.positions.Bias, such as alibi.make_position(...).bias(params), or "
             "give slopes=alibi.alibi_slopes(num_heads) for ALiBi"
         )
+    _check_lengths(call.bias, {"queries": call.query.shape[-3], "keys": call.key.shape[-3]})
     # Without this check a tile for a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
 

@@ -166,7 +166,7 @@ def layer_attention_fn(
                 f"position method {type(method).__name__} needs keys of each head, and the layer has {key.shape[-2]} "
                 f"heads of keys for {query.shape[-2]} of queries; give it as many"
             )
-        batch, count = query.shape[:-3], math.prod(query.shape[:-3])
+        batch, count, offset = query.shape[:-3], math.prod(query.shape[:-3]), query_offset
         if (mask := keywords.get("mask")) is not None:
             mask = visible_by(mask)
             mask = mask.reshape((1,) * (query.ndim - mask.ndim) + mask.shape)
@@ -174,13 +174,15 @@ def layer_attention_fn(
             query, key, value = (
                 side.reshape(count, *side.shape[-3:]) for side in (query, key, value)
             )
+            if offset is not None and jnp.ndim(offset):
+                offset = jnp.broadcast_to(offset, batch).reshape(count)
             if mask is not None:
                 mask = jnp.broadcast_to(mask, (*batch, *mask.shape[-3:]))
                 mask = mask.reshape(count, *mask.shape[-3:])
         inputs = jnp.zeros((*key.shape[:2], 0))
         if x is not None and type(method).keep is not PositionMethod.keep:
             inputs = x.reshape(count, *x.shape[-2:])
-        query_positions, key_positions = layer_positions(query, key, mask, query_offset)
+        query_positions, key_positions = layer_positions(query, key, mask, offset)
         attended = method_attention_fn(
             method.at_length(key.shape[-3]),
             params,

@@ -17,8 +17,8 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.online import Online
 from alibi.attention.reference import capped, reference_attention
 from alibi.attention.tiles import (
+    BlockPair,
     Sides,
-    Tile,
     Tiling,
     put_group,
     take_group,
@@ -106,7 +106,7 @@ def _of_block(own: Group, q_block: Array, ranges: Array) -> tuple[Any, ...]:
     bias cut to the queries, and the sink.
     """
     tiling, part = own.tiling, own.part(q_block, 0, own.k.shape[2])
-    tile = Tile(q_block, 0, part, tiling, own.sides)
+    tile = BlockPair(q_block, 0, part, tiling, own.sides)
     compute = functools.partial(_whole_rows, tile)
     if own.bias.carried:
         compute = functools.partial(_from_the_right, tile, ranges[own.number, q_block])
@@ -114,7 +114,7 @@ def _of_block(own: Group, q_block: Array, ranges: Array) -> tuple[Any, ...]:
 
 
 def _whole_rows(
-    tile: Tile,
+    tile: BlockPair,
     q: Float[Array, "batch heads block features"],
     k: Float[Array, "batch heads k features"],
     v: Float[Array, "batch heads k value_dim"],
@@ -145,7 +145,7 @@ def _whole_rows(
 
 
 def _from_the_right(
-    tile: Tile,
+    tile: BlockPair,
     key_range: Int[Array, " two"],
     q: Float[Array, "batch heads block features"],
     k: Float[Array, "batch heads k features"],

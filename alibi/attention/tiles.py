@@ -202,7 +202,7 @@ def put_group(
     return jax.lax.dynamic_update_slice(whole, group, (batch, 0, head, 0))
 
 
-class Tile(NamedTuple):
+class BlockPair(NamedTuple):
     """A query block against a key block, for the batch entries and heads in a group.
 
     Attributes:

@@ -92,7 +92,7 @@ class ContextUse(OfWindows):
             try:
                 with memory_limits(f"at {lengths[-1]:,}"):
                     longest_first = [
-                        subject.score(text.tokens, self.begun(one, subject), title).nll_nats
+                        subject.score(text.tokens, self.begun(one, subject), title).values
                         for one in windows[::-1]
                     ]
                 break

@@ -81,7 +81,7 @@ class Echo(OfText):
         echoed = plain.copy()
         echoed[:, -gap - ECHO : -gap] = plain[:, -ECHO:]
         without, with_copy = (
-            subject.score(tokens.ravel(), windows, title).nll_nats for tokens in (plain, echoed)
+            subject.score(tokens.ravel(), windows, title).values for tokens in (plain, echoed)
         )
         saved = (without - with_copy).reshape(self.echoes, ECHO).mean(axis=1)
         return mean_results("saved_nats", saved)

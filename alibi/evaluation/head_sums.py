@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from alibi.attention.call import AttentionCall
 from alibi.attention.dispatch import watched
 from alibi.attention.reference import dense
-from alibi.evaluation.scorer import NllFunction, model_nll
+from alibi.evaluation.scorer import TokenFunction, model_nll
 from alibi.generation.decoding import unrolled
 from alibi.model.decoder import DecoderLM
 from alibi.positions.bias import Part
@@ -99,6 +99,7 @@ def _part(call: AttentionCall, start: Any, size: int) -> AttentionCall:
         bias=bias,
         query_positions=cut(call.query_positions),
         query_segments=cut(call.query_segments),
+        query_reach=cut(call.query_reach),
     )
 
 
@@ -185,7 +186,7 @@ def output_sums(model: DecoderLM) -> Callable[..., OfLayers]:
     return of_rows
 
 
-def ablated_nll(model: DecoderLM) -> NllFunction:
+def ablated_nll(model: DecoderLM) -> TokenFunction:
     """Returns the function to the NLL with other outputs of some heads.
 
     Its first argument has the parameters, which heads `[layers, heads]`, as booleans, and their outputs

@@ -178,7 +178,7 @@ class HeadLoss(Heads):
             arguments = subject.run.params, chosen, outputs
             score = scorer.score_windows(arguments, text.tokens, windows)
             subject.seconds += score.seconds
-            return score.nll_nats.mean(dtype=np.float64)
+            return score.values.mean(dtype=np.float64)
 
         none = np.zeros(means.shape[:2], bool)
         whole = nll(none, means)

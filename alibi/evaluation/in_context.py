@@ -49,7 +49,7 @@ class InContext(OfText):
         count = len(text.tokens) // length
         windows = Windows(0, count * length, length, length)
         score = subject.score(text.tokens, windows, self.title(row.cell))
-        nll = score.nll_nats.reshape(count, length)
+        nll = score.values.reshape(count, length)
         by_window = nll[:, self.late - 1].astype(np.float64) - nll[:, self.early - 1]
         return mean_results("score_nats", by_window)
 

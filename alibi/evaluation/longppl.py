@@ -55,7 +55,7 @@ class LongPPL(OfText):
             raise NoResultError(f"none of the {key.size:,} tokens is a key token")
         windows = windows_of(len(text.tokens), row.cell["length"])
         score = subject.score(text.tokens, windows, self.title(row.cell))
-        results = text_results(score.nll_nats[key], score.seconds, read=key.size)
+        results = text_results(score.values[key], score.seconds, read=key.size)
         return results | {"text_tokens": key.size}
 
     def windows(self, panel: Panel) -> str:
@@ -87,5 +87,5 @@ def _key_tokens(
     nats = []
     for length in (long, evaluator.key_short or max(1, long // 8)):
         windows = windows_of(len(text.tokens), length, max(1, length // 4))
-        nats.append(subject.score(text.tokens, windows, "key tokens").nll_nats)
+        nats.append(subject.score(text.tokens, windows, "key tokens").values)
     return (nats[1] - nats[0] > evaluator.key_gain) & (nats[0] < evaluator.key_loss)

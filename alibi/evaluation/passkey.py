@@ -92,7 +92,7 @@ class Passkey(Evaluator):
         windows = Windows(tokens - size, count * tokens, length, size, spacing=tokens)
         score = subject.score(text.tokens, windows, self.title(row.cell), wrong_tokens)
         # each token after the true ones before it: greedy decoding answers with the key
-        is_found = (score.nll_nats.reshape(count, size) == 0).all(axis=1)
+        is_found = (score.values.reshape(count, size) == 0).all(axis=1)
         return {"accuracy": float(is_found.mean()), "prompts": count}
 
     # ---- how reports show it

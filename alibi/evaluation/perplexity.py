@@ -201,7 +201,7 @@ class Perplexity(OfWindows):
         windows = self.begun(windows, subject)
         score = subject.score(tokens, windows, self.title(row.cell))
         # padding is no token, of the speed neither
-        nll = score.nll_nats[tokens[:] >= 0] if self.separately else score.nll_nats
+        nll = score.values[tokens[:] >= 0] if self.separately else score.values
         results = text_results(
             nll,
             score.seconds,

@@ -3,10 +3,11 @@ tokens have 99% of the influence on a prediction.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from alibi.evaluation.base import Subject, Text, mean_results, option
+from alibi.config import Config
+from alibi.evaluation.base import Subject, Text, mean_results, option, refuse_other_objectives
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows
 from alibi.reporting.panels import Panel
@@ -26,13 +27,17 @@ class ReceptiveField(OfText):
 
     kinds: ClassVar = (FIELD,)
 
+    def check(self, config: Config, lengths: Sequence[int]) -> None:
+        super().check(config, lengths)
+        refuse_other_objectives(self.name(), config)
+
     def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         length = row.cell["length"]
         count = min(self.field_windows, len(text.tokens) // length)
         spacing = len(text.tokens) // count
         last = Windows(length - 1, (count - 1) * spacing + length, length, 1, spacing)
-        score = subject.score(text.tokens, last, self.title(row.cell), fields)
-        return mean_results("field", score.nll_nats)
+        found = subject.score(text.tokens, last, self.title(row.cell), fields).values
+        return mean_results("field", found[found != 0])
 
     def windows(self, panel: Panel) -> str:
         return "tokens with 99% of the influence on the last one"
@@ -40,7 +45,7 @@ class ReceptiveField(OfText):
 
 def fields(model: Any) -> Callable[..., Any]:
     """Returns the function of parameters, inputs and targets to the receptive field of each row's
-    last target, `[rows, 1]`.
+    last target, `[rows, 1]`: 0 if no token has influence, NaN if one is not finite.
     """
     import flax.linen as nn
     import jax
@@ -60,7 +65,8 @@ def fields(model: Any) -> Callable[..., Any]:
 
         gradient = jax.grad(loss)(jnp.zeros((*inputs.shape, model.config.width)))
         influence = jnp.cumsum(jnp.sum(gradient**2, axis=-1)[:, ::-1], axis=1)
-        share = influence / influence[:, -1:]
-        return 1 + jnp.sum(share <= 0.99, axis=1, keepdims=True, dtype=jnp.float32)
+        total = influence[:, -1:]
+        field = 1 + jnp.sum(influence <= 0.99 * total, axis=1, keepdims=True, dtype=jnp.float32)
+        return jnp.where(total == 0, 0.0, jnp.where(jnp.isfinite(total), field, jnp.nan))
 
     return field

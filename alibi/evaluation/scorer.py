@@ -27,30 +27,30 @@ from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
 
-# (params, *Batch) -> nats [rows, scored]. With a causal objective the NLL of a target does not
-# depend on inputs after its own.
-NllFunction = Callable[..., Array]
+# (params, *Batch) -> numbers [rows, scored], such as the NLL in nats. With a causal objective that of a
+# target does not depend on inputs after its own.
+TokenFunction = Callable[..., Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The NLL of scored tokens."""
+    """A number for each scored token: the NLL in nats, or what another function gives."""
 
-    nll_nats: Float[np.ndarray, " tokens"]  # float32, in the order of the windows
+    values: Float[np.ndarray, " tokens"]  # float32, in the order of the windows
     # from reading the first batch to the last result on the host, without compilation
     seconds: float
 
     @property
     def mean_nats(self) -> float:
         """The mean over the tokens, computed in float64."""
-        return float(self.nll_nats.mean(dtype=np.float64))
+        return float(self.values.mean(dtype=np.float64))
 
 
 class Scorer:
     """Scores streams with a function, compiled once for each batch shape.
 
     Args:
-      nll_function: see `model_nll`.
+      function: see `model_nll`.
       objective: makes inputs and targets from a stream's tokens.
       batch_tokens: inputs per device and batch, but at least a window: longer windows come in
         smaller batches.
@@ -60,7 +60,7 @@ class Scorer:
 
     def __init__(
         self,
-        nll_function: NllFunction,
+        function: TokenFunction,
         *,
         objective: Objective,
         batch_tokens: int,
@@ -75,7 +75,7 @@ class Scorer:
         if isinstance(sharding, NamedSharding):
             # each host gets the whole batch
             replicated = NamedSharding(sharding.mesh, PartitionSpec())
-        self._jitted = jax.jit(nll_function, out_shardings=replicated)
+        self._jitted = jax.jit(function, out_shardings=replicated)
         self._compiled: dict[tuple[int, int, int], Any] = {}
 
     def check(self, tokens: Tokens, windows: Windows) -> None:
@@ -206,7 +206,7 @@ class Scorer:
 @functools.lru_cache(
     maxsize=16
 )  # JAX keeps the programs of a function: runs with the same model share them
-def model_nll(model: DecoderLM) -> NllFunction:
+def model_nll(model: DecoderLM) -> TokenFunction:
     """Returns the function of parameters, inputs and targets to the NLL in nats, for a `Scorer`."""
 
     def nll(params: PyTree, *batch: Array) -> Array:
@@ -217,7 +217,7 @@ def model_nll(model: DecoderLM) -> NllFunction:
     return nll
 
 
-def run_scorer(run: TrainedRun, of: Callable[[DecoderLM], NllFunction] = model_nll) -> Scorer:
+def run_scorer(run: TrainedRun, of: Callable[[DecoderLM], TokenFunction] = model_nll) -> Scorer:
     """Returns a scorer for the run's tokens, to call as `scorer.score(run.params, ...)`.
 
     Args:
@@ -242,22 +242,21 @@ def run_objective(run: TrainedRun) -> Objective:
     return objective
 
 
-def wrong_tokens(model: DecoderLM) -> NllFunction:
+def wrong_tokens(model: DecoderLM) -> TokenFunction:
     """Returns the function of parameters, inputs and targets that gives 0.0 for a target that is the
     likeliest token after the true ones before it, else 1.0.
     """
 
-    def wrong(
-        params: PyTree,
-        inputs: Int[Array, "rows length"],
-        targets: Int[Array, "rows scored"],
-        *_: None,
-    ) -> Array:
+    def wrong(params: PyTree, *arrays: Array) -> Array:
+        batch = Batch(*arrays)
+        sides = {name: getattr(batch, name) for name in ("positions", "segment_ids", "reach")}
+
         def last_logits(model: DecoderLM) -> Array:
-            return model.vocabulary.logits(model.features(inputs, last=targets.shape[1]), True)
+            features = model.features(batch.inputs, last=batch.targets.shape[1], **sides)
+            return model.vocabulary.logits(features, True)
 
         with unrounded(model):
             logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
-        return jnp.asarray(model.writable(logits).argmax(axis=-1) != targets, jnp.float32)
+        return jnp.asarray(model.writable(logits).argmax(axis=-1) != batch.targets, jnp.float32)
 
     return wrong

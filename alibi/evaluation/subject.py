@@ -16,7 +16,7 @@ from alibi.data.tokenfile import Manifest, TokenFile, Tokens
 from alibi.data.tokens import make_corpus, prepare, prepare_text
 from alibi.evaluation.base import Cell, Evaluator, NoResultError
 from alibi.evaluation.output import Output, made_here, print_once
-from alibi.evaluation.scorer import NllFunction, Score, Scorer, model_nll, run_scorer
+from alibi.evaluation.scorer import Score, Scorer, TokenFunction, model_nll, run_scorer
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import Windows, windows_of
 from alibi.model.decoder import DecoderLM
@@ -81,7 +81,7 @@ class Subject:
     def __init__(self, run: TrainedRun, output: Output):
         self.run, self.output, self.seconds = run, output, 0.0
         self._texts: dict[tuple, Text] = {}
-        self._scorers: dict[Callable[[DecoderLM], NllFunction], Scorer] = {}
+        self._scorers: dict[Callable[[DecoderLM], TokenFunction], Scorer] = {}
 
     def text(
         self, split: str = "valid", *, file: str = "", document_end: str = "", column: str = ""
@@ -147,7 +147,7 @@ class Subject:
             corpus,
         )
 
-    def scorer(self, of: Callable[[DecoderLM], NllFunction] = model_nll) -> Scorer:
+    def scorer(self, of: Callable[[DecoderLM], TokenFunction] = model_nll) -> Scorer:
         """Returns the scorer for a function of the model, see `score`."""
         if of not in self._scorers:
             self._scorers[of] = run_scorer(self.run, of)
@@ -158,7 +158,7 @@ class Subject:
         tokens: Tokens,
         windows: Windows,
         title: str,
-        of: Callable[[DecoderLM], NllFunction] = model_nll,
+        of: Callable[[DecoderLM], TokenFunction] = model_nll,
     ) -> Score:
         """Returns a number for each token that `windows` score, and shows the progress.
 

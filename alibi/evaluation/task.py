@@ -75,7 +75,7 @@ class TaskAccuracy(Evaluator):
         _, gaps = make_examples(text.corpus, length, self.examples)
         windows = Windows(0, gaps.size, length, length)
         score = subject.score(text.tokens, windows, self.title(row.cell), wrong_tokens)
-        right = score.nll_nats == 0
+        right = score.values == 0
         if right.size == gaps.size:  # the objective predicts other tokens, too
             right = right[gaps > 0]
         example, ranges = np.flatnonzero(gaps) // length, np.ceil(np.log2(gaps[gaps > 0]))
@@ -123,9 +123,18 @@ class TaskGaps(TaskAccuracy):
     across: ClassVar = "tokens from the deciding symbol to its answer, up to"
 
     def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
+        from alibi.parallel.hosts import broadcast
+
         twin = dataclasses.replace(row, evaluator=TaskAccuracy.name())
-        measured = [other.results for other in subject.output.find(twin) if other.is_measured]
-        return measured[0] if measured else super().measure(subject, text, row)
+        # those of process 0, which alone writes rows: all processes measure, or none
+        measured = broadcast(
+            lambda: [
+                dict(other.results) for other in subject.output.find(twin) if other.is_measured
+            ]
+        )
+        if not measured:
+            return super().measure(subject, text, row)
+        return measured[0] | {"by_gap": tuple(map(tuple, measured[0]["by_gap"]))}
 
     def entries(self, row: Row) -> list[Entry]:
         return [

@@ -5,7 +5,8 @@ token before t[i], and t[i] is the target of u[i]. Window k scores the targets t
 stride S. It reads their inputs and up to L - S inputs before them, with length L. With S = L the
 windows do not overlap. Each token is scored exactly once.
 
-A model that sees both sides reads a window's own tokens t, without overlap (S = L). A shorter last
+A model that sees both sides reads a window's own tokens t, without overlap (S = L), or scores a part in
+the middle (`same_token_windows`). A shorter last
 window is a row with its own length, since the model would see padding.
 
 With S < L the first L // S windows begin with the stream: each is the beginning of the last one, so

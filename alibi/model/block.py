@@ -21,7 +21,7 @@ from alibi.config import ModelConfig
 from alibi.model.attention import DTYPES, make_attention, sink_logits
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.norms import make_norm
-from alibi.model.positions import LayerKind, bias_scale, init_layer, scaled_queries
+from alibi.model.positions import LayerKind, bias_scale, init_position, scaled_queries
 from alibi.numerics.products import Products
 from alibi.numerics.target import current_target
 from alibi.parallel.sharding import heads_sharding
@@ -94,8 +94,8 @@ class Block(nn.Module):
             return products.norm(make_norm(config, name), x)
 
         normed = norm("attention_norm", x) if config.norms.startswith("before") else x
-        of_layer = position_params(
-            self, functools.partial(init_layer, kind.position, kind.logit_scale)
+        of_layer = module_params(
+            self, functools.partial(init_position, kind.position, kind.logit_scale)
         )
         attention_fn = self._attention_fn(normed, kind, {**shared, **of_layer}, call, last)
         queries = normed[:, -last:]
@@ -198,7 +198,7 @@ class Block(nn.Module):
         )
 
 
-def position_params(module: nn.Module, init: Callable[[PRNGKeyArray], Params]) -> Params:
+def module_params(module: nn.Module, init: Callable[[PRNGKeyArray], Params]) -> Params:
     """Returns a module's parameters "position" as float32. A method without any adds nothing to the
     tree.
     """

@@ -18,7 +18,7 @@ from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.attention import DTYPES, check_backend
-from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, position_params
+from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, module_params
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
 from alibi.model.loss import Embedding, Head, TokenLoss, cross_entropy
@@ -26,7 +26,7 @@ from alibi.model.norms import make_norm
 from alibi.model.positions import (
     LEARNED_SCALES,
     LayerKind,
-    init_layer,
+    init_position,
     layer_pattern,
     randomised_positions,
 )
@@ -41,7 +41,7 @@ UNKNOWN_VOCABULARY = 2**31 - 1  # room for any cutoffs
 
 
 class DecoderLM(nn.Module):
-    """A causal language model (paper, section 2.1).
+    """A language model (paper, section 2.1), causal unless its objective sees both sides.
 
     Attributes:
       config: sizes, rates, and how to compute. Parameters, norms, logits, softmax and loss are float32.
@@ -113,8 +113,9 @@ class DecoderLM(nn.Module):
         embedding = self.param("embedding", init, shape)
         output = embedding if config.embedding == "tied" else self.param("head", init, shape)
         if config.embedding == "normalised":
-            norms = jnp.linalg.norm(output.astype(jnp.float32), axis=-1, keepdims=True)
-            output = output / jnp.maximum(norms, 1e-12)
+            # 1e-24: a row of zeros has a gradient, too
+            squares = jnp.sum(jnp.square(output.astype(jnp.float32)), axis=-1, keepdims=True)
+            output = output * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))
         if not config.masked_head:
             return Embedding(embedding, output, head, config.logits_scale)
         self.head_dense = nn.Dense(
@@ -144,7 +145,7 @@ class DecoderLM(nn.Module):
         """
         methods = self.methods
         if len(methods) == 1:
-            return (position_params(self, methods[0].init),) * len(self.pattern)
+            return (module_params(self, methods[0].init),) * len(self.pattern)
 
         def init(key: PRNGKeyArray) -> Params:
             each = {
@@ -153,7 +154,7 @@ class DecoderLM(nn.Module):
             }
             return {index: params for index, params in each.items() if params}
 
-        made = position_params(self, init)
+        made = module_params(self, init)
         return tuple(made.get(str(methods.index(kind.position)), {}) for kind in self.pattern)
 
     @property
@@ -222,8 +223,8 @@ class DecoderLM(nn.Module):
         total: int | None = None,
         chunk: int | None = None,
     ) -> Float[Array, "batch length vocabulary"]:
-        """Returns logits for the token after each input, float32, or log-probabilities with adaptive
-        embeddings.
+        """Returns logits for each input's target (the next token, or a masked one), float32. They are
+        log-probabilities with adaptive embeddings.
 
         Args:
           positions: integers `[length]` or `[batch, length]`. Defaults to 0, 1, ...
@@ -599,7 +600,7 @@ def _check_alike(position: str, pattern: tuple[LayerKind, ...]) -> None:
     kinds = {(kind.position, kind.logit_scale in LEARNED_SCALES): kind for kind in pattern}.values()
     made = [
         jax.eval_shape(
-            lambda kind=kind: init_layer(kind.position, kind.logit_scale, jax.random.key(0))
+            lambda kind=kind: init_position(kind.position, kind.logit_scale, jax.random.key(0))
         )
         for kind in kinds
     ]

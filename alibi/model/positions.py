@@ -159,7 +159,7 @@ def randomised_positions(
     return jnp.take_along_axis(drawn, positions, axis=-1)
 
 
-def init_layer(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) -> Params:
+def init_position(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) -> Params:
     """Returns one layer's initial position parameters: the method's, and SSMax's scale."""
     params = position.init_layer(key)
     if logit_scale not in LEARNED_SCALES:

@@ -28,7 +28,7 @@ from alibi.slopes import MOST_BIAS_MAX, alibi_slopes
 
 def alibi_bias(
     num_heads: int,
-    query_positions: int | QueryPositions | Sequence[int],
+    length_or_positions: int | QueryPositions | Sequence[int],
     key_positions: KeyPositions | Sequence[int] | None = None,
     *,
     symmetric: bool = False,
@@ -54,14 +54,14 @@ def alibi_bias(
       >>> alibi_bias(8, [3], [0, 1, 2, 3])[0].tolist()  # one query, four keys
       [[-1.5, -1.0, -0.5, -0.0]]
     """
-    sides: tuple[Any, Any] = (query_positions, key_positions)
+    sides: tuple[Any, Any] = (length_or_positions, key_positions)
     if key_positions is None:
-        if not isinstance(query_positions, int | np.integer) or query_positions < 1:
+        if not isinstance(length_or_positions, int | np.integer) or length_or_positions < 1:
             raise ValueError(
-                f"alibi_bias got {query_positions!r:.60} without key positions; give the length of a sequence, such as "
+                f"alibi_bias got {length_or_positions!r:.60} without key positions; give a sequence's length, such as "
                 "512, or positions of queries and of keys"
             )
-        sides = (jnp.arange(query_positions),) * 2
+        sides = (jnp.arange(length_or_positions),) * 2
     queries, keys = (
         jnp.asarray(as_array(side)) if isinstance(side, list | tuple | range) else side
         for side in sides

@@ -184,7 +184,8 @@ class PositionMethod:
 
         It is computed once, when the token is read, and may depend on earlier tokens through
         `before`: running sums, or the last inputs for a convolution. A cache keeps each token's data
-        for `content_bias`. Without `content_bias` it keeps only the newest token's data.
+        for `content_bias`. Without `content_bias`, or with `reads_kept_of_keys = False`, it keeps only the
+        newest token's data.
 
         Args:
           x: the attention layer's input.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from alibi.config.fields import choice, number
 from alibi.positions.base import About, Params, PositionMethod
 from alibi.positions.bias import Bias, like, shared
-from alibi.positions.fire import uniform_by_inputs
+from alibi.positions.fire import linear_parameter
 from alibi.positions.kerple import KerpleLog
 from alibi.positions.registry import make_position
 from alibi.positions.shapes import KeyPositions, QueryPositions, Tile, Visible
@@ -94,9 +94,9 @@ class Dape(PositionMethod):
         heads = self.num_heads
         return {
             **self.inner.init_layer(key),
-            "first": uniform_by_inputs(key, 0, (2 * heads, self.hidden), 2 * heads),
-            "first_bias": uniform_by_inputs(key, 1, (self.hidden,), 2 * heads),
-            "second": uniform_by_inputs(key, 2, (self.hidden, heads), self.hidden),
+            "first": linear_parameter(key, 0, (2 * heads, self.hidden), 2 * heads),
+            "first_bias": linear_parameter(key, 1, (self.hidden,), 2 * heads),
+            "second": linear_parameter(key, 2, (self.hidden, heads), self.hidden),
         }
 
     def bias(self, params: Params) -> DapeBias:

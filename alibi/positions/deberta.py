@@ -17,7 +17,7 @@ from alibi.positions.shapes import (
     Positions,
     Queries,
     QueryPositions,
-    Weights,
+    Tile,
 )
 
 PRODUCTS = 3  # content to content, content to position, position to content
@@ -33,7 +33,7 @@ class DebertaBias(Bias):
     to_positions: Bias = shared()
     from_positions: Bias = shared()
 
-    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         return self.to_positions(query_positions, key_positions) + self.from_positions(
             query_positions, key_positions
         )

@@ -122,7 +122,7 @@ class Entmax(PositionMethod):
     alibi_share: float = number(0.5, at_least=0, at_most=1)
 
     @property
-    def slopes(self) -> AlibiBias:
+    def distances(self) -> AlibiBias:
         """ALiBi's bias, with slopes of 0 for the heads without positions."""
         count = round(self.alibi_share * self.num_heads)
         slopes = [0.0] * (self.num_heads - count)
@@ -130,7 +130,7 @@ class Entmax(PositionMethod):
         return AlibiBias(alibi_slopes(self.num_heads, slopes), symmetric=not self.causal)
 
     def bias(self, params: Params) -> EntmaxBias:
-        return EntmaxBias(self.slopes)
+        return EntmaxBias(self.distances)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,4 +177,4 @@ class AdaptiveEntmax(Entmax):
     def content_bias(
         self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
     ) -> AdaptiveEntmaxBias:
-        return AdaptiveEntmaxBias(self.slopes, params["delta"].astype(jnp.float32), of_queries)
+        return AdaptiveEntmaxBias(self.distances, params["delta"].astype(jnp.float32), of_queries)

@@ -75,9 +75,9 @@ class Fire(PositionMethod):
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         return {
-            "hidden_kernel": uniform_by_inputs(key, 0, (HIDDEN,), 1),
-            "hidden_bias": uniform_by_inputs(key, 1, (HIDDEN,), 1),
-            "kernel": uniform_by_inputs(key, 2, (HIDDEN, self.num_heads), HIDDEN),
+            "hidden_kernel": linear_parameter(key, 0, (HIDDEN,), 1),
+            "hidden_bias": linear_parameter(key, 1, (HIDDEN,), 1),
+            "kernel": linear_parameter(key, 2, (HIDDEN, self.num_heads), HIDDEN),
             "c": jnp.asarray(0.1, jnp.float32),
             "threshold_multiple": jnp.asarray(1.0, jnp.float32),
         }
@@ -93,7 +93,7 @@ class Fire(PositionMethod):
         )
 
 
-def uniform_by_inputs(
+def linear_parameter(
     key: PRNGKeyArray, index: int, shape: tuple[int, ...], inputs: int
 ) -> Float[Array, "..."]:
     """Returns a layer's parameter number `index`, uniform on +-1/sqrt(inputs), as PyTorch's linear

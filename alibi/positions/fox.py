@@ -17,7 +17,7 @@ from alibi.positions.shapes import (
     PerQuery,
     Queries,
     QueryPositions,
-    Weights,
+    Tile,
 )
 
 
@@ -34,7 +34,7 @@ class FoxBias(Bias):
     of_queries: Float[Array, "*batch q heads"] = per_query()
     of_keys: Float[Array, "*batch k heads"] = per_key()
 
-    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         of_queries, of_keys = (jnp.swapaxes(c, -1, -2) for c in (self.of_queries, self.of_keys))
         return of_queries[..., :, None] - of_keys[..., None, :]
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Integer
 
 from alibi.positions.bias import Bias, consecutive, like, per_head, per_key, per_query, static
 from alibi.positions.distance import rows_and_columns
-from alibi.positions.shapes import KeyPositions, KnownPositions, QueryPositions, Weights
+from alibi.positions.shapes import KeyPositions, KnownPositions, QueryPositions, Tile
 
 SELECTED = 64  # distances, at most, that are compared one by one on a TPU: the cost grows with them
 
@@ -31,7 +31,7 @@ class QueryProducts(Bias):
     lowest: int = static()
     in_order: bool = static(default=False)
 
-    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         return self._products(query_positions, key_positions)
 
     def _products(
@@ -59,7 +59,7 @@ class KeyProducts(QueryProducts):
 
     tokens: Float[Array, "*batch k heads head_dim"] = per_key()
 
-    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         return self._products(key_positions, query_positions).swapaxes(-1, -2)
 
 

@@ -17,6 +17,7 @@ from alibi.positions.shapes import (
     PerQuery,
     Queries,
     QueryPositions,
+    Tile,
     Weights,
 )
 
@@ -35,7 +36,7 @@ class ShawBias(Bias):
     lowest: int = static()
     in_order: bool = static(default=False, kw_only=True)
 
-    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Weights:
+    def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         return looked_up(
             self.products, self.lowest, query_positions, key_positions, in_order=self.in_order
         )

@@ -11,7 +11,7 @@ from alibi.config.fields import as_text, without_lists
 from alibi.config.model import by_layer
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
-from alibi.model.positions import init_layer
+from alibi.model.positions import init_position
 from alibi.positions import changed_options, known_options
 from alibi.positions.rotary_stretched import check_known_length
 
@@ -117,7 +117,7 @@ def position_parameters(model: DecoderLM) -> list[str]:
     ]
     for layer in range(model.config.num_layers):
         kind = model.pattern[layer % len(model.pattern)]
-        init = functools.partial(init_layer, kind.position, kind.logit_scale)
+        init = functools.partial(init_position, kind.position, kind.logit_scale)
         for described in _described(jax.eval_shape(init, key)):
             layers.setdefault(described, []).append(layer)
     for described, numbers in layers.items():

@@ -99,7 +99,7 @@ class SeedRun:
             check_replicas(state, f"after update {step}")
         validator, sampler = program.validator, program.stretch.sampler
         score = validator(state.params) if validate and validator else None
-        nll, tokens = (score.mean_nats, score.nll_nats.size) if score else (None, 0)
+        nll, tokens = (score.mean_nats, score.values.size) if score else (None, 0)
         improved = nll is not None and self.record.validated(step, nll, tokens)
         if validate and sampler:
             self.record.sampled(step, sampler(state.params))

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from alibi import alibi_attention_fn, alibi_slopes, attend
 from alibi.positions import AlibiBias
+from alibi.positions.fox import FoxBias
 from tests.attention.calls import inputs
 
 HEADS = 4
@@ -59,6 +60,17 @@ def split(*axes):
             for name in ("slopes", "query_positions", "sink")
         ),
         (by(bias=AlibiBias(jnp.ones(3))), "the bias has 3 heads and the query 4"),
+        # a tile beyond the bias would silently get the numbers of other keys
+        *(
+            (
+                by(bias=FoxBias(jnp.zeros((2, queries, 4)), jnp.zeros((2, keys, 4)))),
+                rf"FoxBias\.{field} is an array .* with 5 {side} along axis 1; the call has 6 {side}",
+            )
+            for field, side, queries, keys in (
+                ("of_queries", "queries", 5, 6),
+                ("of_keys", "keys", 6, 5),
+            )
+        ),
         (
             by(bias=np.zeros((4, 6, 6))),
             r"bias is an array of shape \(4, 6, 6\); it must be an alibi.positions.Bias",

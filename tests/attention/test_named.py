@@ -1,5 +1,7 @@
 """Any position method in Flax's layers by its name, and the modules that own its parameters."""
 
+import functools
+
 import equinox as eqx
 import flax.linen as nn
 import flax.nnx as nnx
@@ -306,11 +308,23 @@ def test_a_layer_is_a_static_argument() -> None:
     assert jnp.abs(apply(other, params, x) - apply(one, params, x)).max() > 1e-4
 
 
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
+def test_each_sequence_of_two_batch_dimensions_has_its_offset(position: str) -> None:
+    query, key, value = (random_input(2, 3, count, HEADS, 8) for count in (2, 7, 7))
+    offsets = np.arange(6).reshape(2, 3) % 5
+    attention = functools.partial(alibi.attention_fn, position, num_heads=HEADS)
+    found = attention(query_offset=jnp.asarray(offsets))(query, key, value)
+    for place in ((0, 1), (1, 2)):
+        one = attention(query_offset=int(offsets[place]))
+        expected = one(*(x[place][None] for x in (query, key, value)))
+        np.testing.assert_allclose(found[place], expected[0], atol=1e-6)
+
+
 def test_a_length_in_place_of_positions() -> None:
     want = alibi.alibi_bias(HEADS, jnp.arange(5), jnp.arange(5))
     np.testing.assert_array_equal(alibi.alibi_bias(HEADS, 5), want)
     np.testing.assert_array_equal(alibi.alibi_bias(HEADS, [3, 4], [0, 1, 2, 3, 4]), want[:, 3:])
-    with pytest.raises(ValueError, match="without key positions; give the length of a sequence"):
+    with pytest.raises(ValueError, match="without key positions; give a sequence's length"):
         alibi.alibi_bias(HEADS, 0)
     slopes = alibi.alibi_slopes(HEADS)
     np.testing.assert_array_equal(alibi.alibi_slopes(HEADS, slopes), slopes)

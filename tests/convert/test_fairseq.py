@@ -296,7 +296,7 @@ def score(run, tokens, length, stride, **compiler_options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=compiler_options))
         scorer = Scorer(nll, **how)
-    return scorer.score(jax.device_get(run.params), tokens, length, stride).nll_nats
+    return scorer.score(jax.device_get(run.params), tokens, length, stride).values
 
 
 @pytest.mark.parametrize(("length", "stride"), [(32, 16), (16, 1)])

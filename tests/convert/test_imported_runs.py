@@ -69,7 +69,7 @@ def score(run: TrainedRun, tokens: np.ndarray, length: int) -> np.ndarray:
         batch_tokens=256,
         sharding=batch_sharding(run.mesh),
     )
-    return scorer.score(run.params, tokens, length).nll_nats
+    return scorer.score(run.params, tokens, length).values
 
 
 def test_each_tokens_nll_is_that_of_a_full_pass(

@@ -85,12 +85,11 @@ def test_a_model_that_only_survives_gains_nothing():
     for most in (18, 80):
         scorer = Scorer(nll_up_to(most), objective=NextToken(10, 0), batch_tokens=1000)
         scores = [scorer.score_windows(params, tokens, part) for part in parts]
-        assert [score.nll_nats.shape for score in scores] == [(100,)] * 3
+        assert [score.values.shape for score in scores] == [(100,)] * 3
         gains[most] = [
-            gain_of(scores[0].nll_nats, score.nll_nats, np.full(50, 2))["gain_nats"]
-            for score in scores
+            gain_of(scores[0].values, score.values, np.full(50, 2))["gain_nats"] for score in scores
         ]
-        blocks = [scorer.score(params, tokens, length).nll_nats.mean() for length in (20, 40, 80)]
+        blocks = [scorer.score(params, tokens, length).values.mean() for length in (20, 40, 80)]
         assert blocks[0] - blocks[1] > 0.1
         assert blocks[1] - blocks[2] > 0.05
     assert gains[18] == pytest.approx([0, 0, 0], abs=1e-6)

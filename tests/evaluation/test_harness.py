@@ -135,7 +135,7 @@ def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
     ids = run.tokenizer.encode_open(text)
     whole = len(ids) // length * length
     assert 0 < whole < len(ids)
-    ours = run_scorer(run).score(run.params, np.asarray(ids, np.int32), length).nll_nats
+    ours = run_scorer(run).score(run.params, np.asarray(ids, np.int32), length).values
     lm = model(runs(tokenizer, **keys), length)
     (found,) = lm.loglikelihood_rolling([Request(text)])
     last = expected(run, ids[:whole], ids[whole:], length)[0]

@@ -52,7 +52,7 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script,
     ]
     run = TrainedRun(folder / "a-run")
     tokens = np.asarray(prepare(run.config.data, "valid", progress=False).tokens)
-    right = run_scorer(run, wrong_tokens).score(run.params, tokens, 16).nll_nats == 0
+    right = run_scorer(run, wrong_tokens).score(run.params, tokens, 16).values == 0
     # by document, a line each
     expected = np.zeros((3, 2), int)
     place = 0

@@ -139,7 +139,7 @@ class Copier:
     def apply(self, variables, *, method):
         return method(self)
 
-    def features(self, tokens, last):
+    def features(self, tokens, last, **_):
         return jax.nn.one_hot(jnp.roll(tokens, self.reach - 1, axis=1)[:, -last:], 256)
 
     def logits(self, features, deterministic):

@@ -61,9 +61,9 @@ def test_exact_on_a_bigram_table(table, num_tokens, length, stride, batch_size):
     # first token of the window that scores this one
     start = np.arange(num_tokens) // stride * stride
     context = np.arange(num_tokens) - np.maximum(start - (length - stride), 0) + 1
-    np.testing.assert_allclose(score.nll_nats, table[previous, tokens] + context, rtol=1e-6)
-    assert score.nll_nats.size == num_tokens
-    assert score.nll_nats.sum(dtype=np.float64) == pytest.approx(
+    np.testing.assert_allclose(score.values, table[previous, tokens] + context, rtol=1e-6)
+    assert score.values.size == num_tokens
+    assert score.values.sum(dtype=np.float64) == pytest.approx(
         float((table[previous, tokens] + context).sum()), rel=1e-6
     )
     assert score.seconds > 0
@@ -128,16 +128,16 @@ def test_the_decoder_equals_a_loop_over_single_windows(position, length, stride,
         score = scorer(model_nll(model), batch_tokens=batch_size * length).score(
             params, tokens, length, stride
         )
-        np.testing.assert_allclose(score.nll_nats, expected, rtol=2e-5, atol=2e-5)
-        assert score.nll_nats.size == 53
+        np.testing.assert_allclose(score.values, expected, rtol=2e-5, atol=2e-5)
+        assert score.values.size == 53
 
 
 def test_sliding_by_one_gives_each_token_the_whole_context():
     """At stride 1 the NLL of token i equals the NLL after a sequence of the last `length` inputs."""
     model, params = tiny_model("alibi")
     tokens = stream(20)
-    by_one = scorer(model_nll(model)).score(params, tokens, 8, 1).nll_nats
-    blocks = scorer(model_nll(model)).score(params, tokens, 8).nll_nats
+    by_one = scorer(model_nll(model)).score(params, tokens, 8, 1).values
+    blocks = scorer(model_nll(model)).score(params, tokens, 8).values
     np.testing.assert_allclose(by_one[:8], blocks[:8], rtol=2e-5, atol=2e-5)
     assert np.abs(by_one[8:] - blocks[8:]).max() > 1e-3
     inputs = np.lib.stride_tricks.sliding_window_view(np.array([BOUNDARY, *tokens[:-1]]), 8)
@@ -162,7 +162,7 @@ def test_eight_devices_equal_one():
         model_nll(model), batch_tokens=3 * 8, sharding=NamedSharding(mesh(), P(("data", "fsdp")))
     )
     np.testing.assert_allclose(
-        many.score(params, tokens, 8, 3).nll_nats, one.nll_nats, rtol=1e-5, atol=1e-5
+        many.score(params, tokens, 8, 3).values, one.values, rtol=1e-5, atol=1e-5
     )
 
 
@@ -171,8 +171,8 @@ def test_each_part_of_the_batch_has_the_budget_of_one_device(table, traced, axes
     nll, shapes = traced
     many = scorer(nll, batch_tokens=24, sharding=NamedSharding(mesh(), P(*axes)))
     replicated = jax.device_put(table, NamedSharding(mesh(), P()))
-    found = many.score(replicated, stream(201), 8, 3).nll_nats
-    np.testing.assert_array_equal(found, scorer().score(table, stream(201), 8, 3).nll_nats)
+    found = many.score(replicated, stream(201), 8, 3).values
+    np.testing.assert_array_equal(found, scorer().score(table, stream(201), 8, 3).values)
     assert shapes[-1] == (rows, 8)  # after that of the first block
 
 
@@ -205,7 +205,7 @@ def test_sums_are_taken_in_float64():
         return jnp.where(targets < 0, 0.0, 4096.1)
 
     score = scorer(constant, batch_tokens=4096).score({}, stream(50_000), 512)
-    assert score.nll_nats.sum(dtype=np.float64) == pytest.approx(
+    assert score.values.sum(dtype=np.float64) == pytest.approx(
         50_000 * float(np.float32(4096.1)), rel=1e-12
     )
 

@@ -126,7 +126,7 @@ def test_the_numbers_are_those_of_each_document_alone(tmp_path, run, request):
     parts = [np.frombuffer(part, np.uint8) for part in [*parts[:-1], parts[-1][:-1]]]
     assert [part.size for part in parts] == [4, 4, 1, 28, 1, 16, 4]
     scorer = run_scorer(trained)
-    expected = [scorer.score(trained.params, part, 16).nll_nats for part in parts]
+    expected = [scorer.score(trained.params, part, 16).values for part in parts]
     (file,) = (tmp_path / "out" / "documents").iterdir()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     nats = np.concatenate([line["nats"] for line in lines])

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.evaluation.base import NoResultError, mean_results
 from alibi.evaluation.echo import Echo
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.in_context import InContext
 from alibi.evaluation.longppl import LongPPL
-from alibi.evaluation.receptive_field import ReceptiveField
+from alibi.evaluation.receptive_field import ReceptiveField, fields
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of
@@ -79,6 +80,17 @@ def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
         power = np.sum(gradient(jnp.zeros((16, 16)), inputs, tokens[end]) ** 2, axis=1)[::-1]
         fields.append(np.argmax(np.cumsum(power) / power.sum() > 0.99) + 1)
     assert own["field"] == pytest.approx(np.mean(fields))
+
+
+@pytest.mark.parametrize("number", [0.0, np.nan])
+def test_a_window_without_influence_has_no_receptive_field(runs, number):
+    """Nor has an overflow a field of one token."""
+    run = TrainedRun(runs[0])
+    params = jax.tree.map(lambda x: x * number, run.params)
+    found = jax.jit(fields(run.model))(params, jnp.ones((1, 8), int), jnp.ones((1, 1), int))
+    np.testing.assert_array_equal(found, [[number]])
+    with pytest.raises(NoResultError, match="nothing that could be measured"):
+        mean_results("field", np.zeros(0))
 
 
 def test_an_echo_saves_what_its_copy_saves(runs, tmp_path):

@@ -57,6 +57,23 @@ def test_methods_take_shared_keys_and_wide_heads(position: str) -> None:
     check_cache(small(position, **LLAMA_LIKE))
 
 
+def test_a_normalised_row_of_zeros_has_a_gradient() -> None:
+    """An imported head may have one; a NaN would end the training at its first update."""
+    sizes = "model.num_layers=1,model.width=16,model.num_heads=2"
+    model = build_model(make_config(sizes, model__embedding="normalised"), 8)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    params["head"] = params["head"].at[3].set(0.0)
+    tokens = jnp.arange(6)[None]
+
+    def loss(params: dict[str, Any]) -> jax.Array:
+        return jnp.asarray(
+            model.apply({"params": params}, tokens, tokens, method="token_nll")
+        ).sum()
+
+    gradient = jax.jit(jax.grad(loss))(params)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradient))
+
+
 def test_methods_with_keys_of_each_head_are_refused_with_fewer() -> None:
     own = {name for name in METHODS if not method_class(name).takes_shared_keys}
     assert own == {"deberta", "pope", "repo", "selective_rope"}

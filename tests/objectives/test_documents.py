@@ -10,7 +10,7 @@ import pytest
 
 from alibi.config import make_config
 from alibi.evaluation.evaluate import evaluate_runs
-from alibi.evaluation.scorer import Scorer, model_nll
+from alibi.evaluation.scorer import Scorer, model_nll, wrong_tokens
 from alibi.evaluation.windows import mean_context, windows_of
 from alibi.model.decoder import build_model
 from alibi.objectives import IsolatedDocuments, Masked, NextToken, Sequences
@@ -61,12 +61,22 @@ def test_packed_documents_have_the_scores_of_single_ones(objective, position):
     model = build_model(config, VOCAB)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     scorer = Scorer(model_nll(model), objective=isolated(objective), batch_tokens=64)
-    found = scorer.score(params, TEXT, 12).nll_nats
+    found = scorer.score(params, TEXT, 12).values
     batch, expected, nll_of = objective.batch(whole_text()), [], jax.jit(model_nll(model))
     for start, stop in ((0, 4), (4, 5), (5, 10), (10, 12)):
         nll = np.asarray(nll_of(params, *(x[:, start:stop] for x in batch[:2])))[0]
         expected += nll[batch.targets[0, start:stop] >= 0].tolist()
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+    if objective is NEXT:  # whether a token is the likeliest one is decided in its document, too
+        right = Scorer(wrong_tokens(model), objective=isolated(NEXT), batch_tokens=64)
+        whole = right.score(params, TEXT, 12).values
+        alone = [
+            wrong_tokens(model)(params, batch.inputs[:, start:stop], batch.targets[:, start:stop])[
+                0
+            ]
+            for start, stop in ((0, 4), (4, 5), (5, 10), (10, 12))
+        ]
+        np.testing.assert_array_equal(whole, np.concatenate(alone))
     tokens, last = batch.inputs[:, 5:10], np.arange(5) == 4
     one, other = (nll_of(params, np.where(last, token, tokens), tokens)[0, 0] for token in (1, 2))
     assert (one != other) == (objective is MASKED), "the first token sees the last if masked"
@@ -86,7 +96,7 @@ def test_training_sees_the_segments():
         losses.append(float(metrics["nll_nats"]))
     nll = jax.jit(model_nll(model))(params, *batch[:2])
     scorer = Scorer(model_nll(model), objective=isolated(NEXT), batch_tokens=64)
-    alone = 2 * scorer.score(params, TEXT, 12).nll_nats.sum(dtype=np.float64)
+    alone = 2 * scorer.score(params, TEXT, 12).values.sum(dtype=np.float64)
     assert losses == pytest.approx([alone, alone], rel=1e-5)
     assert abs(2 * float(np.sum(nll)) - alone) > 1e-2
 

@@ -117,8 +117,8 @@ def test_a_score_is_that_of_each_window_alone(most, firsts):
         log_probabilities = np.asarray(jax.nn.log_softmax(logits))
         targets = whole.targets[0, window]
         expected += [-log_probabilities[i, targets[i]] for i in np.flatnonzero(targets >= 0)]
-    np.testing.assert_allclose(score.nll_nats, expected, rtol=2e-5)
-    assert score.nll_nats.size == len(expected) > 0
+    np.testing.assert_allclose(score.values, expected, rtol=2e-5)
+    assert score.values.size == len(expected) > 0
 
 
 def test_every_method_has_a_form_for_both_sides_or_refuses():

@@ -13,7 +13,7 @@ import pytest
 from alibi.attention import attend
 from alibi.config import make_config, replaced
 from alibi.model.decoder import build_model
-from alibi.model.positions import init_layer, scaled_queries
+from alibi.model.positions import init_position, scaled_queries
 from alibi.positions import PositionMethod, make_position, rotary
 from tests.programs import AS_USERS
 
@@ -279,7 +279,7 @@ def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
     """For the 1,024 tokens of the paper s = 0.168; a method's own parameters stay."""
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 1024}
     start, of_queries = (
-        init_layer(make_position("fox", **sizes), rule, jax.random.key(0))
+        init_position(make_position("fox", **sizes), rule, jax.random.key(0))
         for rule in ("ssmax", "ssmax_queries")
     )
     np.testing.assert_array_equal(start["ssmax"], of_queries["ssmax"])

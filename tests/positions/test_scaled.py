@@ -10,7 +10,7 @@ import pytest
 from alibi.attention import method_attention_fn
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import skipped_share
-from alibi.model.positions import bias_scale, init_layer, scaled_queries
+from alibi.model.positions import bias_scale, init_position, scaled_queries
 from alibi.positions import AlibiBias, Blocks, make_position
 from alibi.positions.kerple import KerpleLogBias
 from alibi.positions.scaled import ScaledBias
@@ -24,7 +24,7 @@ def made(name: str, rule: str):
     """Returns a method, its parameters with those of the scale, and q, k, v, x and a gradient."""
     sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": HEADS * HEAD_DIM}
     method = make_position(name, **sizes, train_length=TRAIN_LENGTH)
-    params = {**method.init(jax.random.key(0)), **init_layer(method, rule, jax.random.key(1))}
+    params = {**method.init(jax.random.key(0)), **init_position(method, rule, jax.random.key(1))}
     if rule == "ssmax":
         params["ssmax"] = jnp.asarray(S, jnp.float32)
     rng = np.random.default_rng(0)

@@ -154,7 +154,7 @@ def _forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     """Returns `out`, float32, and the values saved for the backward pass.
 
-    These include the exponentials for each query block, their sums (`totals`), and the
+    These include the exponentials for each query block, their sums (`totals`), and
     the sink's exponentials (`drained`, empty without a sink).
     """
     batch = query.shape[0]
