@@ -10,8 +10,6 @@ import sys
 
 import pytest
 
-from alibi.sweeps.state import read_failures
-
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -130,37 +128,6 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
     written = run_script(ROOT / script, *words)
     assert written.stdout.startswith("It was "), written.stderr
     assert "200 tokens, " in written.stderr
-
-
-def test_a_sweep_goes_on_after_a_run_that_fails(files, run_script) -> None:
-    """Two runs at a time: each line is whole and named."""
-    workdir, sweep = files["folder"] / "failing", files["folder"] / "failing.py"
-    broken = [
-        {"position": "none", "name": "textless", "data.train": "absent.txt"},
-    ]
-    definition = {
-        "config": str(files["config"]),
-        "runs": [*broken, {"position": "none", "name": "good"}],
-        "lengths": [16],
-    }
-    sweep.write_text(f"def get_sweep():\n    return {definition!r}\n")
-    words = (f"--sweep={sweep}", f"--workdir={workdir}", "--jobs=2")
-    done = run_script(ROOT / "scripts/sweep.py", *words)
-    assert done.returncode == 1
-    own = [line for line in done.stderr.splitlines() if line.startswith("good")]
-    assert own[0].startswith("good: update 3: validation ")
-    assert own[2].startswith("good: update 6 of 6 (100%), loss ")
-    assert own[3].startswith("good at 16: perplexity ")
-    assert [row["run"] for row in rows(workdir)] == ["good"]
-    reasons = read_failures(workdir)
-    assert [*reasons] == ["textless"]
-    assert "there is no file 'absent.txt'" in reasons["textless"]
-    report = (workdir / "report.md").read_text()
-    planned = run_script(ROOT / "scripts/sweep.py", *words, "--dry_run").stdout
-    for name, reason in reasons.items():
-        assert f"failed: {name}: {reason}" in done.stderr
-        assert f"- {name}: {' '.join(reason.split())}" in report
-        assert f": {' '.join(reason.split())}" in planned
 
 
 METHOD = """

@@ -186,7 +186,7 @@ def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys, fold
     held = Claim(resolve(tmp_path) / folder / sweep.runs[0].name, "at work")
     trainer = Trainer(sweep, tmp_path)
     task = sweeper_of(
-        sweep, tmp_path, trainer, lambda _: pytest.fail("not all ended"), share=sweep.runs
+        sweep, tmp_path, trainer, lambda _: pytest.fail("not all ended"), share=sweep.runs, jobs=0
     )
     assert run_sweeper(task) == REQUEUE, "if its owner was killed, the next start goes on"
     assert set(trainer.commands) == made("t5", "none")
@@ -225,11 +225,12 @@ def test_without_locks_the_process_that_started_last_goes_on(tmp_path, monkeypat
     assert set(last.commands) == made("alibi")
 
 
-def test_codes_say_whether_to_requeue_and_failures_of_all_tasks_are_reported(tmp_path):
+def test_codes_say_whether_to_requeue_and_failures_of_all_tasks_are_reported(tmp_path, capsys):
     sweep = of_methods("alibi", "t5")
     first, second = sweep.runs[:1], sweep.runs[1:]
     failing = Trainer(sweep, tmp_path, ends={"t5": Ended(1, "no such file")})
     assert run_sweeper(sweeper_of(sweep, tmp_path, failing, share=second)) == 1
+    assert "failed: t5-L128-seed0: no such file\n" in capsys.readouterr().err
     stopped = Trainer(sweep, tmp_path, ends={"alibi": Ended(REQUEUE, "it was stopped by a signal")})
     assert run_sweeper(sweeper_of(sweep, tmp_path, stopped, share=first)) == REQUEUE
     reported = []
