@@ -104,16 +104,6 @@ def test_a_sweep_in_tasks_by_submit_is_reported_and_then_has_nothing_to_do(
     assert re.search(
         r"^alibi-L16-seed0 +finished +6 of 6 +[\d.]+ +[\d,]+ +\d+ \w+ ago$", shown.stdout, re.M
     )
-    changed = files["folder"] / "changed.py"
-    changed.write_text(files["sweep"].read_text().replace("[1, 2]", "[1, 2, 4]"))
-    refused = run_script(
-        ROOT / "scripts/sweep.py", f"--sweep={changed}", f"--workdir={workdir}", "--task=0/2"
-    )
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
-    assert line.startswith(
-        f"error: the runs of the sweep have changed since it began in {workdir} (alibi-"
-    )
     before = {path: path.stat().st_mtime_ns for path in workdir.glob("runs/*/metrics.jsonl")}
     again = run_script(
         ROOT / "scripts/sweep.py", f"--sweep={files['sweep']}", f"--workdir={workdir}"

@@ -1,6 +1,5 @@
 """Devices by their names in JAX, and the share of their peak in metrics."""
 
-import json
 import pathlib
 import timeit
 
@@ -16,6 +15,7 @@ from alibi.devices.kinds import (
 )
 from alibi.model.flops import model_flops
 from alibi.training import loop
+from tests.training.runs import rows
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,9 @@ def test_mfu_where_the_device_is_known(
     """As if CPUs were in the table: the share counts the operations of the model."""
     known = DeviceKind("cpu", (), 2e12, 1e12, 2**30, 1e9, "https://")
     monkeypatch.setattr(device_kinds, "DEVICE_KINDS", (known,))
-    config = tiny_config(train__steps=4, log__every_steps=2)
+    config = tiny_config()
     loop.train(config, str(tmp_path / "run"))
-    rows = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    shares = [row for row in rows if "tokens_per_second" in row]
+    shares = [row for row in rows(tmp_path / "run") if "tokens_per_second" in row]
     assert shares
     for row in shares:
         assert row["mfu"] == pytest.approx(

@@ -17,10 +17,8 @@ from alibi.runs.trained import TrainedRun
 from alibi.storage.claims import CLAIMS, Claim, LostError, is_held
 from alibi.storage.files import (
     append_row,
-    check_writable,
     drop_rows,
     listed,
-    made_whole,
     read_rows,
     resolve,
 )
@@ -64,14 +62,9 @@ def bucket() -> Iterator[str]:
             yield "gs://bucket"
 
 
-def test_files_rows_and_claims(bucket: str) -> None:
+def test_rows_and_claims(bucket: str) -> None:
     place = resolve(f"{bucket}/deep/place")
     assert listed(place) == []
-    check_writable(place)
-    with made_whole(place / "tokenizer") as folder:
-        folder.mkdir()
-        (folder / "words.txt").write_text("the a")
-    assert (place / "tokenizer" / "words.txt").read_text() == "the a"
     log = place / "metrics.jsonl"
     rows = [{"step": step, "value": value} for step, value in ((5, 0.5), (5, 0.25), (10, 1.0))]
     for row in rows:
@@ -79,7 +72,7 @@ def test_files_rows_and_claims(bucket: str) -> None:
     assert read_rows(log) == rows
     drop_rows(log, 5)
     assert read_rows(log) == rows[:2]
-    assert [path.name for path in listed(place)] == ["metrics", "tokenizer"]
+    assert [path.name for path in listed(place)] == ["metrics"]
 
     older = Claim(place, "training")
     assert is_held(place) is None

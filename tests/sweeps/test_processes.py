@@ -133,16 +133,6 @@ def test_runs_at_a_time_are_all_stopped_by_one_signal(tmp_path):
         assert [type(one.exception(timeout=30)) for one in running] == [Interrupted, Interrupted]
 
 
-def test_a_hangup_that_nohup_ignores_stops_no_sweep():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with LocalProcesses() as processes:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not processes.stopped
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process that its parent was killed"

@@ -92,17 +92,6 @@ def test_results_of_an_earlier_step_or_another_stride_do_not_count(tmp_path):
     assert cell == {"length": 256}
 
 
-def test_a_length_beyond_a_method_is_not_tried_again(tmp_path):
-    sweep = sweep_of(product={"position": ["learned"]}, multiples=[1, 2])
-    finish(sweep, tmp_path, "learned-L128-seed0")
-    rows = [
-        result(sweep, "learned", 128),
-        result(sweep, "learned", 256, None, error="table ends", limit=True),
-    ]
-    append_rows(tmp_path / "results.jsonl", rows)
-    assert [state.describe() for state in survey(sweep.runs, tmp_path)] == ["done"]
-
-
 def test_a_work_directory_of_another_config_is_named_with_its_keys(tmp_path):
     finish(sweep_of(), tmp_path, "alibi-L128-seed0")
     changed = sweep_of(

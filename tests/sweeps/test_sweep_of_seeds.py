@@ -1,16 +1,14 @@
 """Seeds of a config train in one process, and each by itself if that fails."""
 
-import json
-
 import pytest
 
 from alibi.errors import REQUEUE
-from alibi.runs import RunDirectory, config_hash
+from alibi.runs import config_hash
 from alibi.storage.claims import Claim
 from alibi.storage.files import resolve
 from alibi.sweeps.execute import Sweeper, run_sweeper
 from alibi.sweeps.processes import Ended
-from alibi.sweeps.state import TASKS
+from alibi.sweeps.state import TASKS, seeds_command, survey
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 from tests.sweeps.test_execute import Trainer
@@ -106,28 +104,16 @@ def test_several_hosts_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_its_seeds_in_one_process(tmp_path, run_script, monkeypatch):
-    """Real processes, a tiny model, and two seeds: each has its own run, and its own row."""
+def test_their_command_trains_them(tmp_path, run_script):
+    """A tiny model and two seeds: each has its own run, which the sweep finds."""
     keys = (
         "data.task_length=16,data.max_train_bytes=4000,data.max_valid_bytes=400,length=16,train.steps=4,"
         "train.batch_tokens=64,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=32"
     )
-    definition = {
-        "config": f"configs/task.py:{keys}",
-        "product": {"seed": [0, 1]},
-        "multiples": [1],
-        "evaluators": "task",
-        "examples": 8,
-    }
-    (tmp_path / "tiny.py").write_text(f"def get_sweep():\n    return {definition!r}\n")
-    words = [f"--sweep={tmp_path / 'tiny.py'}", f"--workdir={tmp_path / 'out'}", "--seeds_together"]
-    monkeypatch.chdir(PROJECT)
-    done = run_script(PROJECT / "scripts/sweep.py", *words)
+    seeds = {"config": f"configs/task.py:{keys}", "product": {"seed": [0, 1]}}
+    sweep = sweep_of(**seeds, multiples=[1], evaluators="task", examples=8)
+    script, *words = seeds_command(sweep.runs, tmp_path)
+    done = run_script(PROJECT / script, *words)
     assert done.returncode == 0, done.stderr
-    assert "training together" in done.stdout
-    assert "by itself" not in done.stdout
-    runs = sorted((tmp_path / "out" / "runs").iterdir())
-    assert [RunDirectory(run).config().seed for run in runs] == [0, 1]
-    assert [RunDirectory(run).status()["state"] for run in runs] == ["finished"] * 2
-    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
-    assert sorted(json.loads(line)["seed"] for line in lines) == [0, 1]
+    states = survey(sweep.runs, tmp_path)
+    assert [state.describe() for state in states] == ["trained, 0 of 1 results"] * 2

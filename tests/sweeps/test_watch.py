@@ -101,12 +101,6 @@ def test_runs_and_sweeps_one_level_below_are_shown(tmp_path):
     assert holders(above / "one") == [above / "one"]
 
 
-def test_a_training_that_was_submitted_waits(tmp_path):
-    (tmp_path / SUBMITTED_FILE).write_text("{}")
-    (one,) = standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC))
-    assert (one.name, one.state, one.is_over) == (tmp_path.name, "waiting", False)
-
-
 def test_a_run_whose_rows_came_from_elsewhere_is_finished(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"]}, multiples=[1])
     record_sweep(epath.Path(tmp_path), sweep, replace=False)

@@ -106,12 +106,12 @@ def test_parameters_are_read_without_an_optimizer(
     jax.tree.map(np.testing.assert_array_equal, params, states[1][0].params)
 
 
-@pytest.mark.parametrize("name", ["a?/[!b]*{c}", "%s #'\"$~", "s3:", "é 🙂"])
-def test_a_folder_of_any_name_holds_checkpoints(states, tmp_path: pathlib.Path, name: str) -> None:
+def test_a_folder_of_any_name_holds_checkpoints(states, tmp_path: pathlib.Path) -> None:
     abstract, (state, _) = states
-    with Checkpoints(tmp_path / name) as checkpoints:
+    folder = tmp_path / "s3:" / "a?" / "[!b]*{c}" / "%s #'\"$~" / "é 🙂"
+    with Checkpoints(folder) as checkpoints:
         checkpoints.save(state, 3, {})
-    with Checkpoints(tmp_path / name, read_only=True) as checkpoints:
+    with Checkpoints(folder, read_only=True) as checkpoints:
         params = checkpoints.restore_params(3, abstract.params)
     jax.tree.map(np.testing.assert_array_equal, params, state.params)
 

@@ -115,7 +115,7 @@ def test_a_signal_before_the_first_update_changes_nothing(
     tiny_config, tmp_path: pathlib.Path, monkeypatch
 ) -> None:
     """As a run begins, and as it goes on from update 2; then the same command comes to its end."""
-    run, config = RunDirectory(tmp_path / "run"), tiny_config(train__steps=4)
+    run, config = RunDirectory(tmp_path / "run"), tiny_config()
 
     def interrupted(module: types.ModuleType, name: str, number: int) -> None:
         begin = getattr(module, name)
@@ -135,7 +135,7 @@ def test_a_signal_before_the_first_update_changes_nothing(
     with monkeypatch.context() as patch:
         stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(
-            loop.Interrupted, match="stopped at update 2 of 4; the same command goes on there"
+            loop.Interrupted, match="stopped at update 2 of 6; the same command goes on there"
         ):
             loop.train(config, str(run))
     interrupted(updates, "Record", signal.SIGINT)

@@ -20,10 +20,10 @@ from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from alibi.training import loop, setup, updates
+from alibi.training import loop, setup
 from alibi.training.parent import Parent
 from alibi.training.step import initial_state
-from tests.training.runs import assert_same
+from tests.training.runs import assert_same, stop_at
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +108,13 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
     refused.
     """
     gone = shutil.copytree(parent, tmp_path / "gone")
-    config = functools.partial(
-        tiny_config, init_from=str(gone), length=32, position="alibi_learned"
-    )
+    config = functools.partial(tiny_config, init_from=str(gone))
     loop.train(config(), str(tmp_path / "whole"))
 
-    get = updates.Feed.get
-    monkeypatch.setattr(
-        updates.Feed,
-        "get",
-        lambda feed, at, *, last: 1 / 0 if at == 4 else get(feed, at, last=last),
-    )
-    with pytest.raises(ZeroDivisionError):
-        loop.train(config(), str(tmp_path / "run"))
-    monkeypatch.setattr(updates.Feed, "get", get)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4, lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop.train(config(), str(tmp_path / "run"))
     shutil.rmtree(gone)
     with pytest.raises(ValueError, match=r"init_from: '.*gone' there, '.*run' now"):
         loop.train(config(init_from=str(parent)), str(tmp_path / "run"))
@@ -199,8 +192,6 @@ def test_position_parameters_of_another_meaning_are_new(
     assert about["dropped"]
     # ALiBi's slopes are none
     assert about["taken"] == sum(value.size for value in parameters(parent).values())
-    positions = [build_model(each, UNKNOWN_VOCABULARY).methods[0] for each in (old, config)]
-    assert not positions[0].shares_parameters(positions[1])
 
 
 def test_parameters_are_taken_by_the_layers_that_keep_their_method(
@@ -222,9 +213,7 @@ def test_methods_share_parameters_with_methods_made_of_them(tiny_config) -> None
         keys = {f"position_options__{option}": value for option, value in options.items()}
         return build_model(tiny_config(position=name, **keys), UNKNOWN_VOCABULARY).methods[0]
 
-    learned = position("alibi_learned")
-    assert not learned.shares_parameters(position("kerple_power"))
-    assert not position("kerple_log").shares_parameters(position("kerple_power"))
+    assert not position("alibi_learned").shares_parameters(position("kerple_power"))
     assert position("rotary").shares_parameters(position("yarn"))
     assert position("rotary").shares_parameters(position("rotary", base=500.0))
     assert position("t5").shares_parameters(position("t5", max_distance=512)), (
