@@ -3,7 +3,6 @@ in a place.
 """
 
 import concurrent.futures
-import errno
 import fcntl
 import os
 import pathlib
@@ -26,6 +25,7 @@ from alibi.storage.files import (
     resolve,
     write_whole,
 )
+from tests.storage.locks import without_locks
 
 
 def test_a_file_is_replaced_and_outlives_a_failure(tmp_path: pathlib.Path) -> None:
@@ -133,12 +133,7 @@ def place(tmp_path: pathlib.Path) -> epath.Path:
 
 @pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system without locks."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    without_locks(monkeypatch)
 
 
 def test_a_lock_lets_one_process_in(place: epath.Path) -> None:

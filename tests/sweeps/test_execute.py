@@ -5,7 +5,6 @@ written.
 import concurrent.futures
 import contextlib
 import errno
-import fcntl
 import os
 import pathlib
 import re
@@ -20,6 +19,7 @@ from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
 from alibi.sweeps.processes import Ended
 from alibi.sweeps.state import SWEEP_FILE, TASKS, read_failures, record_sweep, recorded_runs
 from tests.reporting.rowmaker import append_rows
+from tests.storage.locks import without_locks
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 
 
@@ -204,10 +204,7 @@ def test_a_held_run_is_left_and_the_task_makes_its_others(tmp_path, capsys, fold
 
 
 def test_without_locks_the_process_that_started_last_goes_on(tmp_path, monkeypatch, capsys):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    without_locks(monkeypatch)
     sweep = of_methods("alibi")
 
     def taken_over(command):

@@ -1,8 +1,6 @@
 """The state of runs as a process elsewhere sees it."""
 
 import datetime
-import errno
-import fcntl
 
 import pytest
 from etils import epath
@@ -10,6 +8,7 @@ from etils import epath
 from alibi.storage.claims import Claim
 from alibi.sweeps.state import TASKS, record_end, record_sweep
 from alibi.sweeps.watch import SUBMITTED_FILE, holders, standings, summary, table
+from tests.storage.locks import without_locks
 from tests.sweeps.sweepmaker import finish, sweep_of
 
 
@@ -60,11 +59,7 @@ def test_a_line_for_each_run_that_has_begun_or_not(tmp_path, monkeypatch):
         claim.release()
     soon = now - datetime.timedelta(minutes=11)
     assert standings(store, soon)[2].state == "interrupted", "its lock is gone"
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)  # then a recent status counts
+    without_locks(monkeypatch)  # then a recent status counts
     assert [standings(store, time)[2].state for time in (soon, now)] == ["running", "interrupted"]
 
 

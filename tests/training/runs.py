@@ -1,7 +1,9 @@
 """Functions of tests with small runs."""
 
 import json
+import os
 import pathlib
+import signal
 from collections.abc import Callable
 
 import jax
@@ -15,7 +17,7 @@ from alibi.optimizers import make_optimizer
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
-from alibi.training import updates
+from alibi.training import loop, updates
 from alibi.training.step import Batch, abstract_state
 
 
@@ -50,3 +52,18 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None])
         return get(feed, at, last=last)
 
     monkeypatch.setattr(updates.Feed, "get", acting)
+
+
+def interrupt(
+    config: Config,
+    workdir: pathlib.Path,
+    update: int,
+    number: int = signal.SIGINT,
+    train: Callable[[Config, str], object] = loop.train,
+) -> None:
+    """Trains until a signal comes as update `update` begins, at whose end the run stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, update - 1, lambda: os.kill(os.getpid(), number))
+        stopped = f"stopped at update {update} of .*; the same command goes on there"
+        with pytest.raises(loop.Interrupted, match=stopped):
+            train(config, str(workdir))

@@ -14,7 +14,7 @@ import pytest
 from alibi.errors import REQUEUE, Interrupted, signals_handled, signals_raised
 from alibi.runs import RunDirectory
 from alibi.training import loop, updates
-from tests.training.runs import rows, stop_at
+from tests.training.runs import interrupt, rows, stop_at
 
 
 def test_a_hangup_asks_to_stop_unless_it_was_ignored_before() -> None:
@@ -99,15 +99,11 @@ def test_a_run_that_is_stopped_saves_and_validates_only_at_its_end(
     last.
     """
     run, config = RunDirectory(tmp_path / "run"), tiny_config()
-    with monkeypatch.context() as patch:
-        stop_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(loop.Interrupted, match="stopped at update 3 of 6"):
-            loop.train(config, str(run))
+    interrupt(config, run.path, 3, signal.SIGTERM)
     assert run.saved_steps()[-1] == 3
     assert not [row for row in rows(run.path) if "valid_nll" in row]
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert loop.train(config, str(run))["best"]["step"] == 6
+    stop_at(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert loop.train(config, str(run))["best"]["step"] == 6
     assert [row["step"] for row in rows(run.path) if "valid_nll" in row] == [6]
 
 
@@ -132,12 +128,7 @@ def test_a_signal_before_the_first_update_changes_nothing(
     interrupted(loop, "make_job", signal.SIGTERM)
     interrupted(updates, "initial_state", signal.SIGUSR1)
     assert run.status()["state"] == "missing"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(
-            loop.Interrupted, match="stopped at update 2 of 6; the same command goes on there"
-        ):
-            loop.train(config, str(run))
+    interrupt(config, run.path, 2, signal.SIGTERM)
     interrupted(updates, "Record", signal.SIGINT)
     assert (run.status()["state"], run.status()["step"], run.saved_steps()) == (
         "interrupted",

@@ -2,11 +2,9 @@
 
 import gzip
 import json
-import os
 import pathlib
 import re
 import shlex
-import signal
 
 import jax
 import numpy as np
@@ -19,7 +17,7 @@ from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, updates
 from alibi.training.step import Metrics
-from tests.training.runs import final_state, rows, stop_at
+from tests.training.runs import final_state, interrupt, rows
 
 
 def scored(nll: float, tokens: int) -> Score:
@@ -135,10 +133,7 @@ def test_latest_and_best_checkpoints_stay(
     config = tiny_config(eval__every_steps=2)
     made = iter([scored(1.0, 32), scored(4.0, tokens), scored(3.0, tokens)])
     monkeypatch.setattr(updates, "make_validator", lambda *_: lambda params: next(made))
-    with monkeypatch.context() as patch:
-        stop_at(patch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(loop.Interrupted):
-            loop.train(config, str(tmp_path / "run"))
+    interrupt(config, tmp_path / "run", 3)
     status = loop.train(config, str(tmp_path / "run"))
     assert status["best"] == {"step": best[0], "valid_nll": best[1], "valid_tokens": tokens}
     with Checkpoints(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:

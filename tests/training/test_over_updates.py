@@ -1,9 +1,7 @@
 """Values that change over updates: one run, which goes on bit for bit, each program compiled once."""
 
 import json
-import os
 import pathlib
-import signal
 
 import jax
 import numpy as np
@@ -23,7 +21,7 @@ from alibi.sweeps.definition import make_sweep
 from alibi.training import loop, setup, updates
 from configs import llama_like
 from tests.hosts import ROOT
-from tests.training.runs import assert_same, final_state, rows, stop_at
+from tests.training.runs import assert_same, final_state, interrupt, rows, stop_at
 
 # Of 6 updates: changes after 2 and 4, so that three stretches have other programs.
 CHANGES = {
@@ -59,13 +57,10 @@ def figures(workdir: pathlib.Path) -> list[dict]:
 
 @pytest.mark.parametrize("update", [2, 3])
 def test_it_goes_on_bit_for_bit_amid_a_stretch_and_at_its_end(
-    update, config, changed, tmp_path, monkeypatch, capsys
+    update, config, changed, tmp_path, capsys
 ) -> None:
     """After update 2, where values change, and after 3, amid a stretch."""
-    with monkeypatch.context() as patch:
-        stop_at(patch, update - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(loop.Interrupted, match=f"stopped at update {update} of 6"):
-            loop.train(config, str(tmp_path / "run"))
+    interrupt(config, tmp_path / "run", update)
     loop.train(config, str(tmp_path / "run"))
     assert_same(final_state(config, tmp_path / "run"), final_state(config, changed))
     assert figures(tmp_path / "run") == [
@@ -79,7 +74,7 @@ def test_it_goes_on_bit_for_bit_amid_a_stretch_and_at_its_end(
 
 
 def test_each_stretch_computes_what_a_run_of_its_values_does(
-    config, changed, tmp_path, tiny_config
+    config, changed, tmp_path, tiny_config, monkeypatch
 ) -> None:
     """The first ends as a plain run does that is stopped there; a wrong window or length would show."""
     plain = tiny_config(position="rotary", model__window=4, train_length=8)
@@ -92,14 +87,11 @@ def test_each_stretch_computes_what_a_run_of_its_values_does(
             "changes": config.changes,
         },
     )
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with monkeypatch.context() as patch:
         # the text in blocks of 16, as the lengths after it have them
-        longest = property(lambda config: 16)
-        patch.setattr(Config, "longest", longest)
-        patch.setattr(Config, "last_length", longest)
-        with pytest.raises(loop.Interrupted):
-            loop.train(plain, str(tmp_path / "plain"))
+        for name in ("longest", "last_length"):
+            patch.setattr(Config, name, property(lambda config: 16))
+        interrupt(plain, tmp_path / "plain", 2)
     with Checkpoints(changed / "checkpoints", read_only=True) as checkpoints:
         ours = checkpoints.restore(2, final_state(config, changed))
     assert_same(ours, final_state(plain, tmp_path / "plain"))
@@ -120,10 +112,8 @@ def test_each_value_is_compiled_once(config, tmp_path, monkeypatch) -> None:
         {"changes": (), "position": "alibi", "train_length": 16, "model.window": "0:4;2:8;3:4"},
     )
     seen = []
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, lambda: (seen.extend(made), os.kill(os.getpid(), signal.SIGINT)))
-        with pytest.raises(loop.Interrupted):
-            loop.train(turns, str(tmp_path / "run"))
+    stop_at(monkeypatch, 3, lambda: seen.extend(made))
+    interrupt(turns, tmp_path / "run", 4)
     assert seen == made == [4, 8], "two values, one of them twice"
     loop.train(turns, str(tmp_path / "run"))
     assert made[2:] == [4]

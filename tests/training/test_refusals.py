@@ -2,8 +2,6 @@
 time trains in a work directory.
 """
 
-import errno
-import fcntl
 import pathlib
 
 import pytest
@@ -13,6 +11,7 @@ from alibi.errors import UserError
 from alibi.extras import MissingPackageError
 from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop
+from tests.storage.locks import without_locks
 
 
 @pytest.mark.usefixtures("all_devices")
@@ -176,11 +175,7 @@ def test_without_file_locks_the_newest_start_wins(
     tiny_config, tmp_path: pathlib.Path, monkeypatch
 ) -> None:
     """The older process stops before its next write of a checkpoint or a status."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    without_locks(monkeypatch)
     write, later = RunDirectory.write_status, RunDirectory(tmp_path)
 
     def write_status(run: RunDirectory, state: str, *, step: int, **more: object) -> None:

@@ -4,7 +4,6 @@ import dataclasses
 import errno
 import functools
 import json
-import os
 import pathlib
 import shutil
 import signal
@@ -24,7 +23,7 @@ from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, updates
 from tests.hosts import ROOT
-from tests.training.runs import assert_same, final_state, rows, stop_at
+from tests.training.runs import assert_same, final_state, interrupt, rows, stop_at
 
 
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
@@ -37,10 +36,7 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
     config = replaced(config, {"mesh.data": -1, "mesh.fsdp": 2, "mesh.tensor": 2})
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
     loop.train(config, str(tmp_path / "whole"))
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(loop.Interrupted, match="stopped at update 4 of 6"):
-            loop.train(config, str(tmp_path / "parts"))
+    interrupt(config, tmp_path / "parts", 4)
     assert RunDirectory(tmp_path / "parts").status()["state"] == "interrupted"
     loop.train(config, str(tmp_path / "parts"))
     assert_same(final_state(config, tmp_path / "parts"), final_state(config, tmp_path / "whole"))

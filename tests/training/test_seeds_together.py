@@ -16,7 +16,7 @@ from alibi.evaluation.scorer import Score
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.training import loop, updates
-from tests.training.runs import final_state, rows, stop_at
+from tests.training.runs import final_state, interrupt, rows, stop_at
 
 SEEDS = (0, 7)
 TIMES = ("tokens_per_second", "data_wait_seconds")
@@ -103,12 +103,9 @@ def test_seeds_are_as_each_by_itself(config, alone, tmp_path, capsys) -> None:
     assert "was finished before" in capsys.readouterr().err
 
 
-def test_they_go_on_together_or_by_themselves(config, alone, tmp_path, monkeypatch) -> None:
+def test_they_go_on_together_or_by_themselves(config, alone, tmp_path) -> None:
     """After a stop at update 4. One that has gone further must be trained by itself, as the others."""
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(loop.Interrupted, match="stopped at update 4 of 6"):
-            loop.train_seeds(config, workdirs(tmp_path))
+    interrupt(config, tmp_path, 4, train=lambda *_: loop.train_seeds(config, workdirs(tmp_path)))
     assert RunDirectory(tmp_path / "7").status()["state"] == "interrupted"
     assert RunDirectory(tmp_path / "7").saved_steps()[-1] == 4
     loop.train_seeds(config, workdirs(tmp_path))
