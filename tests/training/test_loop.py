@@ -61,12 +61,6 @@ def test_the_largest_seed_trains_and_a_trace_has_the_updates_asked_for(
     assert traced == ["2", "3"]
 
 
-@pytest.mark.parametrize("steps", ["10", "3:2", "0:1", "2:5"])
-def test_a_trace_of_updates_that_never_come_is_refused(steps, tiny_config) -> None:
-    with pytest.raises(ValueError, match=r"log\.profile_steps"):
-        tiny_config(train__steps=4, log__profile_steps=steps)
-
-
 def test_a_finished_run_is_not_trained_again(
     tiny_config, finished: pathlib.Path, monkeypatch, capsys
 ) -> None:

@@ -56,6 +56,11 @@ from tests.storage.locks import without_locks
             {"position": "learned", "position_options__num_positions": 8},
             "at least the training length 16",
         ),
+        # updates that never come
+        *[
+            ({"log__profile_steps": steps}, r"log\.profile_steps")
+            for steps in ("10", "3:2", "0:1", "2:7")
+        ],
         (
             {"imported_from": "0" * 64},
             "and .*run holds no run; leave it empty, or give the imported run's --workdir",
@@ -123,6 +128,7 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
         ("gs:/bucket/run", r"give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"),
         (r"a\b/run", r"a\\\\b/run' can't be used: .* misread '\\\\' in a path"),
         ("gs:/", r"give gs://BUCKET/PATH"),
+        ("", "the work directory's name is empty"),  # it is not the current directory
         ("a/gs:/run", r"a/gs:/run' can't be used: .* misread 'gs:' in a path"),
         ("a/xgs:", r"misread 'xgs:' in a path; choose another, or rename the folder"),
         ("run\n", r"/run\\n' can't be used: .* misread '\\n' in a path"),
@@ -143,11 +149,6 @@ def test_an_address_without_its_package(tiny_config, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingPackageError, match="gs://bucket/run needs the package gcsfs"):
         loop.train(tiny_config(), "gs://bucket/run")
-
-
-def test_an_empty_name_is_not_the_current_directory(tiny_config) -> None:
-    with pytest.raises(ValueError, match="the work directory's name is empty"):
-        loop.train(tiny_config(), "")
 
 
 def test_a_run_that_began_meanwhile_is_not_mixed_with_another(
