@@ -105,18 +105,6 @@ def test_the_long_books_are_those_of_the_folder_with_corpora(shared_dir):
     assert texts == {"train": b"", "valid": b""}
 
 
-def test_the_long_books_of_each_split_are_told_with_their_sizes():
-    books, content = BookList.read(LONG_BOOKS), json.loads(LONG_BOOKS.read_text())
-    for split, count, size in (
-        ("train", 100, 68_617_746), ("valid", 18, 11_700_474), ("test", 2, 870_571),
-        ("unseen", 2, 1_032_135),
-    ):  # fmt: skip
-        of_split = books.of(split)
-        assert (len(of_split), sum(book.bytes for book in of_split)) == (count, size)
-        assert content["texts"][split]["bytes"] == size
-    assert len({book.sha256 for book in books.books}) == 120, "no book is listed twice"
-
-
 def test_the_script_checks_joins_and_says_in_a_line_what_is_missing(run_script, tmp_path):
     script = ROOT / "scripts" / "join_books.py"
     done = run_script(script, f"--output_dir={tmp_path}")

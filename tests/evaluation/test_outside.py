@@ -74,11 +74,12 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script,
     assert (folder / "out" / "Accuracy.png").stat().st_size > 1000
     assert "Next tokens right" in (folder / "out" / "report.html").read_text()
 
-    assert run_script(script, *WORDS).stderr.count("done before") == 4
+    again = (*WORDS, "--noreport")
+    assert run_script(script, *again).stderr.count("done before") == 4
     (folder / "own_numbers.py").write_text("MOST = 2\n")
     for name in ("accuracy", "own_numbers"):  # as in a process that begins now
         monkeypatch.delitem(sys.modules, name, raising=False)
-    done = run_script(script, *WORDS)
+    done = run_script(script, *again)
     assert (done.returncode, done.stderr.count("done before")) == (0, 2), done.stderr
     rows = read_rows(folder / "out" / "results.jsonl")
     assert len(rows) == 6, "its changed code is another measurement"

@@ -122,7 +122,7 @@ def test_longppl_is_of_the_tokens_that_another_run_needs_a_long_context_for(runs
     evaluator = LongPPL(
         key_run=str(runs[1]), key_length=8, key_short=2, key_gain=0.001, key_loss=9.0
     )
-    row, _ = measured(evaluator, runs[:1], (16, 32), tmp_path / "out")
+    (row,) = measured(evaluator, runs[:1], (16,), tmp_path / "out")
     key = TrainedRun(runs[1])
     long, short = nll_of(key, 8, 2), nll_of(key, 2, 1)
     chosen = (short - long > 0.001) & (long < 9)

@@ -247,15 +247,6 @@ def test_a_range_is_drawn_up_to_a_tenth_of_the_surest_cost():
     assert drawn(by_context(KNOWN | {4: (5.25, None)}))[0] == {"L = 8": [1, 2, 8]}
 
 
-def test_noise_does_not_raise_its_own_measure():
-    """Ranges of a few tokens have means from 3 to 12: the spread of all means would let all of them
-    in.
-    """
-    noise = {1: (12.0, 7.0), 2: (3.0, 2.5), 4: (9.0, 4.0), 8: (6.5, 1.0), 16: (5.0, 0.06)}
-    lines, _ = drawn([*by_context(KNOWN), *by_context(noise, length=16, stride=16)])
-    assert lines == {"L = 8": [1, 2, 4, 8], "L = 16": [16]}
-
-
 def test_a_sliding_window_is_the_level_of_its_last_range():
     sliding = {1: (2.0, None), 2: (14.0, None), 8: (5.0, 0.05)}
     rows = [*by_context({8: (5.0, None)}), *by_context(sliding, stride=1)]

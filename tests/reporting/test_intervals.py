@@ -11,7 +11,6 @@ from alibi.reporting.intervals import (
     SEEDS,
     TEXT,
     Sample,
-    block_length,
     difference,
     interval,
     part_sizes,
@@ -49,15 +48,6 @@ def test_the_interval_of_a_text_allows_for_dependent_neighbours(correlation, lea
     as_if = np.abs(ttest_1samp(found, 0, axis=1).statistic) < t.ppf(0.975, PARTS - 1)
     assert np.mean(as_if) == pytest.approx(independent, abs=0.03)
     assert least <= coverage(found[:, None]) <= 0.98
-
-
-def test_blocks_grow_with_the_number_of_parts_and_with_their_dependence():
-    """cbrt(64) = 4; 1.1447 (4 * 64 * 0.36 / 0.64^2)^(1/3) = 6.96 of Andrews' rule at 0.6."""
-    assert {block_length(np.zeros(parts)) for parts in (2, 7)} == {1}
-    assert block_length(np.random.default_rng(0).normal(size=64)) == 4
-    lengths = [block_length(text - text.mean()) for text in texts(0.6)]
-    assert 5 <= np.mean(lengths) <= 8
-    assert max(block_length(text) for text in texts(0.99)) <= PARTS // 4
 
 
 @pytest.mark.parametrize(("seeds", "of_seeds"), [(2, 0.0), (3, 0.5)])
