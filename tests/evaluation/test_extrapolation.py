@@ -190,8 +190,6 @@ def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monk
 def test_options_are_checked_before_any_work(tmp_path):
     assert options_of(tmp_path, multiples=(4, 1, 4)).lengths_of(128) == [128, 512]
     assert options_of(tmp_path, lengths=(100,)).lengths_of(128) == [100]
-    with pytest.raises(ValueError, match="must be latest, best or a step"):
-        options_of(tmp_path, checkpoint="newest")
     with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"):
         options_of(tmp_path, batch_tokens=0)
     with pytest.raises(ValueError, match="have the same name"):

@@ -118,11 +118,11 @@ def test_keys_are_answered_with_the_products_that_rows_name(a_run, monkeypatch):
     assert set(re.findall(r"precision = \[(\w+), \w+\]", lowered)) == {"HIGHEST"}
 
 
-def test_distances_are_the_powers_of_two_that_fit():
-    assert distances(128) == [32, 64]
-    assert distances(134) == [32, 64, 128]
-    assert distances(133) == [32, 64]
-    assert distances(37) == []
+@pytest.mark.parametrize(
+    ("length", "fitting"), [(128, [32, 64]), (134, [32, 64, 128]), (133, [32, 64]), (37, [])]
+)
+def test_distances_are_the_powers_of_two_that_fit(length, fitting):
+    assert distances(length) == fitting
 
 
 class Copier:

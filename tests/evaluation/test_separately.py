@@ -22,7 +22,7 @@ from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer, run_scorer
 from alibi.evaluation.separately import documents_of
 from alibi.reporting.panels import caption, panel_groups
-from alibi.reporting.rows import Row, read_rows
+from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import options_of
 
@@ -164,7 +164,6 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
         "padding is not counted"
     )
     assert row.results["nll_nats"] == pytest.approx(sum(line["nll_nats"] for line in lines))
-    assert Row.from_json(row.to_json()) == row
     assert "each document scored on its own" in caption(panel_groups([row])[0][0])
     file.unlink()
     assert evaluate("rows.jsonl", column="s") == []

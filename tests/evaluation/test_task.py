@@ -54,7 +54,8 @@ def test_accuracy_is_that_of_the_likeliest_tokens(a_run, tmp_path):
         assert share == pytest.approx(right[here].mean())
     panel = panels(rows, ANSWERS)[0]
     assert "digits, and the same from the last to the first" in caption(panel)
-    assert caption(panel).endswith("up to which at least 90% are right: a-run none.")
+    told = "Effective length, up to which at least 90% are right: a-run none."
+    assert panel.measure.explanation(panel) == told
 
 
 def test_perplexity_is_of_the_answers_alone(a_run, tmp_path):
