@@ -148,14 +148,9 @@ def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2820, 0.2849] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
-    rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
     committed = keys(ROOT / "results/tables-small/early-token-curse/by_context.jsonl")
     assert keys(tmp_path / "by_context.jsonl") == committed
     assert committed.keys() == {"by_context", "by_position", "early_token_curse"}
-    places = [
-        row for row in rows if row["analysis"] == "by_position" and row["mode"] == "nonoverlapping"
-    ]
-    assert len(places) == 16 + 64
     assert (tmp_path / "by_context.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -15,10 +15,9 @@ from alibi.evaluation.scorer import Scorer, run_objective
 from alibi.evaluation.windows import Windows, read_sequences, same_token_windows
 from alibi.objectives import NextToken, Sequences
 from alibi.reporting.panels import build_table, caption
-from alibi.reporting.rows import read_rows
 from alibi.reporting.writers import to_markdown
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 from tests.reporting.rowmaker import make_gains, panels
 
 BOUNDARY = 999
@@ -64,39 +63,6 @@ def test_windows_reach_from_the_texts_start_to_its_end():
         same_token_windows(79, (20, 80), 5)
 
 
-def nll_up_to(most):
-    """Returns the NLL of a model which gains from at most `most` tokens of context."""
-
-    def nll(params, inputs, targets, *_):
-        context = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :] + 1
-        cost = 5.0 - jnp.log(jnp.minimum(context, most).astype(jnp.float32)) + params[targets]
-        return jnp.where(targets < 0, 0.0, cost)
-
-    return nll
-
-
-def test_a_model_that_only_survives_gains_nothing():
-    """A model of all context gains the logarithm of the ratio of contexts; non-overlapping windows
-    can't show it.
-    """
-    tokens = np.random.default_rng(0).integers(0, 10, 1000)
-    params = jnp.linspace(0.0, 3.0, 10, dtype=jnp.float32)
-    parts, gains = same_token_windows(tokens.size, (20, 40, 80), 50), {}
-    for most in (18, 80):
-        scorer = Scorer(nll_up_to(most), objective=NextToken(10, 0), batch_tokens=1000)
-        scores = [scorer.score_windows(params, tokens, part) for part in parts]
-        assert [score.values.shape for score in scores] == [(100,)] * 3
-        gains[most] = [
-            gain_of(scores[0].values, score.values, np.full(50, 2))["gain_nats"] for score in scores
-        ]
-        blocks = [scorer.score(params, tokens, length).values.mean() for length in (20, 40, 80)]
-        assert blocks[0] - blocks[1] > 0.1
-        assert blocks[1] - blocks[2] > 0.05
-    assert gains[18] == pytest.approx([0, 0, 0], abs=1e-6)
-    of_two = [np.mean(np.log([(length - 1) / 19, length / 20])) for length in (20, 40, 80)]
-    assert gains[80] == pytest.approx(of_two, rel=1e-5)
-
-
 def test_hard_windows_do_not_widen_the_interval():
     """The differences are resampled, not the costs, which vary much between windows."""
     random = np.random.default_rng(1)
@@ -124,8 +90,7 @@ def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
     masked = make_run(tmp_path, "alibi", "masked", keys="objective.name=masked")
     options = options_of(tmp_path / "out", lengths=(20, 41), evaluator=ContextUse)
-    assert evaluate_runs([masked], options) == []
-    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    (row,) = rows_of([masked], options)
 
     run, text = TrainedRun(masked), np.frombuffer((tmp_path / "text.txt").read_bytes(), np.uint8)
     batch = run_objective(run).batch(
@@ -156,10 +121,7 @@ def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path
 
 def test_rows(run, tmp_path, capsys):
     options = options_of(tmp_path, multiples=(1, 2, 4), context_windows=20)
-    assert evaluate_runs([run], options) == []
-    (row,) = (
-        row for row in read_rows(tmp_path / "results.jsonl") if row.evaluator == "context_use"
-    )
+    (row,) = [row for row in rows_of([run], options) if row.evaluator == "context_use"]
     assert (row.cell, row.options) == ({"lengths": (16, 32, 64)}, {"context_windows": 20})
     found = row.results
     assert (found["lengths"], found["windows"], found["tokens"]) == ((16, 32, 64), 20, 20)
@@ -189,8 +151,7 @@ def test_without_memory_for_the_longest_windows_the_others_are_compared(
     for multiples in ((1, 2, 4), (1, 2)):
         options = options_of(tmp_path / str(multiples), multiples=multiples, context_windows=9)
         options = dataclasses.replace(options, report=False, evaluators=options.evaluators[1:])
-        assert evaluate_runs([run], options) == []
-        found += read_rows(tmp_path / str(multiples) / "results.jsonl")
+        found += rows_of([run], options)
     assert found[0].results == found[1].results
     assert "out of memory at 64; try fewer batch_tokens" in capsys.readouterr().err
 

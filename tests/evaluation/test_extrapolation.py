@@ -24,6 +24,7 @@ from tests.evaluation.runs import (
     make_run,
     options_of,
     rows_by_cell,
+    rows_of,
     subject_of,
 )
 from tests.hosts import ROOT
@@ -181,8 +182,7 @@ def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monk
     with monkeypatch.context() as patch:
         patch.setattr(Scorer, "score_windows", no_memory)
         assert evaluate_runs([alibi_run], options) == []
-    assert evaluate_runs([alibi_run], options) == []
-    failed, measured = read_rows(tmp_path / "results.jsonl")
+    failed, measured = rows_of([alibi_run], options)
     assert failed.error.startswith("out of memory at 16; try fewer")
     assert measured.results["nll_nats"] > 0
 
@@ -230,54 +230,50 @@ def test_all_work_directories_are_looked_at_before_the_first_is_evaluated(
 
 
 @pytest.mark.parametrize(
-    ("program", "flags", "message"),
+    ("flags", "message"),
     [
         (
-            "eval_extrapolation.py",
             ["--evaluators=passkey", "--checkpoint=last"],
             "checkpoint=last must be latest, best or a step, such as 600",
         ),
         (
-            "eval_extrapolation.py",
             ["--lengths=16", "--multiples=2"],
             "--lengths and --multiples are two ways",
         ),
         (
-            "eval_extrapolation.py",
             ["--lengths=16,x"],
             "--lengths=16,x must be positive whole numbers",
         ),
         (
-            "eval_extrapolation.py",
             ["--position_options=factor"],
             "--position_options=factor is not KEY=VALUE",
         ),
-        ("eval_extrapolation.py", ["--window=8,x"], "model.window='8,x' must be of type int"),
+        (["--window=8,x"], "model.window='8,x' must be of type int"),
         (
-            "eval_extrapolation.py",
             ["--context_windows=1"],
             "context_windows=1 is an option of context_use, not of perplexity; name its evaluator too",
         ),
         (
-            "eval_extrapolation.py",
             ["--split=test", "--text_file=mine.txt"],
             "--split=test names a split",
         ),
-        ("eval_extrapolation.py", ["--column=body"], "--column=body is for --text_file"),
+        (["--column=body"], "--column=body is for --text_file"),
         (
-            "eval_extrapolation.py",
             ["--evaluator_options=column=5"],
             "--column=5 is for --text_file",
         ),
-        ("eval_extrapolation.py", ["--evaluators="], "'evaluators' names nothing; give some of"),
+        (["--evaluators="], "'evaluators' names nothing; give some of"),
         (
-            "eval_extrapolation.py",
             ["--separately", "--dump_nll"],
+            "--separately scores each document on its own",
+        ),
+        (
+            ["--separately", "--stride=4"],
             "--separately scores each document on its own",
         ),
     ],
 )
-def test_flags_that_cannot_be(run_script, alibi_run, program, flags, message):
-    done = run_script(ROOT / program, f"--workdirs={alibi_run}", *flags)
+def test_flags_that_cannot_be(run_script, alibi_run, flags, message):
+    done = run_script(ROOT / "eval_extrapolation.py", f"--workdirs={alibi_run}", *flags)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {message}")

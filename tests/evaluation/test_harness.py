@@ -1,4 +1,4 @@
-"""Tasks of the harness, against full passes of the model and against our own perplexity."""
+"""Tasks of the harness, against full passes of the model."""
 
 import functools
 import json
@@ -14,7 +14,6 @@ import pytest
 from alibi.cli import harness
 from alibi.config.override import Override
 from alibi.evaluation.harness import PairScorer, harness_model
-from alibi.evaluation.scorer import run_scorer
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 
@@ -121,26 +120,6 @@ def model(workdir, length=0, **options):
 class Request:
     def __init__(self, *args):
         self.args = args
-
-
-@pytest.mark.parametrize(("tokenizer", "length"), [("bytes", 48), ("words", 16), ("bpe", 16)])
-def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
-    """Ours and the harness's differ in the last window alone, where the harness reads a full one."""
-    keys = {"data__bpe_vocab_size": 300} if tokenizer == "bpe" else {}
-    run = TrainedRun(runs(tokenizer, **keys))
-    text = tiny_text["valid"].read_text()
-    ids = run.tokenizer.encode_open(text)
-    whole = len(ids) // length * length
-    assert 0 < whole < len(ids)
-    ours = run_scorer(run).score(run.params, np.asarray(ids, np.int32), length).values
-    lm = model(runs(tokenizer, **keys), length)
-    (found,) = lm.loglikelihood_rolling([Request(text)])
-    last = expected(run, ids[:whole], ids[whole:], length)[0]
-    np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64) - last, rtol=1e-5)
-    if tokenizer == "bytes":
-        found, none = lm.loglikelihood_rolling([Request(text[:whole]), Request("")])
-        np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64), rtol=1e-5)
-        assert none == 0
 
 
 def test_pairs_are_encoded_together(runs):

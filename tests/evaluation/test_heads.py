@@ -13,16 +13,14 @@ from alibi.attention.dispatch import watched
 from alibi.attention.reference import dense
 from alibi.config import make_config
 from alibi.evaluation import head_sums
-from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.heads import HeadBias, HeadLoss, Heads
 from alibi.generation.decoding import unrolled
 from alibi.model.decoder import build_model
 from alibi.reporting.figures import map_figure
 from alibi.reporting.panels import panel_groups
 from alibi.reporting.report import write_report
-from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 from tests.reporting.rowmaker import append_rows
 
 TEXT = np.random.default_rng(0).integers(97, 123, 150).astype(np.uint8)
@@ -51,8 +49,7 @@ def measured(runs, tmp_path_factory):
     options = dataclasses.replace(options_of(out, (16,)), evaluators=EVALUATORS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_sums, "BLOCK_WEIGHTS", 3 * 2 * 2 * 16)
-        assert evaluate_runs(runs, options) == []
-    return {(row.run, row.evaluator): row for row in read_rows(out / "results.jsonl")}
+        return {(row.run, row.evaluator): row for row in rows_of(runs, options)}
 
 
 @functools.cache

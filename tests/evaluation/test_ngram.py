@@ -116,38 +116,32 @@ def drawn(seed, sizes, symbols):
 
 
 @pytest.mark.parametrize(
-    ("train", "scored", "symbols"),
-    [((120,), (60,), 7), ((40, 1, 3, 60, 8), (30, 2, 1, 9), 5), ((3,), (4, 1), 3)],
-    ids=["a text", "documents", "fewer symbols than orders"],
+    ("train", "scored", "symbols", "id_of", "order"),
+    [
+        ((120,), (60,), 7, 1, 8),
+        ((40, 1, 3, 60, 8), (30, 2, 1, 9), 5, 1, 8),
+        ((3,), (4, 1), 3, 1, 8),
+        # three of these ids fit into 64 bits, so places are sorted in three rounds
+        ((90, 40), (90, 40), 6, 70_000, 11),
+    ],
+    ids=["a text", "documents", "fewer symbols than orders", "large ids"],
 )
-def test_all_orders_and_smoothings_are_the_written_formulas(train, scored, symbols):
+def test_all_orders_and_smoothings_are_the_written_formulas(train, scored, symbols, id_of, order):
     """Also where documents begin and end, which no n-gram joins, and beyond the longest document."""
-    train, scored = drawn(0, train, symbols), drawn(1, scored, symbols)
-    written = Written([document.tolist() for document in train], 256)
-    found = list(ngram_scores(train, scored, 256))
-    assert [scores.order for scores in found] == list(range(1, 9))
+    train, scored = (
+        [document.astype(np.uint32) * id_of for document in drawn(seed, sizes, symbols)]
+        for seed, sizes in enumerate((train, scored))
+    )
+    written = Written([document.tolist() for document in train], id_of << 8)
+    found = list(ngram_scores(train, scored, id_of << 8, order=order))
+    assert [scores.order for scores in found] == list(range(1, order + 1))
     for scores in found:
         expected = written.nats([document.tolist() for document in scored], scores.order)
         for name, nats in expected.items():
             np.testing.assert_allclose(scores.nats[name], nats, rtol=1e-12, err_msg=name)
         assert scores.grams == sum(map(len, written.counts[1 : scores.order + 1]))
-
-
-def test_any_vocabulary_has_any_order():
-    """Three of these ids fit into 64 bits, so places are sorted in three rounds."""
-    train, scored = (
-        [document.astype(np.uint32) * 70_000 for document in drawn(seed, (90, 40), 6)]
-        for seed in (4, 5)
-    )
-    written = Written([document.tolist() for document in train], 1 << 20)
-    found = list(ngram_scores(train, scored, 1 << 20, order=11))
-    assert [scores.order for scores in found] == list(range(1, 12))
-    for scores in found:
-        expected = written.nats([document.tolist() for document in scored], scores.order)
-        for name, nats in expected.items():
-            np.testing.assert_allclose(scores.nats[name], nats, rtol=1e-12, err_msg=name)
     for alone in (3, 7):
-        *_, highest = ngram_scores(train, scored, 1 << 20, order=alone)
+        *_, highest = ngram_scores(train, scored, id_of << 8, order=alone)
         for name, nats in found[alone - 1].nats.items():
             np.testing.assert_array_equal(highest.nats[name], nats, "an order needs no higher one")
 
@@ -326,8 +320,6 @@ def test_a_cache_mixes_in_the_tokens_before_by_weights_of_another_text(texts):
         [run], NGramOptions(**known, cache=(4,), tune=str(texts / "valid.txt"))
     )
     assert "is the scored text" in failure
-    with pytest.raises(ValueError, match="order=0 must be at least 1"):
-        NGramOptions(**known, order=0)
     with pytest.raises(ValueError, match="give both"):
         NGramOptions(**known, cache=(4,))
 

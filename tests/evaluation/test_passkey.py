@@ -21,7 +21,7 @@ from alibi.evaluation.scorer import wrong_tokens
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 
 keys_of = functools.partial(options_of, evaluator=Passkey)
 BOOK = b"It was the best of times, it was the worst of times. " * 40
@@ -93,10 +93,9 @@ def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(
     """
     monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
     options = keys_of(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
-    assert evaluate_runs([a_run], options) == []
+    measured, *limits = rows_of([a_run], options)
     (told,) = re.findall(".*configs/passkey.py.*", capsys.readouterr().err)
     assert told.startswith("a-run: was trained on data.corpus=text, not passkeys, and may find no")
-    measured, *limits = read_rows(tmp_path / "out" / "results.jsonl")
     assert (measured.length, measured.is_measured) == (64, True)
     assert {(row.length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
     assert [row.cell["distance"] for row in limits] == distances(2200)
@@ -231,8 +230,7 @@ def test_a_distance_of_ones_own_in_windows_of_any_length(a_run, tmp_path):
     far = dataclasses.replace(every, distance=50)
     others = dataclasses.replace(every, distance=64, distractors=2)
     options = dataclasses.replace(options, evaluators=(every, far, others))
-    assert evaluate_runs([a_run], options) == []
-    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    rows = rows_of([a_run], options)
     assert [({**row.options}, *row.cell.values()) for row in rows] == [
         ({"prompts": 3}, 64, 32), ({"prompts": 3}, 128, 32), ({"prompts": 3}, 128, 64),
         ({"prompts": 3}, 64, 50), ({"prompts": 3}, 128, 50),
@@ -251,8 +249,7 @@ def test_a_run_of_a_bpe_is_asked(tmp_path, monkeypatch):
     keys = f"data.tokenizer=bpe,data.tokenizer_file={tmp_path / 'bpe.json'}"
     run = make_run(tmp_path, "alibi", "bpe-run", keys=keys)
     options = keys_of(output_dir=tmp_path / "out", lengths=(64,), prompts=3, report=False)
-    assert evaluate_runs([run], options) == []
-    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    (row,) = rows_of([run], options)
     assert row.cell == {"length": 64, "distance": 32}
     keys = KeyPrompts(BOOK, TrainedRun(run).tokenizer).make(64, 32, 3)
     asked = TrainedRun(run)

@@ -17,7 +17,7 @@ from alibi.reporting.recorded import merge_rows, record_row
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 from tests.reporting.rowmaker import make_row
 
 
@@ -30,10 +30,7 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
     assert evaluate_runs([alibi_run], options) == []
     monkeypatch.undo()
     # The learned run's limit is found again, and not written again.
-    assert (
-        evaluate_runs([learned_run], options_of(output_dir=copied, lengths=(32,), report=False))
-        == []
-    )
+    assert evaluate_runs([learned_run], options_of(output_dir=copied, lengths=(32,))) == []
     assert (copied / "results.jsonl").read_text() == before
 
 
@@ -43,18 +40,11 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     config = rounded.config()
     config = replaced(config, {"model.dtype": "bfloat16", "eval.dtype": "bfloat16"})
     rounded.write("config.json", dataclasses.asdict(config))
-    output = tmp_path / "dtypes"
-    assert (
-        evaluate_runs([rounded.path], options_of(output_dir=output, lengths=(16,), report=False))
-        == []
-    )
+    options = options_of(output_dir=tmp_path / "dtypes", lengths=(16,))
+    (before,) = rows_of([rounded.path], options)
     config = replaced(config, {"eval.dtype": "float32"})
     rounded.write("config.json", dataclasses.asdict(config))
-    assert (
-        evaluate_runs([rounded.path], options_of(output_dir=output, lengths=(16,), report=False))
-        == []
-    )
-    before, after = read_rows(output / "results.jsonl")
+    _, after = rows_of([rounded.path], options)
     assert (before.dtype, after.dtype) == ("bfloat16", "float32")
     assert after.config_hash == before.config_hash + "-float32"
     exact = next(

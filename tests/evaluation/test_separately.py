@@ -177,9 +177,3 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
     assert len({row.tokens_sha256 for row in rows}) == 1
     counts = sorted(len(path.read_text().splitlines()) for path in file.parent.iterdir())
     assert (len(rows), counts) == (3, [1, 3, 4])
-
-
-def test_options_that_exclude_each_other(tmp_path):
-    for options in ({"stride": 4}, {"dump_nll": True}):
-        with pytest.raises(ValueError, match=r"separately .* --stride and --dump_nll"):
-            options_of(tmp_path, separately=True, **options)

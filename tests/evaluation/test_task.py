@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import make_config
 from alibi.data.tasks import TASKS
-from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.perplexity import Perplexity
 from alibi.evaluation.task import ANSWERS, TaskAccuracy, TaskGaps
 from alibi.reporting.panels import caption
-from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 from tests.reporting.rowmaker import panels
 
 KEYS = (
@@ -32,8 +31,7 @@ def a_run(request, tmp_path_factory):
 def test_accuracy_is_that_of_the_likeliest_tokens(a_run, tmp_path):
     options = options_of(tmp_path / "out", (2, 16), evaluator=TaskAccuracy, examples=30)
     both = dataclasses.replace(options, evaluators=(*options.evaluators, TaskGaps(30)))
-    assert evaluate_runs([a_run], both) == []
-    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    rows = rows_of([a_run], both)
     assert [row.error for row in rows if row.length == 2] == [
         "the shortest example of reverse has 4 tokens"
     ] * 2
@@ -60,8 +58,7 @@ def test_accuracy_is_that_of_the_likeliest_tokens(a_run, tmp_path):
 
 def test_perplexity_is_of_the_answers_alone(a_run, tmp_path):
     options = options_of(tmp_path / "out", (16,), evaluator=Perplexity)
-    assert evaluate_runs([a_run], options) == []
-    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    (row,) = rows_of([a_run], options)
     if row.objective is None:
         assert row.results["tokens"] == 160
     else:
@@ -69,9 +66,6 @@ def test_perplexity_is_of_the_answers_alone(a_run, tmp_path):
         assert 30 < row.results["tokens"] < 80, "nearly half of the tokens are answers"
 
 
-def test_a_run_without_a_task_is_refused(tmp_path):
-    (tmp_path / "text.txt").write_text("some text\n" * 9)
-    run = make_run(tmp_path, "alibi", "other")
-    (failure,) = evaluate_runs([run], options_of(tmp_path / "out", (16,), evaluator=TaskAccuracy))
-    assert "data.corpus=text" in failure
-    assert "configs/task.py trains one" in failure
+def test_a_run_without_a_task_is_refused():
+    with pytest.raises(ValueError, match=r"data\.corpus=text.* configs/task.py trains one"):
+        TaskAccuracy().check(make_config("data.corpus=text"), (16,))
