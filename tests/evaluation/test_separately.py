@@ -1,6 +1,5 @@
 """Documents scored each on its own: the numbers of documents alone, whatever lies beside them."""
 
-import io
 import json
 
 import numpy as np
@@ -24,6 +23,7 @@ from alibi.evaluation.separately import documents_of
 from alibi.reporting.panels import caption, panel_groups
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
+from tests.data.corpusmaker import sentencepiece_model
 from tests.evaluation.runs import options_of
 
 TEXT = "one\ntwo\n\nthree, longer than a window\n\n\nfour\nfive"
@@ -70,17 +70,10 @@ def unigram():
     return BpeTokenizer(library, "</s>")
 
 
-def sentencepiece_model(folder):
-    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
-    content, lines = io.BytesIO(), iter(["one two three", "longer than a window", "x" * 50])
-    trainer.train(
-        sentence_iterator=lines,
-        model_writer=content,
-        vocab_size=30,
-        model_type="bpe",
-        minloglevel=2,
-    )
-    (folder / "spm.model").write_bytes(content.getvalue())
+def sentencepiece(folder):
+    lines = ["one two three", "longer than a window", "x" * 50]
+    model = sentencepiece_model(lines, vocab_size=30, model_type="bpe")
+    (folder / "spm.model").write_bytes(model)
     return given_tokenizer(DataConfig(tokenizer="bpe", tokenizer_file=str(folder / "spm.model")))
 
 
@@ -90,7 +83,7 @@ def test_documents_of_tokenizers_that_read_a_document_whole(tmp_path, monkeypatc
     """Also a document longer than a batch, and documents in several shards."""
     monkeypatch.setattr(bpe, "BATCH_CHARS", 400)
     monkeypatch.setattr("alibi.data.tokens.SHARD_BYTES", 1_000)
-    tokenizer = unigram() if kind == "unigram" else sentencepiece_model(tmp_path)
+    tokenizer = unigram() if kind == "unigram" else sentencepiece(tmp_path)
     long = "one two three, " * 200
     parts = {
         "file": [f"one\ntwo\n\n{long}\n\nthree"],
