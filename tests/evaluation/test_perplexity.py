@@ -137,19 +137,28 @@ def test_each_part_of_the_batch_has_the_budget_of_one_device(table, traced, axes
     assert shapes[-1] == (rows, 8)  # after that of the first block
 
 
-def test_one_compilation_a_shape_and_a_batch_of_at_most_batch_tokens(table, traced):
+@pytest.mark.parametrize(
+    ("batch_tokens", "texts", "lengths", "expected"),
+    [
+        # a last batch that is not full, a last block that is short
+        (
+            64,
+            (200, 333, 200),
+            (8, 16, 32, 64, 128),
+            [(8, 8), (4, 16), (2, 32), (1, 64), (1, 128)],
+        ),
+        (1 << 20, (17,), (8,), [(3, 8)]),  # no rows that no window needs
+    ],
+)
+def test_one_compilation_a_shape_and_a_batch_of_at_most_batch_tokens(
+    table, traced, batch_tokens, texts, lengths, expected
+):
     nll, shapes = traced
-    one = scorer(nll, batch_tokens=64)
-    for num_tokens in (200, 333, 200):  # a last batch that is not full, a last block that is short
-        for length in (8, 16, 32, 64, 128):
+    one = scorer(nll, batch_tokens=batch_tokens)
+    for num_tokens in texts:
+        for length in lengths:
             one.score(table, stream(num_tokens), length)
-    assert shapes == [(8, 8), (4, 16), (2, 32), (1, 64), (1, 128)]
-
-
-def test_no_rows_are_computed_that_no_window_needs(table, traced):
-    nll, shapes = traced
-    scorer(nll, batch_tokens=1 << 20).score(table, stream(17), 8)
-    assert shapes == [(3, 8)]
+    assert shapes == expected
 
 
 def test_progress_counts_every_token(table):
