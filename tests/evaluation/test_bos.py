@@ -19,19 +19,15 @@ TEXT = "abcadbacd" * 8
 BOS = 5
 
 
-def make_tokenizer(path, template):
-    """A token for each letter, and `<s>` before a text if the template says so."""
+def run_of(folder, name, template):
+    """A run with a token for each letter, and `<s>` before a text if the template says so."""
     tokens = {token: index for index, token in enumerate([*"abcd", "</s>", "<s>", "<unk>"])}
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab=tokens, merges=[], unk_token="<unk>"))
     tokenizer.add_special_tokens(["</s>", "<s>"])
     tokenizer.post_processor = hf.processors.TemplateProcessing(
         single=template, special_tokens=[("<s>", BOS), ("</s>", 4)]
     )
-    tokenizer.save(str(path))
-
-
-def run_of(folder, name, template):
-    make_tokenizer(folder / f"{name}.json", template)
+    tokenizer.save(str(folder / f"{name}.json"))
     (folder / "text.txt").write_text(TEXT)
     keys = f"data.tokenizer=bpe,data.tokenizer_file={folder / f'{name}.json'}"
     return make_run(folder, "alibi", name, keys=keys)

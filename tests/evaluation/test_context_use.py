@@ -78,13 +78,6 @@ def test_hard_windows_do_not_widen_the_interval():
     assert sum(gain["parts"]) == pytest.approx(saved.sum(), rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
-    return make_run(folder, "alibi", "a-run")
-
-
 def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path):
     """Each NLL is that of the window cut out by hand, and gains are means over the masks alone."""
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
@@ -119,9 +112,9 @@ def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path
     assert f"{places.size} masked tokens in the middle of" in caption(panel)
 
 
-def test_rows(run, tmp_path, capsys):
+def test_rows(alibi_run, tmp_path, capsys):
     options = options_of(tmp_path, multiples=(1, 2, 4), context_windows=20)
-    (row,) = [row for row in rows_of([run], options) if row.evaluator == "context_use"]
+    (row,) = [row for row in rows_of([alibi_run], options) if row.evaluator == "context_use"]
     assert (row.cell, row.options) == ({"lengths": (16, 32, 64)}, {"context_windows": 20})
     found = row.results
     assert (found["lengths"], found["windows"], found["tokens"]) == ((16, 32, 64), 20, 20)
@@ -131,12 +124,12 @@ def test_rows(run, tmp_path, capsys):
     for (low, high), gain in zip(found["interval"][1:], gains[1:], strict=True):
         assert low <= gain <= high
     capsys.readouterr()
-    assert evaluate_runs([run], options) == []
+    assert evaluate_runs([alibi_run], options) == []
     assert "the same tokens: done before" in capsys.readouterr().err
 
 
 def test_without_memory_for_the_longest_windows_the_others_are_compared(
-    run, tmp_path, monkeypatch, capsys
+    alibi_run, tmp_path, monkeypatch, capsys
 ):
     """With numbers as if only these lengths had been asked for."""
     whole = Scorer.score_windows
@@ -151,15 +144,15 @@ def test_without_memory_for_the_longest_windows_the_others_are_compared(
     for multiples in ((1, 2, 4), (1, 2)):
         options = options_of(tmp_path / str(multiples), multiples=multiples, context_windows=9)
         options = dataclasses.replace(options, report=False, evaluators=options.evaluators[1:])
-        found += rows_of([run], options)
+        found += rows_of([alibi_run], options)
     assert found[0].results == found[1].results
     assert "out of memory at 64; try fewer batch_tokens" in capsys.readouterr().err
 
 
-def test_one_length_tells_nothing(run, tmp_path, capsys):
+def test_one_length_tells_nothing(alibi_run, tmp_path, capsys):
     assert (
         evaluate_runs(
-            [run], options_of(output_dir=tmp_path, lengths=(16, 9999), context_windows=20)
+            [alibi_run], options_of(output_dir=tmp_path, lengths=(16, 9999), context_windows=20)
         )
         == []
     )

@@ -27,13 +27,6 @@ keys_of = functools.partial(options_of, evaluator=Passkey)
 BOOK = b"It was the best of times, it was the worst of times. " * 40
 
 
-@pytest.fixture(scope="module")
-def a_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("passkey")
-    (folder / "text.txt").write_text("some text\n")
-    return make_run(folder, "alibi", "a-run")
-
-
 def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
     data = read_config(config_file.get_config("length=128")).data
     found = [piece.utf8 for _, piece in zip(range(2), PassKeys(data).pieces("valid"), strict=False)]
@@ -86,31 +79,33 @@ def test_an_impossible_distance_is_refused(distance):
 
 
 def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(
-    a_run, tmp_path, monkeypatch, capsys
+    alibi_run, tmp_path, monkeypatch, capsys
 ):
     """As for the lengths of eval_extrapolation.py; where nothing can be measured the command has
     failed. Of a run that was not trained on keys 0% alone would look like the method's fault.
     """
     monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
     options = keys_of(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
-    measured, *limits = rows_of([a_run], options)
+    measured, *limits = rows_of([alibi_run], options)
     (told,) = re.findall(".*configs/passkey.py.*", capsys.readouterr().err)
-    assert told.startswith("a-run: was trained on data.corpus=text, not passkeys, and may find no")
+    assert told.startswith(
+        "alibi-run: was trained on data.corpus=text, not passkeys, and may find no"
+    )
     assert (measured.length, measured.is_measured) == (64, True)
     assert {(row.length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
     assert [row.cell["distance"] for row in limits] == distances(2200)
     why = "windows of 2,200 tokens are longer than their text of 2,120 bytes"
     assert all(row.error.startswith(why) for row in limits)
-    (failure,) = evaluate_runs([a_run], dataclasses.replace(options, lengths=(2200,)))
-    assert failure.startswith(f"{a_run}: no length can be measured: {why}")
+    (failure,) = evaluate_runs([alibi_run], dataclasses.replace(options, lengths=(2200,)))
+    assert failure.startswith(f"{alibi_run}: no length can be measured: {why}")
     assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 1 + len(limits), (
         "each is written once"
     )
 
 
-def test_keys_are_answered_with_the_products_that_rows_name(a_run, monkeypatch):
+def test_keys_are_answered_with_the_products_that_rows_name(alibi_run, monkeypatch):
     """A float32 model's are float32's on accelerators too, as where its NLL is scored."""
-    run = TrainedRun(a_run)
+    run = TrainedRun(alibi_run)
     params, batch = run.params, (jnp.zeros((1, 16), jnp.int32), jnp.zeros((1, 5), jnp.int32))
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     lowered = jax.jit(wrong_tokens(run.model)).lower(params, *batch).as_text()
@@ -150,13 +145,15 @@ class Copier:
         return logits
 
 
-def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp_path, monkeypatch):
+def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(
+    alibi_run, tmp_path, monkeypatch
+):
     """Each digit is asked for after the true digits before it."""
     monkeypatch.setattr(TrainedRun, "model", Copier(64))
     monkeypatch.setattr(TrainedRun, "num_parameters", 0)
     monkeypatch.setattr(TrainedRun, "params", {})
     options = keys_of(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9, report=True)
-    evaluate_runs([a_run], options)
+    evaluate_runs([alibi_run], options)
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     found = {(*row.cell.values(),): row.results.get("accuracy") for row in rows}
     assert found == {
@@ -165,13 +162,13 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp
     }  # fmt: skip
     assert {row.error for row in rows if row.length == 256} == {"no more than 200"}
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "| a-run | 128 | 0% ± 30% | 100% ± 30% |  |" in report
+    assert "| alibi-run | 128 | 0% ± 30% | 100% ± 30% |  |" in report
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
 
 
-def test_windows_too_short_for_a_key_are_told_of(a_run, tmp_path, capsys):
-    evaluate_runs([a_run], keys_of(output_dir=tmp_path / "out", lengths=(37,)))
-    assert "a-run: passkey measures nothing at [37]" in capsys.readouterr().err
+def test_windows_too_short_for_a_key_are_told_of(alibi_run, tmp_path, capsys):
+    evaluate_runs([alibi_run], keys_of(output_dir=tmp_path / "out", lengths=(37,)))
+    assert "alibi-run: passkey measures nothing at [37]" in capsys.readouterr().err
 
 
 def bpe(folder, **changed):
@@ -223,14 +220,14 @@ def test_distractors_are_other_keys_told_before(length, distance):
         keys.make(128, 64, 7, 9)
 
 
-def test_a_distance_of_ones_own_in_windows_of_any_length(a_run, tmp_path):
+def test_a_distance_of_ones_own_in_windows_of_any_length(alibi_run, tmp_path):
     """Rows of a distance are those of all distances, and rows with distractors are others."""
     options = keys_of(output_dir=tmp_path / "out", lengths=(64, 128), prompts=3, report=False)
     (every,) = options.evaluators
     far = dataclasses.replace(every, distance=50)
     others = dataclasses.replace(every, distance=64, distractors=2)
     options = dataclasses.replace(options, evaluators=(every, far, others))
-    rows = rows_of([a_run], options)
+    rows = rows_of([alibi_run], options)
     assert [({**row.options}, *row.cell.values()) for row in rows] == [
         ({"prompts": 3}, 64, 32), ({"prompts": 3}, 128, 32), ({"prompts": 3}, 128, 64),
         ({"prompts": 3}, 64, 50), ({"prompts": 3}, 128, 50),

@@ -120,18 +120,12 @@ def test_the_decoder_equals_a_loop_over_single_windows():
     assert score.values.size == 53
 
 
-MESH_SHAPE = (4, 2)
-
-
-def mesh():
-    return jax.make_mesh(MESH_SHAPE, ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-
-
 @pytest.mark.parametrize(("axes", "rows"), [((("data", "fsdp"),), 24), (("data",), 12), ((), 3)])
 def test_each_part_of_the_batch_has_the_budget_of_one_device(table, traced, axes, rows):
     nll, shapes = traced
-    many = scorer(nll, batch_tokens=24, sharding=NamedSharding(mesh(), P(*axes)))
-    replicated = jax.device_put(table, NamedSharding(mesh(), P()))
+    mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    many = scorer(nll, batch_tokens=24, sharding=NamedSharding(mesh, P(*axes)))
+    replicated = jax.device_put(table, NamedSharding(mesh, P()))
     found = many.score(replicated, stream(201), 8, 3).values
     np.testing.assert_array_equal(found, scorer().score(table, stream(201), 8, 3).values)
     assert shapes[-1] == (rows, 8)  # after that of the first block
