@@ -1,4 +1,4 @@
-"""Tasks of the harness, against full passes of the model."""
+"""Tasks of the harness, against full passes of the model and against our own perplexity."""
 
 import functools
 import json
@@ -14,6 +14,7 @@ import pytest
 from alibi.cli import harness
 from alibi.config.override import Override
 from alibi.evaluation.harness import PairScorer, harness_model
+from alibi.evaluation.scorer import run_scorer
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 
@@ -109,6 +110,9 @@ def test_scores_are_those_of_full_passes(runs, tokenizer, position, keys):
     assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in wanted]
     assert {True, False} == {is_greedy for _, is_greedy in found}
     assert len(scorer.scorers[True]._compiled) == len(scorer.lengths)
+    again = scorer.score(pairs[::-1])
+    np.testing.assert_allclose([x for x, _ in again[::-1]], [x for x, _ in found], rtol=1e-6)
+    assert len(scorer.scorers[True]._compiled) == len(scorer.lengths)
     without = scorer.score(pairs[:2], greedy=False)
     np.testing.assert_allclose([x for x, _ in without], [x for x, _ in found[:2]], rtol=1e-6)
 
@@ -120,6 +124,26 @@ def model(workdir, length=0, **options):
 class Request:
     def __init__(self, *args):
         self.args = args
+
+
+@pytest.mark.parametrize(("tokenizer", "length"), [("bytes", 48), ("words", 16), ("bpe", 16)])
+def test_rolling_windows_are_ours(runs, tiny_text, tokenizer, length):
+    """Ours and the harness's differ in the last window alone, where the harness reads a full one."""
+    keys = {"data__bpe_vocab_size": 300} if tokenizer == "bpe" else {}
+    run = TrainedRun(runs(tokenizer, **keys))
+    text = tiny_text["valid"].read_text()
+    ids = run.tokenizer.encode_open(text)
+    whole = len(ids) // length * length
+    assert 0 < whole < len(ids)
+    ours = run_scorer(run).score(run.params, np.asarray(ids, np.int32), length).values
+    lm = model(runs(tokenizer, **keys), length)
+    (found,) = lm.loglikelihood_rolling([Request(text)])
+    last = expected(run, ids[:whole], ids[whole:], length)[0]
+    np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64) - last, rtol=1e-5)
+    if tokenizer == "bytes":
+        found, none = lm.loglikelihood_rolling([Request(text[:whole]), Request("")])
+        np.testing.assert_allclose(-found, ours[:whole].sum(dtype=np.float64), rtol=1e-5)
+        assert none == 0
 
 
 def test_pairs_are_encoded_together(runs):
@@ -224,6 +248,8 @@ def test_tasks_with_local_data(runs, tasks, command, tmp_path, no_network):
         ]
         right.append(int(np.argmax(scores)) == document["answer"])
     assert found["choices"]["acc,none"] == pytest.approx(np.mean(right))
+    assert written["n-samples"]["choices"]["effective"] == 3
+    assert found["choices"]["acc_stderr,none"] == pytest.approx(np.std(right, ddof=1) / 3**0.5)
 
     nats, size = 0.0, 0
     for document in documents["rolling"]:
@@ -233,6 +259,9 @@ def test_tasks_with_local_data(runs, tasks, command, tmp_path, no_network):
         size += len(ids)
     perplexity = found["rolling"]["byte_perplexity,none"]
     assert perplexity == pytest.approx(np.exp(nats / size), rel=1e-5)
+    assert found["rolling"]["bits_per_byte,none"] == pytest.approx(
+        nats / size / np.log(2), rel=1e-5
+    )
 
     greedy = []
     for document in documents["answers"]:
