@@ -1,5 +1,9 @@
 """Corpora for tests."""
 
+import io
+
+import pytest
+
 from alibi.config import DataConfig
 from alibi.data.tokens import make_corpus
 
@@ -23,6 +27,15 @@ def documents_in(pieces):
             found.append("")
     assert found.pop() == "", "the last document was left open"
     return found
+
+
+def sentencepiece_model(lines, **options):
+    """Returns the content of a .model file; skips where the library is absent."""
+    content = io.BytesIO()
+    pytest.importorskip("sentencepiece").SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=content, minloglevel=2, **options
+    )
+    return content.getvalue()
 
 
 def documents(corpus, split):

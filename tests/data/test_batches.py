@@ -51,20 +51,11 @@ def test_every_token_is_a_target_once_an_epoch(num_tokens, num_blocks):
     assert sorted(targets[targets >= 0].tolist()) == list(range(num_tokens))
 
 
-def test_each_epoch_has_each_block_once_in_another_order():
-    made = batches()  # 11 blocks in batches of 4: batches cross the epochs
-    order = blocks(made, 11)
-    epochs = [tuple(order[i : i + 11]) for i in range(0, 44, 11)]
-    assert all(sorted(epoch) == list(range(11)) for epoch in epochs)
-    assert len(set(epochs)) == 4
-    assert epochs[0] != tuple(range(11))
-
-
 def test_the_seed_decides_the_order_and_nothing_else_does():
     assert blocks(batches(seed=1), 11) != blocks(batches(seed=2), 11)
     one, two = batches(seed=3), batches(seed=3)
-    backwards = {step: one.rows(step, range(4))[:2] for step in reversed(range(30))}
-    for step in range(30):
+    backwards = {step: one.rows(step, range(4))[:2] for step in reversed(range(12))}
+    for step in range(12):
         np.testing.assert_array_equal(
             np.stack(two.rows(step, range(4))[:2]), np.stack(backwards[step])
         )
@@ -82,7 +73,9 @@ def test_hosts_read_only_their_rows_and_together_the_batch():
 def test_the_order_is_the_same_in_later_versions():
     # Made by grain 0.2.18. A change here would silently break resuming old runs: don't renew, find
     # out why.
-    assert blocks(batches(seed=0), 3) == [1, 2, 4, 5, 9, 7, 10, 6, 0, 3, 8, 9]
+    order = [1, 2, 4, 5, 9, 7, 10, 6, 0, 3, 8], [9, 10, 1, 8, 2, 0, 3, 5, 4, 7, 6], [7, 8]
+    assert blocks(batches(seed=0), 6) == [*order[0], *order[1], *order[2]]
+    assert sorted(order[0]) == sorted(order[1]) == [*range(11)], "each block once an epoch"
 
 
 def test_a_length_longer_than_the_corpus_is_an_error():
@@ -126,9 +119,9 @@ def test_no_corpus_is_too_long_to_be_addressed():
         np.testing.assert_array_equal(inputs[:, 0], [(128 * block - 1) % 2**31 for block in blocks])
 
 
-@pytest.mark.parametrize("split", [2, 5])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("split", "causal", "stored"), [(2, True, True), (5, True, False), (5, False, True)]
+)
 def test_blocks_in_shorter_rows_are_the_same_text(split, causal, stored, tmp_path):
     """Each update has the tokens of the longer rows, in their order; the last block is short."""
     tokens = np.arange(103, dtype=np.uint16)

@@ -33,13 +33,6 @@ def hub_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_hub_rows_are_documents(hub_folder, streaming):
-    corpus = hub(hub_folder, streaming=streaming)
-    assert documents(corpus, "train") == ["one\n", "", "two"]
-    assert documents(corpus, "valid") == ["three"]
-
-
-@pytest.mark.parametrize("streaming", [False, True])
 def test_no_cell_of_a_dataset_stops_a_run(hub_folder, streaming, capsys):
     """A null is an empty document, and a printed line counts them. "NA", "null" and numbers are text
     in a .csv file, whose library reads nulls and numbers otherwise, and other columns are not read.

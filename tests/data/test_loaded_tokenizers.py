@@ -1,7 +1,6 @@
 """Tokenizers of other projects: the ids of a document are those of the library for the whole text."""
 
 import dataclasses
-import io
 import json
 import pathlib
 
@@ -17,6 +16,7 @@ from alibi.data.tokenizers import BpeTokenizer, Tokenizer, bpe, given_tokenizer,
 from alibi.data.tokenizers.words import with_whole_words
 from alibi.data.tokens import make_corpus, prepare
 from alibi.generation.decoding import decode_answer
+from tests.data.corpusmaker import sentencepiece_model
 
 SPECIALS = ["<unk>", "</s>"]
 LLAMA3 = (
@@ -83,18 +83,6 @@ def made(kind: str, text: str) -> hf.Tokenizer:
     return tokenizer
 
 
-def sentencepiece_model(text: str, **options: object) -> bytes:
-    library = pytest.importorskip("sentencepiece")
-    content = io.BytesIO()
-    library.SentencePieceTrainer.train(
-        sentence_iterator=iter(text[:15_000].splitlines()),
-        model_writer=content,
-        minloglevel=2,
-        **options,
-    )
-    return content.getvalue()
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "has_unknown"),
     [
@@ -123,7 +111,9 @@ def test_the_ids_are_those_of_the_whole_document(text, kind, changes, has_unknow
 def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     file = tmp_path / "spm.model"
-    file.write_bytes(sentencepiece_model(text, vocab_size=300, model_type=kind))
+    file.write_bytes(
+        sentencepiece_model(text[:15_000].splitlines(), vocab_size=300, model_type=kind)
+    )
     data = DataConfig(tokenizer="bpe", tokenizer_file=str(file))
     tokenizer = given_tokenizer(data)
     library = sentencepiece.SentencePieceProcessor(model_file=str(file))
@@ -146,9 +136,8 @@ def test_whole_characters_before_an_unfinished_one_are_kept(text, library) -> No
     if library == "tokenizers":
         own: object = made("Llama 2", text)
     else:
-        own = bpe.SentencePiece(
-            sentencepiece_model(text, vocab_size=400, model_type="bpe", byte_fallback=True)
-        )
+        options = {"vocab_size": 400, "model_type": "bpe", "byte_fallback": True}
+        own = bpe.SentencePiece(sentencepiece_model(text[:15_000].splitlines(), **options))
     tokenizer = BpeTokenizer(own, "</s>")
     vocabulary = {token: name for name, token in own.get_vocab().items()}
     shown = "the \U0001f642\U0001f642\u00df cat \U0001f642\u00df"

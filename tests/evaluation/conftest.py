@@ -31,7 +31,7 @@ def learned_run(folder):
 @pytest.fixture(scope="session")
 def evaluated(folder, alibi_run, learned_run):
     """An output directory with both runs at 16 and 32; a test changes only a copy."""
-    options = options_of(output_dir=folder / "out", multiples=(1, 2), dump_nll=True, report=True)
+    options = options_of(output_dir=folder / "out", multiples=(1, 2), dump_nll=True)
     assert evaluate_runs([alibi_run, learned_run], options) == []
     return folder / "out"
 

@@ -11,7 +11,7 @@ import optax
 from alibi.config import make_config
 from alibi.data.tokens import find_tokenizer, make_corpus
 from alibi.evaluation.context_use import ContextUse
-from alibi.evaluation.evaluate import EvaluationOptions
+from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
 from alibi.evaluation.output import Output
 from alibi.evaluation.perplexity import Perplexity
 from alibi.evaluation.subject import Subject
@@ -59,6 +59,12 @@ def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
 
 def rows_by_cell(directory):
     return {(row.run, row.length): row for row in read_rows(directory / "results.jsonl")}
+
+
+def rows_of(runs, options):
+    """Returns the rows after an evaluation, which succeeds."""
+    assert evaluate_runs(runs, options) == []
+    return read_rows(options.output_dir / "results.jsonl")
 
 
 def options_of(output_dir, lengths=(), *, evaluator=Perplexity, context_windows=0, **given):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse, ranges
+from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse
 from alibi.evaluation.dumps import (
     Dump,
     read_dump,
@@ -44,15 +44,10 @@ def test_the_context_is_that_of_the_literal_windows(length, stride):
     assert measured(up_to(4), length, stride, tokens=30).context.tolist() == found
 
 
-def test_ranges_double():
-    assert ranges(8) == [(1, 1), (2, 2), (3, 4), (5, 8)]
-    assert ranges(6) == [(1, 1), (2, 2), (3, 4), (5, 6)]
-    assert ranges(1) == [(1, 1)]
-
-
 def test_rows_by_context_hold_each_token_once():
-    one = measured(up_to(4), 8, 8)
+    one = measured(up_to(4), 6, 6)
     rows = by_context(one)
+    assert [row["context_to"] for row in rows] == [1, 2, 4, 6]
     assert sum(row["tokens"] for row in rows) == 1000
     assert sum(row["nll_nats"] for row in rows) == pytest.approx(one.nll.sum())
     assert rows[0]["nll_nats"] / rows[0]["tokens"] == pytest.approx(5.0)
@@ -122,16 +117,14 @@ def test_only_part_of_it_where_longer_context_helps():
     assert row["sliding_share"] == pytest.approx(1.0 - 2.0, abs=1e-3)
 
 
-def test_dumps_with_other_options_are_apart_and_copies_count_once():
+@pytest.mark.parametrize("changed", [{"options": {"bos": True}}, {"step": 2}])
+def test_dumps_with_other_options_or_steps_are_apart_and_copies_count_once(changed):
     """With BOS a token's context is another one; they had been taken for copies."""
     plain = [measured(up_to(8), length, length) for length in (16, 64)]
-    begun = [
-        dataclasses.replace(
-            one, row=dataclasses.replace(one.row, options=one.row.options | {"bos": True})
-        )
-        for one in plain
+    others = [
+        dataclasses.replace(one, row=dataclasses.replace(one.row, **changed)) for one in plain
     ]
-    apart = analyse([*plain, *begun, *plain])
+    apart = analyse([*plain, *others, *plain])
     curses = [line for line in apart if line["analysis"] == "early_token_curse"]
     assert len(apart) == 2 * len(analyse(plain))
     assert len(curses) == 2
@@ -147,32 +140,18 @@ def test_from_dumps_to_rows_and_figure(run_script, tmp_path):
     for length in (16, 64):
         for stride in (length, 1):
             one = measured(up_to(8), length, stride)
-            write_dump(tmp_path / f"run-length={length}-stride={stride}.npz", one)
-    assert read_dump(tmp_path / "run-length=16-stride=1.npz").row == row_of(16, 1)
+            write_dump(tmp_path / f"whatever-{length}-{stride}.npz", one)
+    assert read_dump(tmp_path / "whatever-16-1.npz").row == row_of(16, 1)
     done = run_script(
         ROOT / "scripts/analyse_nll.py", f"--dumps={tmp_path}/*.npz", f"--output_dir={tmp_path}"
     )
     assert done.returncode == 0, done.stderr
     assert "| run | 1 | t | 16 to 64 | 0.2835 [0.2820, 0.2849] |" in done.stdout
     assert "| 100% | 100% |" in done.stdout
-    rows = [json.loads(line) for line in (tmp_path / "by_context.jsonl").read_text().splitlines()]
     committed = keys(ROOT / "results/tables-small/early-token-curse/by_context.jsonl")
     assert keys(tmp_path / "by_context.jsonl") == committed
     assert committed.keys() == {"by_context", "by_position", "early_token_curse"}
-    places = [
-        row for row in rows if row["analysis"] == "by_position" and row["mode"] == "nonoverlapping"
-    ]
-    assert len(places) == 16 + 64
     assert (tmp_path / "by_context.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_dump_says_itself_what_it_is_of(tmp_path):
-    """Whatever its name is."""
-    dump = measured(up_to(8), 16, 8)
-    write_dump(tmp_path / "renamed.npz", dump)
-    assert read_dump(tmp_path / "renamed.npz").row == dump.row
-    with pytest.raises(ValueError, match="is no whole NLL dump"):
-        read_dump(tmp_path / "absent.npz")
 
 
 def test_a_dump_with_a_flipped_bit_is_refused(tmp_path):
@@ -189,14 +168,6 @@ def test_a_dump_with_a_flipped_bit_is_refused(tmp_path):
             assert place != at
     write_dump(file, dump)
     assert file.read_bytes() == whole
-
-
-def test_a_dump_that_is_given_twice_counts_once():
-    """Another step of the run is another dump."""
-    once = measured(up_to(8), 16, 16)
-    later = dataclasses.replace(once, row=row_of(16, 16, step=2))
-    assert {row["step"] for row in analyse([once, later])} == {1, 2}
-    assert analyse([once, later, once]) == analyse([once, later])
 
 
 @pytest.mark.parametrize(("seed", "means"), [(0, (5.0, 5.0)), (4, (5.2, 5.0))])

@@ -14,12 +14,11 @@ from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer, run_objective
 from alibi.evaluation.windows import Windows, read_sequences, same_token_windows
 from alibi.objectives import NextToken, Sequences
-from alibi.reporting.panels import caption
-from alibi.reporting.report import write_report
-from alibi.reporting.rows import read_rows
+from alibi.reporting.panels import build_table, caption
+from alibi.reporting.writers import to_markdown
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
-from tests.reporting.rowmaker import append_rows, make_gains, panels
+from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.reporting.rowmaker import make_gains, panels
 
 BOUNDARY = 999
 
@@ -64,39 +63,6 @@ def test_windows_reach_from_the_texts_start_to_its_end():
         same_token_windows(79, (20, 80), 5)
 
 
-def nll_up_to(most):
-    """Returns the NLL of a model which gains from at most `most` tokens of context."""
-
-    def nll(params, inputs, targets, *_):
-        context = jnp.arange(inputs.shape[1] - targets.shape[1], inputs.shape[1])[None, :] + 1
-        cost = 5.0 - jnp.log(jnp.minimum(context, most).astype(jnp.float32)) + params[targets]
-        return jnp.where(targets < 0, 0.0, cost)
-
-    return nll
-
-
-def test_a_model_that_only_survives_gains_nothing():
-    """A model of all context gains the logarithm of the ratio of contexts; non-overlapping windows
-    can't show it.
-    """
-    tokens = np.random.default_rng(0).integers(0, 10, 1000)
-    params = jnp.linspace(0.0, 3.0, 10, dtype=jnp.float32)
-    parts, gains = same_token_windows(tokens.size, (20, 40, 80), 50), {}
-    for most in (18, 80):
-        scorer = Scorer(nll_up_to(most), objective=NextToken(10, 0), batch_tokens=1000)
-        scores = [scorer.score_windows(params, tokens, part) for part in parts]
-        assert [score.values.shape for score in scores] == [(100,)] * 3
-        gains[most] = [
-            gain_of(scores[0].values, score.values, np.full(50, 2))["gain_nats"] for score in scores
-        ]
-        blocks = [scorer.score(params, tokens, length).values.mean() for length in (20, 40, 80)]
-        assert blocks[0] - blocks[1] > 0.1
-        assert blocks[1] - blocks[2] > 0.05
-    assert gains[18] == pytest.approx([0, 0, 0], abs=1e-6)
-    of_two = [np.mean(np.log([(length - 1) / 19, length / 20])) for length in (20, 40, 80)]
-    assert gains[80] == pytest.approx(of_two, rel=1e-5)
-
-
 def test_hard_windows_do_not_widen_the_interval():
     """The differences are resampled, not the costs, which vary much between windows."""
     random = np.random.default_rng(1)
@@ -112,20 +78,12 @@ def test_hard_windows_do_not_widen_the_interval():
     assert sum(gain["parts"]) == pytest.approx(saved.sum(), rel=1e-5)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
-    return make_run(folder, "alibi", "a-run")
-
-
 def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path):
     """Each NLL is that of the window cut out by hand, and gains are means over the masks alone."""
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
     masked = make_run(tmp_path, "alibi", "masked", keys="objective.name=masked")
     options = options_of(tmp_path / "out", lengths=(20, 41), evaluator=ContextUse)
-    assert evaluate_runs([masked], options) == []
-    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    (row,) = rows_of([masked], options)
 
     run, text = TrainedRun(masked), np.frombuffer((tmp_path / "text.txt").read_bytes(), np.uint8)
     batch = run_objective(run).batch(
@@ -154,12 +112,9 @@ def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path
     assert f"{places.size} masked tokens in the middle of" in caption(panel)
 
 
-def test_rows_and_report(run, tmp_path, capsys):
-    options = options_of(tmp_path, multiples=(1, 2, 4), context_windows=20, report=True)
-    assert evaluate_runs([run], options) == []
-    (row,) = (
-        row for row in read_rows(tmp_path / "results.jsonl") if row.evaluator == "context_use"
-    )
+def test_rows(alibi_run, tmp_path, capsys):
+    options = options_of(tmp_path, multiples=(1, 2, 4), context_windows=20)
+    (row,) = [row for row in rows_of([alibi_run], options) if row.evaluator == "context_use"]
     assert (row.cell, row.options) == ({"lengths": (16, 32, 64)}, {"context_windows": 20})
     found = row.results
     assert (found["lengths"], found["windows"], found["tokens"]) == ((16, 32, 64), 20, 20)
@@ -168,41 +123,13 @@ def test_rows_and_report(run, tmp_path, capsys):
     assert (found["interval"][0], found["parts"][0]) == (None, None)
     for (low, high), gain in zip(found["interval"][1:], gains[1:], strict=True):
         assert low <= gain <= high
-    report = (tmp_path / "report.md").read_text()
-    assert (
-        "the last 1 tokens of 20 windows, the same at each length, against what they cost at 16"
-        in report
-    )
-    low, high = found["interval"][2]
-    assert f"{gains[2]:+.4f} ± {(high - low) / 2:.4f}" in report
-    assert "95% interval over the text alone" in report
-    assert (tmp_path / "context_use.png").stat().st_size > 1000
-    assert report.count("Perplexity by evaluation length") == 1, (
-        "the same tokens are no table of perplexities"
-    )
-
     capsys.readouterr()
-    options = dataclasses.replace(options, report=False)
-    assert evaluate_runs([run], options) == []
+    assert evaluate_runs([alibi_run], options) == []
     assert "the same tokens: done before" in capsys.readouterr().err
-    fewer = dataclasses.replace(options, evaluators=(ContextUse(context_windows=10),))
-    assert evaluate_runs([run], fewer) == []
-    assert len(read_rows(tmp_path / "results.jsonl")) == 5, "other windows are another measurement"
-
-
-def test_gains_of_more_lengths_are_of_other_tokens_and_stand_in_another_table(run, tmp_path):
-    """The longest window decides where the tokens lie; a table of one length's old gain beside new
-    ones would mix.
-    """
-    for multiples in ((1, 2), (1, 2, 8)):
-        options = options_of(tmp_path, multiples=multiples, context_windows=9, report=False)
-        assert evaluate_runs([run], options) == []
-    rows = [row for row in read_rows(tmp_path / "results.jsonl") if row.evaluator == "context_use"]
-    assert [panel.columns for panel in panels(rows, CONTEXT_GAIN)] == [[16, 32], [16, 32, 128]]
 
 
 def test_without_memory_for_the_longest_windows_the_others_are_compared(
-    run, tmp_path, monkeypatch, capsys
+    alibi_run, tmp_path, monkeypatch, capsys
 ):
     """With numbers as if only these lengths had been asked for."""
     whole = Scorer.score_windows
@@ -217,16 +144,15 @@ def test_without_memory_for_the_longest_windows_the_others_are_compared(
     for multiples in ((1, 2, 4), (1, 2)):
         options = options_of(tmp_path / str(multiples), multiples=multiples, context_windows=9)
         options = dataclasses.replace(options, report=False, evaluators=options.evaluators[1:])
-        assert evaluate_runs([run], options) == []
-        found += read_rows(tmp_path / str(multiples) / "results.jsonl")
+        found += rows_of([alibi_run], options)
     assert found[0].results == found[1].results
     assert "out of memory at 64; try fewer batch_tokens" in capsys.readouterr().err
 
 
-def test_one_length_tells_nothing(run, tmp_path, capsys):
+def test_one_length_tells_nothing(alibi_run, tmp_path, capsys):
     assert (
         evaluate_runs(
-            [run], options_of(output_dir=tmp_path, lengths=(16, 9999), context_windows=20)
+            [alibi_run], options_of(output_dir=tmp_path, lengths=(16, 9999), context_windows=20)
         )
         == []
     )
@@ -241,7 +167,7 @@ def test_one_length_tells_nothing(run, tmp_path, capsys):
     ],
     ids=["seeds alone", "seeds and text"],
 )
-def test_of_several_seeds_the_interval_covers_them(parts, half, tmp_path):
+def test_of_several_seeds_the_interval_covers_them(parts, half):
     """Gains of 0.1 and 0.3, and of 0.1 and 0.3 in the halves of the text; the intervals of single
     runs are of an earlier version, and say nothing of another seed.
     """
@@ -250,7 +176,6 @@ def test_of_several_seeds_the_interval_covers_them(parts, half, tmp_path):
         row = make_gains("alibi", {128: 0.0, 256: gain}, seed=seed)
         own = {"windows": 2, "tokens": 2, "parts": (None, parts and tuple(parts[seed]))}
         rows.append(dataclasses.replace(row, results=row.results | own))
-    append_rows(tmp_path / "results.jsonl", rows)
-    write_report(tmp_path)
-    report = (tmp_path / "report.md").read_text()
-    assert f"| 128 | +0.0000 | +0.2000 ± {half:.4f} |" in report
+    table = to_markdown(build_table(panels(rows, CONTEXT_GAIN)[0]))
+    assert f"| 128 | +0.0000 | +0.2000 ± {half:.4f} |" in table
+    assert "tokens of 2 windows, the same at each length, against what they cost at 128" in table

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +13,15 @@ from alibi.attention.dispatch import watched
 from alibi.attention.reference import dense
 from alibi.config import make_config
 from alibi.evaluation import head_sums
-from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.heads import HeadBias, HeadLoss, Heads
 from alibi.generation.decoding import unrolled
 from alibi.model.decoder import build_model
 from alibi.reporting.figures import map_figure
 from alibi.reporting.panels import panel_groups
-from alibi.reporting.rows import read_rows
+from alibi.reporting.report import write_report
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.reporting.rowmaker import append_rows
 
 TEXT = np.random.default_rng(0).integers(97, 123, 150).astype(np.uint8)
 WINDOWS = np.append(10, TEXT)[17 + 50 * np.arange(3)[:, None] + np.arange(16)].astype(np.int32)
@@ -45,14 +44,12 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(runs, tmp_path_factory):
-    """The rows of both runs, and their folder. Blocks have 3 queries of 16, and the last one 1."""
+    """The rows of both runs. Blocks have 3 queries of 16, and the last one 1."""
     out = tmp_path_factory.mktemp("out")
-    options = dataclasses.replace(options_of(out, (16,), report=True), evaluators=EVALUATORS)
+    options = dataclasses.replace(options_of(out, (16,)), evaluators=EVALUATORS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_sums, "BLOCK_WEIGHTS", 3 * 2 * 2 * 16)
-        assert evaluate_runs(runs, options) == []
-    rows = read_rows(out / "results.jsonl")
-    return out, {(row.run, row.evaluator): row.results for row in rows}
+        return {(row.run, row.evaluator): row for row in rows_of(runs, options)}
 
 
 @functools.cache
@@ -81,7 +78,7 @@ def attention(workdir):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_statistics_are_those_of_the_whole_weights(runs, measured, number):
-    results = measured[1][runs[number].name, "heads"]
+    results = measured[runs[number].name, "heads"].results
     sink, window, distance = (
         number == 1,
         8 if number else 16,
@@ -127,7 +124,7 @@ def nll(model, params):
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_head_that_is_left_out_has_no_rows_in_the_output_projection(runs, measured, number):
     """A head at its mean adds a constant, as a bias of the projection does."""
-    results, run = measured[1][runs[number].name, "head_loss"], TrainedRun(runs[number])
+    results, run = measured[runs[number].name, "head_loss"].results, TrainedRun(runs[number])
     model, params = unrolled(run.model, run.params)
     whole = nll(model, params)
     assert results["nats"] == pytest.approx(whole, rel=1e-6)
@@ -143,32 +140,6 @@ def test_a_head_that_is_left_out_has_no_rows_in_the_output_projection(runs, meas
             assert results["mean"][place] == pytest.approx(nll(model, changed) - whole, abs=2e-6)
 
 
-def test_heads_that_look_everywhere_or_at_the_first_token_alone(tmp_path):
-    """Queries of zeros weigh all keys alike. The others find the only token 0, which stands first."""
-    (tmp_path / "text.txt").write_bytes(TEXT.tobytes())
-    run = TrainedRun(make_run(tmp_path, "none", "run"))
-    params = jax.tree.map(np.zeros_like, run.params)
-    params["embedding"][0, 0] = params["embedding"][1:, 1] = 1.0
-    layer = params["layers_0"]
-    layer["attention_norm"]["scale"] += 1
-    layer["attention"]["key"]["kernel"][0, 1, 0] = layer["attention"]["query"]["bias"][1, 0] = 20.0
-    inputs = np.array([[0, *range(1, 16)]], np.int32)
-    sums = jax.jit(head_sums.attention_sums(run.model))(params, inputs, inputs)
-    means = {name: np.asarray(x)[0, 0] / 16 for name, x in sums.items() if name != "far"}
-    places = np.arange(16)
-    everywhere = {
-        "distance": places.mean() / 2,
-        "entropy": 15 / 16,  # the first query has no choice
-        "first": (1 / (places + 1)).mean(),
-        "near": (np.minimum(places + 1, 8) / (places + 1)).mean(),
-    }
-    first = {"distance": places.mean(), "entropy": 0, "first": 1, "near": 1 / 2}
-    for head, expected in enumerate((everywhere, first)):
-        for name, value in expected.items():
-            assert means[name][head] == pytest.approx(value, abs=1e-5), (head, name)
-    assert np.asarray(sums["far"])[0, 0] == pytest.approx([7 / 16, 1], abs=1e-5)
-
-
 def test_the_first_token_is_that_of_the_querys_document():
     zeros, segments = jnp.zeros((1, 6, 1, 2)), jnp.asarray([[3, 3, 3, 5, 5, 5]])
     sides = np.arange(6), np.arange(6), segments, segments
@@ -182,7 +153,7 @@ def test_the_first_token_is_that_of_the_querys_document():
 def test_the_bias_by_head_and_distance(runs, measured):
     """A window of 8 hides the distances from 8 on, and 16 tokens have distances up to 15."""
     for run in runs:
-        bias = measured[1][run.name, "head_bias"]["bias"]
+        bias = measured[run.name, "head_bias"].results["bias"]
         seen = (1, 2, 4, 8) if run.name == "plain" else (1, 2, 4)
         assert [tuple(x for x in curve if x is not None) for curve in bias] == [
             pytest.approx(tuple(-m * distance for distance in seen)) for m in (*SLOPES, *SLOPES)
@@ -209,22 +180,20 @@ def test_a_block_of_queries_is_a_part_of_the_call(name):
         np.testing.assert_allclose(part, whole[:, start : start + 5], rtol=1e-5, atol=1e-6)
 
 
-def test_the_report_has_a_map_of_layers_by_heads(measured):
-    out, _ = measured
-    report = (out / "report.md").read_text()
+def test_the_report_has_a_map_of_layers_by_heads(measured, tmp_path):
+    rows = [row for (_, evaluator), row in measured.items() if evaluator == "heads"]
+    append_rows(tmp_path / "results.jsonl", rows)
+    write_report(tmp_path)
+    report = (tmp_path / "report.md").read_text()
     assert "![heads by layer, in windows of 16](heads.png)" in report
-    assert (out / "heads.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
     assert "tokens beyond distance 8: plain 0%, others 100%." in report
-    group = panel_groups(read_rows(out / "results.jsonl"))[0]
+    (group,) = panel_groups(rows)
     first, *others = map_figure(group)["concat"]
     assert len(others) == len(group) - 1
-    expected = read_rows(out / "results.jsonl")
     values = [value for value in first["data"]["values"] if value["part"] == "plain"]
     assert [(value["run"], value["column"]) for value in values] == [
         ("head 1", 1), ("head 1", 2), ("head 2", 1), ("head 2", 2)
     ]  # fmt: skip
-    (row,) = [row for row in expected if (row.run, row.evaluator) == ("plain", "heads")]
-    assert [value["share"] for value in values] == [
-        row.results["distance"][i] for i in (0, 2, 1, 3)
-    ]
-    json.dumps(map_figure(group))
+    distances = measured["plain", "heads"].results["distance"]
+    assert [value["share"] for value in values] == [distances[i] for i in (0, 2, 1, 3)]

@@ -116,52 +116,32 @@ def drawn(seed, sizes, symbols):
 
 
 @pytest.mark.parametrize(
-    ("train", "scored", "symbols"),
-    [((120,), (60,), 7), ((40, 1, 3, 60, 8), (30, 2, 1, 9), 5), ((3,), (4, 1), 3)],
-    ids=["a text", "documents", "fewer symbols than orders"],
+    ("train", "scored", "symbols", "id_of", "order"),
+    [
+        ((120,), (60,), 7, 1, 8),
+        ((40, 1, 3, 60, 8), (30, 2, 1, 9), 5, 1, 8),
+        ((3,), (4, 1), 3, 1, 8),
+        # three of these ids fit into 64 bits, so places are sorted in three rounds
+        ((90, 40), (90, 40), 6, 70_000, 11),
+    ],
+    ids=["a text", "documents", "fewer symbols than orders", "large ids"],
 )
-def test_all_orders_and_smoothings_are_the_written_formulas(train, scored, symbols):
+def test_all_orders_and_smoothings_are_the_written_formulas(train, scored, symbols, id_of, order):
     """Also where documents begin and end, which no n-gram joins, and beyond the longest document."""
-    train, scored = drawn(0, train, symbols), drawn(1, scored, symbols)
-    written = Written([document.tolist() for document in train], 256)
-    found = list(ngram_scores(train, scored, 256))
-    assert [scores.order for scores in found] == list(range(1, 9))
+    train, scored = (
+        [document.astype(np.uint32) * id_of for document in drawn(seed, sizes, symbols)]
+        for seed, sizes in enumerate((train, scored))
+    )
+    written = Written([document.tolist() for document in train], id_of << 8)
+    found = list(ngram_scores(train, scored, id_of << 8, order=order))
+    assert [scores.order for scores in found] == list(range(1, order + 1))
     for scores in found:
         expected = written.nats([document.tolist() for document in scored], scores.order)
         for name, nats in expected.items():
             np.testing.assert_allclose(scores.nats[name], nats, rtol=1e-12, err_msg=name)
         assert scores.grams == sum(map(len, written.counts[1 : scores.order + 1]))
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
-def test_the_probabilities_of_all_bytes_sum_to_one(seen):
-    """After contexts of the train text, and after others."""
-    train = drawn(2, (200, 30), 20)
-    random = np.random.default_rng(3)
-    context = train[0][40:48] if seen else random.integers(0, 250, 8)
-    scored = [np.append(context, byte) for byte in range(256)]
-    for scores in ngram_scores(train, scored, 256):
-        for name, nats in scores.nats.items():
-            last = nats.reshape(256, 9)[:, -1]
-            assert np.exp(-last).sum() == pytest.approx(1, abs=1e-12), (name, scores.order)
-    assert scores.order == 8
-
-
-def test_any_vocabulary_has_any_order():
-    """Three of these ids fit into 64 bits, so places are sorted in three rounds."""
-    train, scored = (
-        [document.astype(np.uint32) * 70_000 for document in drawn(seed, (90, 40), 6)]
-        for seed in (4, 5)
-    )
-    written = Written([document.tolist() for document in train], 1 << 20)
-    found = list(ngram_scores(train, scored, 1 << 20, order=11))
-    assert [scores.order for scores in found] == list(range(1, 12))
-    for scores in found:
-        expected = written.nats([document.tolist() for document in scored], scores.order)
-        for name, nats in expected.items():
-            np.testing.assert_allclose(scores.nats[name], nats, rtol=1e-12, err_msg=name)
     for alone in (3, 7):
-        *_, highest = ngram_scores(train, scored, 1 << 20, order=alone)
+        *_, highest = ngram_scores(train, scored, id_of << 8, order=alone)
         for name, nats in found[alone - 1].nats.items():
             np.testing.assert_array_equal(highest.nats[name], nats, "an order needs no higher one")
 
@@ -171,22 +151,6 @@ def test_an_empty_text_is_refused():
     for train, scored, name in (([none], [text], "to count"), ([text], [], "to score")):
         with pytest.raises(ValueError, match=f"the text {name} is empty; n-grams need one symbol"):
             next(ngram_scores(train, scored, 256))
-
-
-def test_the_embedded_books_are_predicted_as_their_language():
-    """Golden numbers of this code, 300,000 bytes counted: near 2.8 and 2.5 bits a byte, as little text
-    gives, and the highest order is not the best.
-    """
-    data = make_config("data.max_train_bytes=300000,data.max_valid_bytes=8192").data
-    train, valid = (np.asarray(prepare(data, split).tokens) for split in ("train", "valid"))
-    bits = [
-        {name: nats.mean() / math.log(2) for name, nats in scores.nats.items()}
-        for scores in ngram_scores([train], [valid], 256)
-    ]
-    best = {name: min(range(8), key=lambda at: bits[at][name]) + 1 for name in bits[0]}
-    assert best == {"witten-bell": 5, "kneser-ney": 6}
-    assert bits[4]["witten-bell"] == pytest.approx(2.804871, abs=1e-6)
-    assert bits[5]["kneser-ney"] == pytest.approx(2.510211, abs=1e-6)
 
 
 def claimed(folder, name, keys="", splits=("train", "valid")):
@@ -247,25 +211,8 @@ def test_rows_of_runs_with_any_tokenizer_hold_the_same_nll(texts, capsys):
             assert row.results["nll_nats"] == pytest.approx(
                 by_run[f"ngram-{order}-witten-bell", 16].results["nll_nats"]
             )
-            assert row.results["perplexity"] == pytest.approx(
-                math.exp(row.results["nll_nats"] / tokens)
-            )
             assert (row.evaluator, row.options, row.train_length) == ("perplexity", {}, 0)
-    repeated = rows_of(texts, "of-bytes", "rotary", "of-words", "of-bpe")
-    assert repeated == rows
-
-
-def test_the_rows_hold_the_best_order_of_the_written_formulas(texts):
-    """All bytes of the text are scored, the first too."""
-    claimed(texts, "run")
-    written = Written([TEXT.encode()], 256)
-    scored = [(texts / "valid.txt").read_bytes()]
-    nats = [written.nats(scored, order) for order in range(1, 9)]
-    for row in rows_of(texts, "run"):
-        _, order, smoothing = row.run.split("-", 2)
-        sums = [sum(found[smoothing]) for found in nats]
-        assert row.results["nll_nats"] == pytest.approx(min(sums), rel=1e-12)
-        assert sums.index(min(sums)) + 1 == int(order)
+    assert rows_of(texts, "of-bytes", "rotary", "of-words", "of-bpe") == rows, "found again"
 
 
 def test_separate_documents_do_not_see_each_other(texts):
@@ -291,6 +238,7 @@ def test_separate_documents_do_not_see_each_other(texts):
         )
     ]
     assert row.results["nll_nats"] == pytest.approx(min(sums[0]), rel=1e-12)
+    assert row.run.startswith(f"ngram-{np.argmin(sums[0]) + 1}-witten-bell"), "the best order"
     assert row.results["nll_nats"] != pytest.approx(min(sums[1]), rel=1e-3)
 
 
@@ -313,8 +261,6 @@ def test_other_train_texts_and_tokens_are_lines_of_their_own(texts):
     assert [len(part), len(tokens), len(rows)] == [8, 12, 16]
     (panel,) = panels(rows)
     assert len(panel.series) == 8
-    counted = {row.run: row.parameters for row in rows}
-    assert len(set(counted.values())) > 2
 
 
 def test_tables_show_n_grams_beside_runs(texts):
@@ -362,8 +308,6 @@ def test_a_cache_mixes_in_the_tokens_before_by_weights_of_another_text(texts):
         [run], NGramOptions(**known, cache=(4,), tune=str(texts / "valid.txt"))
     )
     assert "is the scored text" in failure
-    with pytest.raises(ValueError, match="order=0 must be at least 1"):
-        NGramOptions(**known, order=0)
     with pytest.raises(ValueError, match="give both"):
         NGramOptions(**known, cache=(4,))
 
@@ -389,15 +333,8 @@ def test_a_count_pairs_with_a_run_on_the_same_tokens(texts):
     np.testing.assert_array_equal(own.targets, plain.targets)
     assert bytes(plain.targets.tolist()) == TEXT.encode()
 
-    lines = analyse([*dumps.values()])
-    of_count = [line for line in lines if line["run"] == count and line["eval_length"] == 64]
-    by_position = {
-        line["position"]: line["nll_nats"] for line in of_count if line["analysis"] == "by_position"
-    }
-    assert by_position == pytest.approx(
-        {place: plain.nll[place - 1 :: 64].sum() for place in range(1, 65)}
-    )
-    (curse,) = [line for line in lines if line["run"] == count and "gain_nats" in line]
+    lines = analyse([dump for dump in dumps.values() if dump.row.run == count])
+    (curse,) = [line for line in lines if "gain_nats" in line]
     assert curse["gain_nats"] == 0, "an n-gram has its full context in windows of each length"
 
     use = {row.run: row for row in rows.values() if row.evaluator == "context_use"}
@@ -468,7 +405,6 @@ def test_bad_input_is_a_line_before_the_work(texts, capsys):
         "the config names no test text: data.test is empty; set it, or give another --split"
         in told("run", split="test")
     )
-    assert "stride=17 must be between 1 and the length 16" in told("run", stride=17)
     before = json.loads((texts / "run" / "provenance.json").read_text())["corpus"]["train"]
     (texts / "train.txt").write_text("another text\n")
     now = prepare(RunDirectory(run).config().data, "train").manifest

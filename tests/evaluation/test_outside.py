@@ -10,7 +10,6 @@ import pytest
 from alibi.data.tokens import prepare
 from alibi.evaluation import Evaluator, option
 from alibi.evaluation.scorer import run_scorer, wrong_tokens
-from alibi.reporting.intervals import share_interval
 from alibi.reporting.measure import REGISTRY
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs.trained import TrainedRun
@@ -64,21 +63,16 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script,
 
     report = (folder / "out" / "report.md").read_text()
     assert "**Next tokens right by tokens from the document's start, up to: text.txt" in report
-    (line,) = [
-        line for line in report.splitlines() if line.startswith("| a-run | 16 | ") and "%" in line
-    ]
-    share = expected[0, 0] / expected[0, 1]
-    high = share_interval([share], int(expected[0, 1]))
-    half = max(high.high - share, share - high.low)
-    assert line.split("|")[3].strip() == f"{share:.1%} ± {half:.1%}"
+    assert re.search(rf"\| a-run \| 16 \| {expected[0, 0] / expected[0, 1]:.1%} ± [\d.]+% ", report)
     assert (folder / "out" / "Accuracy.png").stat().st_size > 1000
     assert "Next tokens right" in (folder / "out" / "report.html").read_text()
 
-    assert run_script(script, *WORDS).stderr.count("done before") == 4
+    again = (*WORDS, "--noreport")
+    assert run_script(script, *again).stderr.count("done before") == 4
     (folder / "own_numbers.py").write_text("MOST = 2\n")
     for name in ("accuracy", "own_numbers"):  # as in a process that begins now
         monkeypatch.delitem(sys.modules, name, raising=False)
-    done = run_script(script, *WORDS)
+    done = run_script(script, *again)
     assert (done.returncode, done.stderr.count("done before")) == (0, 2), done.stderr
     rows = read_rows(folder / "out" / "results.jsonl")
     assert len(rows) == 6, "its changed code is another measurement"

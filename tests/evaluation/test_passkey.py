@@ -21,17 +21,10 @@ from alibi.evaluation.scorer import wrong_tokens
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 
 keys_of = functools.partial(options_of, evaluator=Passkey)
 BOOK = b"It was the best of times, it was the worst of times. " * 40
-
-
-@pytest.fixture(scope="module")
-def a_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("passkey")
-    (folder / "text.txt").write_text("some text\n")
-    return make_run(folder, "alibi", "a-run")
 
 
 def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
@@ -86,41 +79,44 @@ def test_an_impossible_distance_is_refused(distance):
 
 
 def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(
-    a_run, tmp_path, monkeypatch
+    alibi_run, tmp_path, monkeypatch, capsys
 ):
     """As for the lengths of eval_extrapolation.py; where nothing can be measured the command has
-    failed.
+    failed. Of a run that was not trained on keys 0% alone would look like the method's fault.
     """
     monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
     options = keys_of(output_dir=tmp_path / "out", lengths=(64, 2200), prompts=3, report=False)
-    assert evaluate_runs([a_run], options) == []
-    measured, *limits = read_rows(tmp_path / "out" / "results.jsonl")
+    measured, *limits = rows_of([alibi_run], options)
+    (told,) = re.findall(".*configs/passkey.py.*", capsys.readouterr().err)
+    assert told.startswith(
+        "alibi-run: was trained on data.corpus=text, not passkeys, and may find no"
+    )
     assert (measured.length, measured.is_measured) == (64, True)
     assert {(row.length, row.limit, row.is_measured) for row in limits} == {(2200, True, False)}
     assert [row.cell["distance"] for row in limits] == distances(2200)
     why = "windows of 2,200 tokens are longer than their text of 2,120 bytes"
     assert all(row.error.startswith(why) for row in limits)
-    (failure,) = evaluate_runs([a_run], dataclasses.replace(options, lengths=(2200,)))
-    assert failure.startswith(f"{a_run}: no length can be measured: {why}")
+    (failure,) = evaluate_runs([alibi_run], dataclasses.replace(options, lengths=(2200,)))
+    assert failure.startswith(f"{alibi_run}: no length can be measured: {why}")
     assert len(read_rows(tmp_path / "out" / "results.jsonl")) == 1 + len(limits), (
         "each is written once"
     )
 
 
-def test_keys_are_answered_with_the_products_that_rows_name(a_run, monkeypatch):
+def test_keys_are_answered_with_the_products_that_rows_name(alibi_run, monkeypatch):
     """A float32 model's are float32's on accelerators too, as where its NLL is scored."""
-    run = TrainedRun(a_run)
+    run = TrainedRun(alibi_run)
     params, batch = run.params, (jnp.zeros((1, 16), jnp.int32), jnp.zeros((1, 5), jnp.int32))
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     lowered = jax.jit(wrong_tokens(run.model)).lower(params, *batch).as_text()
     assert set(re.findall(r"precision = \[(\w+), \w+\]", lowered)) == {"HIGHEST"}
 
 
-def test_distances_are_the_powers_of_two_that_fit():
-    assert distances(128) == [32, 64]
-    assert distances(134) == [32, 64, 128]
-    assert distances(133) == [32, 64]
-    assert distances(37) == []
+@pytest.mark.parametrize(
+    ("length", "fitting"), [(128, [32, 64]), (134, [32, 64, 128]), (133, [32, 64]), (37, [])]
+)
+def test_distances_are_the_powers_of_two_that_fit(length, fitting):
+    assert distances(length) == fitting
 
 
 class Copier:
@@ -149,13 +145,15 @@ class Copier:
         return logits
 
 
-def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp_path, monkeypatch):
+def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(
+    alibi_run, tmp_path, monkeypatch
+):
     """Each digit is asked for after the true digits before it."""
     monkeypatch.setattr(TrainedRun, "model", Copier(64))
     monkeypatch.setattr(TrainedRun, "num_parameters", 0)
     monkeypatch.setattr(TrainedRun, "params", {})
     options = keys_of(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9, report=True)
-    evaluate_runs([a_run], options)
+    evaluate_runs([alibi_run], options)
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     found = {(*row.cell.values(),): row.results.get("accuracy") for row in rows}
     assert found == {
@@ -164,24 +162,13 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(a_run, tmp
     }  # fmt: skip
     assert {row.error for row in rows if row.length == 256} == {"no more than 200"}
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "| a-run | 128 | 0% ± 30% | 100% ± 30% |  |" in report
+    assert "| alibi-run | 128 | 0% ± 30% | 100% ± 30% |  |" in report
     assert (tmp_path / "out" / "passkey.png").stat().st_size > 1000
 
 
-def test_windows_too_short_for_a_key_are_told_of(a_run, tmp_path, capsys):
-    evaluate_runs([a_run], keys_of(output_dir=tmp_path / "out", lengths=(37,)))
-    assert "a-run: passkey measures nothing at [37]" in capsys.readouterr().err
-
-
-def test_a_run_that_was_not_trained_on_keys_is_told_of_once(a_run, tmp_path, capsys):
-    """A table with 0% alone would look like the method's fault."""
-    options = keys_of(output_dir=tmp_path / "out", lengths=(64, 80), prompts=3, report=False)
-    assert evaluate_runs([a_run], options) == []
-    told = [line for line in capsys.readouterr().err.splitlines() if "configs/passkey.py" in line]
-    assert len(told) == 1
-    assert told[0].startswith(
-        "a-run: was trained on data.corpus=text, not passkeys, and may find no key; "
-    )
+def test_windows_too_short_for_a_key_are_told_of(alibi_run, tmp_path, capsys):
+    evaluate_runs([alibi_run], keys_of(output_dir=tmp_path / "out", lengths=(37,)))
+    assert "alibi-run: passkey measures nothing at [37]" in capsys.readouterr().err
 
 
 def bpe(folder, **changed):
@@ -233,15 +220,14 @@ def test_distractors_are_other_keys_told_before(length, distance):
         keys.make(128, 64, 7, 9)
 
 
-def test_a_distance_of_ones_own_in_windows_of_any_length(a_run, tmp_path):
+def test_a_distance_of_ones_own_in_windows_of_any_length(alibi_run, tmp_path):
     """Rows of a distance are those of all distances, and rows with distractors are others."""
     options = keys_of(output_dir=tmp_path / "out", lengths=(64, 128), prompts=3, report=False)
     (every,) = options.evaluators
     far = dataclasses.replace(every, distance=50)
     others = dataclasses.replace(every, distance=64, distractors=2)
     options = dataclasses.replace(options, evaluators=(every, far, others))
-    assert evaluate_runs([a_run], options) == []
-    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    rows = rows_of([alibi_run], options)
     assert [({**row.options}, *row.cell.values()) for row in rows] == [
         ({"prompts": 3}, 64, 32), ({"prompts": 3}, 128, 32), ({"prompts": 3}, 128, 64),
         ({"prompts": 3}, 64, 50), ({"prompts": 3}, 128, 50),
@@ -252,20 +238,15 @@ def test_a_distance_of_ones_own_in_windows_of_any_length(a_run, tmp_path):
     assert rows[2].tokens_sha256 != rows[6].tokens_sha256
 
 
-def bpe_run(folder, **changed):
-    bpe(folder, **changed)
-    (folder / "text.txt").write_bytes(BOOK)
-    keys = f"data.tokenizer=bpe,data.tokenizer_file={folder / 'bpe.json'}"
-    return make_run(folder, "alibi", "bpe-run", keys=keys)
-
-
 def test_a_run_of_a_bpe_is_asked(tmp_path, monkeypatch):
     """It copies the token before last, which no key is."""
     monkeypatch.setattr(Books, "pieces", lambda books, split: iter([Piece(BOOK, True)]))
-    run = bpe_run(tmp_path)
+    bpe(tmp_path)
+    (tmp_path / "text.txt").write_bytes(BOOK)
+    keys = f"data.tokenizer=bpe,data.tokenizer_file={tmp_path / 'bpe.json'}"
+    run = make_run(tmp_path, "alibi", "bpe-run", keys=keys)
     options = keys_of(output_dir=tmp_path / "out", lengths=(64,), prompts=3, report=False)
-    assert evaluate_runs([run], options) == []
-    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    (row,) = rows_of([run], options)
     assert row.cell == {"length": 64, "distance": 32}
     keys = KeyPrompts(BOOK, TrainedRun(run).tokenizer).make(64, 32, 3)
     asked = TrainedRun(run)
@@ -274,9 +255,10 @@ def test_a_run_of_a_bpe_is_asked(tmp_path, monkeypatch):
     assert row.results == {"accuracy": found.mean(), "prompts": 3}
 
 
-def test_a_tokenizer_that_loses_digits_is_refused(tmp_path, capsys):
-    run = bpe_run(tmp_path, normalizer=hf.normalizers.Replace(hf.Regex("[0-9]"), "0"))
-    (failure,) = evaluate_runs([run], keys_of(output_dir=tmp_path / "out", lengths=(64,)))
-    assert "the tokenizer (bpe) does not keep a key's digits in tokens of their own" in failure
+def test_a_tokenizer_that_loses_digits_is_refused(tmp_path):
+    library = bpe(tmp_path, normalizer=hf.normalizers.Replace(hf.Regex("[0-9]"), "0"))
+    told = r"the tokenizer \(bpe\) does not keep a key's digits in tokens of their own"
+    with pytest.raises(ValueError, match=told):
+        KeyPrompts(BOOK, BpeTokenizer(library, END_OF_TEXT))
     with pytest.raises(ValueError, match="words with passkey: a key would be one"):
         Passkey().check(read_config({"data.tokenizer": "words"}), [64])

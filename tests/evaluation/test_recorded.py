@@ -11,24 +11,14 @@ import pytest
 
 from alibi.config import replaced
 from alibi.evaluation import output
-from alibi.evaluation.dumps import find_dumps, read_dump
-from alibi.evaluation.evaluate import OutputError, evaluate_run, evaluate_runs
+from alibi.evaluation.dumps import read_dump
+from alibi.evaluation.evaluate import OutputError, evaluate_runs
 from alibi.reporting.recorded import merge_rows, record_row
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of, subject_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 from tests.reporting.rowmaker import make_row
-
-
-def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
-    """Both find nothing done when they start, and both compute everything."""
-    options = options_of(output_dir=tmp_path, lengths=(16, 24))
-    both = [subject_of(alibi_run, options) for _ in range(2)]
-    for one in both:
-        evaluate_run(one, options)
-        one.output.finish(report=False, workdirs=())
-    assert [row.length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]
 
 
 def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, monkeypatch):
@@ -36,19 +26,11 @@ def test_rows_that_exist_are_not_computed_again(copied, alibi_run, learned_run, 
     monkeypatch.setattr(
         TrainedRun, "params", property(lambda self: pytest.fail("the parameters were loaded"))
     )
-    assert (
-        evaluate_runs(
-            [alibi_run],
-            options_of(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False),
-        )
-        == []
-    )
+    options = options_of(output_dir=copied, multiples=(1, 2), dump_nll=True, report=False)
+    assert evaluate_runs([alibi_run], options) == []
     monkeypatch.undo()
     # The learned run's limit is found again, and not written again.
-    assert (
-        evaluate_runs([learned_run], options_of(output_dir=copied, lengths=(32,), report=False))
-        == []
-    )
+    assert evaluate_runs([learned_run], options_of(output_dir=copied, lengths=(32,))) == []
     assert (copied / "results.jsonl").read_text() == before
 
 
@@ -58,18 +40,11 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     config = rounded.config()
     config = replaced(config, {"model.dtype": "bfloat16", "eval.dtype": "bfloat16"})
     rounded.write("config.json", dataclasses.asdict(config))
-    output = tmp_path / "dtypes"
-    assert (
-        evaluate_runs([rounded.path], options_of(output_dir=output, lengths=(16,), report=False))
-        == []
-    )
+    options = options_of(output_dir=tmp_path / "dtypes", lengths=(16,))
+    (before,) = rows_of([rounded.path], options)
     config = replaced(config, {"eval.dtype": "float32"})
     rounded.write("config.json", dataclasses.asdict(config))
-    assert (
-        evaluate_runs([rounded.path], options_of(output_dir=output, lengths=(16,), report=False))
-        == []
-    )
-    before, after = read_rows(output / "results.jsonl")
+    _, after = rows_of([rounded.path], options)
     assert (before.dtype, after.dtype) == ("bfloat16", "float32")
     assert after.config_hash == before.config_hash + "-float32"
     exact = next(
@@ -85,21 +60,16 @@ def test_rows_of_another_dtype_are_others(copied, alibi_run, tmp_path):
     assert latest([before, after]) == [after]
 
 
-def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
-    options = {"output_dir": copied, "lengths": (16,), "report": False}
+def test_another_checkpoint_or_text_is_another_row_and_dump(copied, alibi_run, tmp_path):
+    (dump,) = copied.glob("nll/alibi-run-length=16-stride=16-step=5-*.npz")
+    before = dump.read_bytes()
+    options = {"output_dir": copied, "lengths": (16,), "dump_nll": True}
     assert evaluate_runs([alibi_run], options_of(**options, checkpoint="3")) == []
-    (folder / "mine.txt").write_text("another text, of one line\n")
-    assert (
-        evaluate_runs([alibi_run], options_of(**options, text_file=str(folder / "mine.txt"))) == []
-    )
-    (folder / "copies").mkdir()
-    (folder / "copies" / "mine.txt").write_text("a text of its own, of the same name\n")
-    assert (
-        evaluate_runs(
-            [alibi_run], options_of(**options, text_file=str(folder / "copies" / "mine.txt"))
-        )
-        == []
-    )
+    texts = [tmp_path / "mine.txt", tmp_path / "copies" / "mine.txt"]
+    for text in texts:
+        text.parent.mkdir(exist_ok=True)
+        text.write_text(f"another text, of one line: {text}\n")
+        assert evaluate_runs([alibi_run], options_of(**options, text_file=str(text))) == []
     steps_and_texts = [
         (row.step, row.corpus, row.split) for row in read_rows(copied / "results.jsonl")[4:]
     ]
@@ -110,6 +80,9 @@ def test_another_checkpoint_or_text_is_another_row(copied, alibi_run, folder):
         (5, named, "file"),
     ]
     assert named.startswith("mine.txt#")
+    assert dump.read_bytes() == before
+    dumps = copied.glob("nll/alibi-run-length=16-stride=16-*.npz")
+    assert sorted(read_dump(each).row.step for each in dumps) == [3, 5, 5, 5]
 
 
 def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
@@ -123,25 +96,6 @@ def test_a_missing_dump_is_made_without_a_second_row(copied, alibi_run):
     assert (copied / "results.jsonl").read_text() == before
     np.testing.assert_array_equal(read_dump(dump).nll_nats, expected.nll_nats)
     assert read_dump(dump).row.measurement == expected.row.measurement
-    assert (expected.row.run, expected.length, expected.stride, expected.row.step) == (
-        "alibi-run",
-        16,
-        16,
-        5,
-    )
-
-
-def test_a_dump_of_another_checkpoint_or_text_has_a_name_of_its_own(copied, alibi_run):
-    (dump,) = copied.glob("nll/alibi-run-length=16-stride=16-step=5-*.npz")
-    before = dump.read_bytes()
-    for _ in range(2):
-        options = options_of(
-            output_dir=copied, lengths=(16,), dump_nll=True, report=False, checkpoint="3"
-        )
-        assert evaluate_runs([alibi_run], options) == []
-    assert dump.read_bytes() == before
-    (other,) = copied.glob("nll/alibi-run-length=16-stride=16-step=3-*.npz")
-    assert read_dump(other).row.step == 3
 
 
 def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, alibi_run, tmp_path):
@@ -194,9 +148,3 @@ def test_existing_rows_decide_the_name_of_a_text(tmp_path):
     names = output.Output(tmp_path).name_text
     assert names("text.txt", "valid", "0123456789") == "text"
     assert names("text", "valid", "9876543210") == "text#987654"
-
-
-def test_a_dump_is_found_by_its_own_name_whatever_its_folder_is_called(evaluated):
-    (file,) = evaluated.glob("nll/alibi-run-length=16-stride=16-*.npz")
-    assert "[" in str(file)
-    assert [dump.length for dump in find_dumps([str(file)])] == [16]

@@ -1,6 +1,5 @@
 """Documents scored each on its own: the numbers of documents alone, whatever lies beside them."""
 
-import io
 import json
 
 import numpy as np
@@ -22,8 +21,9 @@ from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer, run_scorer
 from alibi.evaluation.separately import documents_of
 from alibi.reporting.panels import caption, panel_groups
-from alibi.reporting.rows import Row, read_rows
+from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
+from tests.data.corpusmaker import sentencepiece_model
 from tests.evaluation.runs import options_of
 
 TEXT = "one\ntwo\n\nthree, longer than a window\n\n\nfour\nfive"
@@ -70,17 +70,10 @@ def unigram():
     return BpeTokenizer(library, "</s>")
 
 
-def sentencepiece_model(folder):
-    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
-    content, lines = io.BytesIO(), iter(["one two three", "longer than a window", "x" * 50])
-    trainer.train(
-        sentence_iterator=lines,
-        model_writer=content,
-        vocab_size=30,
-        model_type="bpe",
-        minloglevel=2,
-    )
-    (folder / "spm.model").write_bytes(content.getvalue())
+def sentencepiece(folder):
+    lines = ["one two three", "longer than a window", "x" * 50]
+    model = sentencepiece_model(lines, vocab_size=30, model_type="bpe")
+    (folder / "spm.model").write_bytes(model)
     return given_tokenizer(DataConfig(tokenizer="bpe", tokenizer_file=str(folder / "spm.model")))
 
 
@@ -90,7 +83,7 @@ def test_documents_of_tokenizers_that_read_a_document_whole(tmp_path, monkeypatc
     """Also a document longer than a batch, and documents in several shards."""
     monkeypatch.setattr(bpe, "BATCH_CHARS", 400)
     monkeypatch.setattr("alibi.data.tokens.SHARD_BYTES", 1_000)
-    tokenizer = unigram() if kind == "unigram" else sentencepiece_model(tmp_path)
+    tokenizer = unigram() if kind == "unigram" else sentencepiece(tmp_path)
     long = "one two three, " * 200
     parts = {
         "file": [f"one\ntwo\n\n{long}\n\nthree"],
@@ -112,16 +105,16 @@ def test_a_text_that_spells_the_boundary(tmp_path, tokenizer):
         found(tmp_path, "one </s> two\nfour\n", "line", tokenizer)
 
 
-@pytest.mark.parametrize("run", ["alibi_run", "learned_run"])
-def test_the_numbers_are_those_of_each_document_alone(tmp_path, run, request):
-    """Among them one longer than a window, one as long as one, and an empty line."""
-    workdir = request.getfixturevalue(run)
+def test_the_numbers_are_those_of_each_document_alone(tmp_path, learned_run):
+    """Among them one longer than a window, one as long as one, and an empty line. Learned positions
+    tell where a document begins, beside what it sees.
+    """
     text = "one\ntwo\n\nthree, longer than a window\n\nas long as this\nfive"
     (tmp_path / "text.txt").write_text(text)
     options = {"text_file": str(tmp_path / "text.txt"), "document_end": "line", "report": False}
     options = options_of(tmp_path / "out", lengths=(16,), separately=True, **options)
-    assert evaluate_runs([workdir], options) == []
-    trained = TrainedRun(workdir)
+    assert evaluate_runs([learned_run], options) == []
+    trained = TrainedRun(learned_run)
     parts = [line.encode() + b"\n" for line in text.split("\n")]
     parts = [np.frombuffer(part, np.uint8) for part in [*parts[:-1], parts[-1][:-1]]]
     assert [part.size for part in parts] == [4, 4, 1, 28, 1, 16, 4]
@@ -164,10 +157,6 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
         "padding is not counted"
     )
     assert row.results["nll_nats"] == pytest.approx(sum(line["nll_nats"] for line in lines))
-    assert row.results["nll_nats"] == pytest.approx(
-        sum(sum(line["nats"]) for line in lines), abs=1e-4
-    )
-    assert Row.from_json(row.to_json()) == row
     assert "each document scored on its own" in caption(panel_groups([row])[0][0])
     file.unlink()
     assert evaluate("rows.jsonl", column="s") == []
@@ -181,9 +170,3 @@ def test_rows_and_files(tmp_path, alibi_run, monkeypatch):
     assert len({row.tokens_sha256 for row in rows}) == 1
     counts = sorted(len(path.read_text().splitlines()) for path in file.parent.iterdir())
     assert (len(rows), counts) == (3, [1, 3, 4])
-
-
-def test_options_that_exclude_each_other(tmp_path):
-    for options in ({"stride": 4}, {"dump_nll": True}):
-        with pytest.raises(ValueError, match=r"separately .* --stride and --dump_nll"):
-            options_of(tmp_path, separately=True, **options)

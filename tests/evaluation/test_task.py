@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from alibi.config import make_config
 from alibi.data.tasks import TASKS
-from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.perplexity import Perplexity
-from alibi.evaluation.task import TaskAccuracy, TaskGaps
-from alibi.reporting.rows import read_rows
+from alibi.evaluation.task import ANSWERS, TaskAccuracy, TaskGaps
+from alibi.reporting.panels import caption
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.reporting.rowmaker import panels
 
 KEYS = (
     "data.corpus=tasks,data.task=reverse,data.task_length=16,data.train=train,data.valid=valid,data.max_train_bytes=160,"
@@ -28,53 +29,43 @@ def a_run(request, tmp_path_factory):
 
 
 def test_accuracy_is_that_of_the_likeliest_tokens(a_run, tmp_path):
-    options = options_of(
-        tmp_path / "out", (2, 16, 64), evaluator=TaskAccuracy, examples=30, report=True
-    )
+    options = options_of(tmp_path / "out", (2, 16), evaluator=TaskAccuracy, examples=30)
     both = dataclasses.replace(options, evaluators=(*options.evaluators, TaskGaps(30)))
-    assert evaluate_runs([a_run], both) == []
-    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    rows = rows_of([a_run], both)
     assert [row.error for row in rows if row.length == 2] == [
         "the shortest example of reverse has 4 tokens"
     ] * 2
     run = TrainedRun(a_run)
-    by_length = {row.length: row for row in rows if row.evaluator == "task"}
-    by_gap = {row.length: row.results for row in rows if row.evaluator == "task_gaps"}
-    for length in (16, 64):
-        random = np.random.default_rng([length, *b"reverse"])
-        made = [TASKS["reverse"].example(random, length) for _ in range(30)]
-        tokens, gaps = (np.stack(side) for side in zip(*made, strict=True))
-        inputs = np.concatenate([np.full((30, 1), 10), tokens[:, :-1]], axis=1)
-        logits = jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(inputs, jnp.int32))
-        right = np.argmax(logits, axis=-1) == tokens
-        results = by_length[length].results
-        assert results["answers"] == pytest.approx(right[gaps > 0].mean())
-        assert results["exact"] == pytest.approx((right | (gaps == 0)).all(axis=1).mean())
-        for last, share, examples in by_gap[length]["by_gap"]:
-            here = (gaps > last / 2) & (gaps <= last)
-            assert examples == here.any(axis=1).sum()
-            assert share == pytest.approx(right[here].mean())
-    report = (tmp_path / "out" / "report.md").read_text()
-    assert "digits, and the same from the last to the first" in report
-    assert "Effective length, up to which at least 90% are right: a-run none." in report
+    by_evaluator = {row.evaluator: row.results for row in rows if row.length == 16}
+    random = np.random.default_rng([16, *b"reverse"])
+    made = [TASKS["reverse"].example(random, 16) for _ in range(30)]
+    tokens, gaps = (np.stack(side) for side in zip(*made, strict=True))
+    inputs = np.concatenate([np.full((30, 1), 10), tokens[:, :-1]], axis=1)
+    logits = jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(inputs, jnp.int32))
+    right = np.argmax(logits, axis=-1) == tokens
+    results = by_evaluator["task"]
+    assert results["answers"] == pytest.approx(right[gaps > 0].mean())
+    assert results["exact"] == pytest.approx((right | (gaps == 0)).all(axis=1).mean())
+    for last, share, examples in by_evaluator["task_gaps"]["by_gap"]:
+        here = (gaps > last / 2) & (gaps <= last)
+        assert examples == here.any(axis=1).sum()
+        assert share == pytest.approx(right[here].mean())
+    panel = panels(rows, ANSWERS)[0]
+    assert "digits, and the same from the last to the first" in caption(panel)
+    told = "Effective length, up to which at least 90% are right: a-run none."
+    assert panel.measure.explanation(panel) == told
 
 
 def test_perplexity_is_of_the_answers_alone(a_run, tmp_path):
     options = options_of(tmp_path / "out", (16,), evaluator=Perplexity)
-    assert evaluate_runs([a_run], options) == []
-    (row,) = read_rows(tmp_path / "out" / "results.jsonl")
+    (row,) = rows_of([a_run], options)
     if row.objective is None:
         assert row.results["tokens"] == 160
     else:
         assert row.objective == {"name": "answers"}
-        text = TrainedRun(a_run).config.data
         assert 30 < row.results["tokens"] < 80, "nearly half of the tokens are answers"
-        assert text.task == "reverse"
 
 
-def test_a_run_without_a_task_is_refused(tmp_path):
-    (tmp_path / "text.txt").write_text("some text\n" * 9)
-    run = make_run(tmp_path, "alibi", "other")
-    (failure,) = evaluate_runs([run], options_of(tmp_path / "out", (16,), evaluator=TaskAccuracy))
-    assert "data.corpus=text" in failure
-    assert "configs/task.py trains one" in failure
+def test_a_run_without_a_task_is_refused():
+    with pytest.raises(ValueError, match=r"data\.corpus=text.* configs/task.py trains one"):
+        TaskAccuracy().check(make_config("data.corpus=text"), (16,))

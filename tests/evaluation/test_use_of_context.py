@@ -13,9 +13,8 @@ from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.in_context import InContext
 from alibi.evaluation.longppl import LongPPL
 from alibi.evaluation.receptive_field import ReceptiveField, fields
-from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of
+from tests.evaluation.runs import make_run, options_of, rows_of
 
 TEXT = bytes(np.random.default_rng(0).integers(97, 123, 150).astype(np.uint8)).decode()
 
@@ -41,9 +40,7 @@ def nll_of(run, length, stride=None):
 
 
 def measured(evaluator, runs, lengths, out):
-    options = dataclasses.replace(options_of(out, lengths), evaluators=(evaluator,))
-    assert evaluate_runs(runs, options) == []
-    return read_rows(out / "results.jsonl")
+    return rows_of(runs, dataclasses.replace(options_of(out, lengths), evaluators=(evaluator,)))
 
 
 def test_the_in_context_score_is_a_difference_of_two_places(runs, tmp_path):
@@ -122,7 +119,7 @@ def test_longppl_is_of_the_tokens_that_another_run_needs_a_long_context_for(runs
     evaluator = LongPPL(
         key_run=str(runs[1]), key_length=8, key_short=2, key_gain=0.001, key_loss=9.0
     )
-    row, _ = measured(evaluator, runs[:1], (16, 32), tmp_path / "out")
+    (row,) = measured(evaluator, runs[:1], (16,), tmp_path / "out")
     key = TrainedRun(runs[1])
     long, short = nll_of(key, 8, 2), nll_of(key, 2, 1)
     chosen = (short - long > 0.001) & (long < 9)

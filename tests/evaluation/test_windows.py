@@ -71,42 +71,6 @@ def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
     assert found == literal
 
 
-def test_the_recipe_in_numbers():
-    """N = 5, L = 4, S = 2: the first two windows share a row; the third scores a token with two of
-    context.
-    """
-    head, rest = windows_of(5, 4, 2).groups
-    assert (head.start, head.stop, len(head)) == (0, 4, 1)
-    tokens = np.array([10, 11, 12, 13, 14])
-    assert (make_batch(tokens, rest, np.arange(2)).targets >= 0).sum(axis=1).tolist() == [
-        1,
-        0,
-    ]
-    batch = make_batch(tokens, head, np.arange(1))
-    assert batch.inputs.tolist() == [[7, 10, 11, 12]]
-    assert batch.targets.tolist() == [[10, 11, 12, 13]]
-    batch = make_batch(tokens, rest, np.arange(1))
-    assert batch.inputs.tolist() == [[11, 12, 13, 7]]
-    assert batch.targets.tolist() == [[14, -1]]
-
-
-def test_a_length_that_the_stride_does_not_divide():
-    """N = 9, L = 5, S = 2: windows 0 and 1 begin with the stream and score 4 tokens; window 2 reads
-    3 more.
-    """
-    head, rest = windows_of(9, 5, 2).groups
-    batch = make_batch(np.arange(9) + 10, head, np.arange(1))
-    assert batch.inputs.tolist() == [[7, 10, 11, 12, 7]]
-    assert batch.targets.tolist() == [[10, 11, 12, 13, -1]]
-    batch = make_batch(np.arange(9) + 10, rest, np.arange(3))
-    assert batch.inputs.tolist() == [
-        [10, 11, 12, 13, 14],
-        [12, 13, 14, 15, 16],
-        [14, 15, 16, 17, 7],
-    ]
-    assert batch.targets.tolist() == [[14, 15], [16, 17], [18, -1]]
-
-
 @pytest.mark.parametrize(
     ("num_tokens", "length", "most", "firsts"),
     [
@@ -195,11 +159,3 @@ def test_nothing_between_windows_that_are_spread_over_the_text_is_read():
                 assert inputs.tolist() == list(range(targets[-1] - part.length, targets[-1]))
             else:
                 assert (targets == -1).all()
-
-
-def test_spread_windows_that_begin_with_the_text():
-    """7 tokens, windows of 4 and 7 inputs: the longest window begins with the boundary."""
-    short, long = same_token_windows(7, [4, 7], 2)
-    tokens = np.arange(7) + 10
-    assert make_batch(tokens, long, np.arange(1)).inputs.tolist() == [[7, 10, 11, 12, 13, 14, 15]]
-    assert make_batch(tokens, short, np.arange(2)).inputs[0].tolist() == [12, 13, 14, 15]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from alibi.reporting import report
 from alibi.reporting.equivalence import (
     Reference,
     agreement,
@@ -127,7 +128,7 @@ def test_ties_and_seeds_are_those_of_scipy():
     assert taus == pytest.approx(expected)
 
 
-def test_a_report_tells_whether_keys_rank_runs_as_perplexity_does(tmp_path):
+def test_a_report_tells_whether_keys_rank_runs_as_perplexity_does(tmp_path, monkeypatch):
     """Lower perplexity at the longest length beside more keys found at the largest distance: in seed 0
     the same order, in seed 1 one pair of three the other way. A run without keys, an n-gram and a
     third seed are left out.
@@ -161,11 +162,10 @@ def test_a_report_tells_whether_keys_rank_runs_as_perplexity_does(tmp_path):
         assert p.mean == pytest.approx(4 / 6)
         assert (runs.mean, seeds.mean) == (3, 2)
 
+    monkeypatch.setattr(report, "png", lambda spec: b"")
     append_rows(tmp_path / "results.jsonl", rows)
     write_report(tmp_path, reference=Reference("alibi-L128", 0.1))
     line = "| +0.67 ± 4.24 | 0.667 | 3 | 2 |"
     assert line in (tmp_path / "report.md").read_text()
     assert "<h2>Rankings</h2>" in (tmp_path / "report.html").read_text()
-    write_report(tmp_path)
-    assert line not in (tmp_path / "report.md").read_text()
     assert rankings([panel for panel, *_ in panel_groups(rows[:16])]) is None, "one measure"

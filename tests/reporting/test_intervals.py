@@ -11,7 +11,6 @@ from alibi.reporting.intervals import (
     SEEDS,
     TEXT,
     Sample,
-    block_length,
     difference,
     interval,
     part_sizes,
@@ -51,15 +50,6 @@ def test_the_interval_of_a_text_allows_for_dependent_neighbours(correlation, lea
     assert least <= coverage(found[:, None]) <= 0.98
 
 
-def test_blocks_grow_with_the_number_of_parts_and_with_their_dependence():
-    """cbrt(64) = 4; 1.1447 (4 * 64 * 0.36 / 0.64^2)^(1/3) = 6.96 of Andrews' rule at 0.6."""
-    assert {block_length(np.zeros(parts)) for parts in (2, 7)} == {1}
-    assert block_length(np.random.default_rng(0).normal(size=64)) == 4
-    lengths = [block_length(text - text.mean()) for text in texts(0.6)]
-    assert 5 <= np.mean(lengths) <= 8
-    assert max(block_length(text) for text in texts(0.99)) <= PARTS // 4
-
-
 @pytest.mark.parametrize(("seeds", "of_seeds"), [(2, 0.0), (3, 0.5)])
 def test_the_interval_of_several_seeds_covers_them_and_the_text(seeds, of_seeds):
     """Parts vary by 1, so the mean of a text by 1/8; seeds by less, by as much, or by more."""
@@ -75,37 +65,35 @@ def test_the_interval_of_several_seeds_covers_them_and_the_text(seeds, of_seeds)
         assert np.mean(seeds_alone) < 0.8
 
 
-def test_without_parts_it_is_students_interval_over_the_seeds():
-    values = np.array([8.0, 9.0, 10.0])
-    found = interval(values[:, None], np.ones(1, int))
-    assert found.bounds == pytest.approx(ttest_1samp(values, 0).confidence_interval())
-    assert found.covers == (SEEDS,)
+def students(*values):
+    """The ends of the interval of single numbers."""
+    return ttest_1samp(values, 0).confidence_interval()
 
 
-def test_of_independent_parts_it_is_students_interval_of_blocks():
-    """Two parts are two blocks; of several seeds and parts the squares of half-widths add."""
-    parts = np.array([1.0, 4.0])
-    found = interval(parts[None], np.ones(2, int))
-    assert found.bounds == pytest.approx(ttest_1samp(parts, 0).confidence_interval())
-    assert found.covers == (TEXT,)
-    both = np.array([[1.0, 4.0], [3.0, 6.0]])
-    found = interval(both, np.ones(2, int))
-    half = np.hypot(t.ppf(0.975, 1) * 1.0, t.ppf(0.975, 1) * 1.5)
-    assert found.bounds == pytest.approx((3.5 - half, 3.5 + half))
-    assert found.covers == (SEEDS, TEXT)
+OF_BOTH = np.hypot(t.ppf(0.975, 1) * 1.0, t.ppf(0.975, 1) * 1.5)
+
+
+@pytest.mark.parametrize(
+    ("sums", "tokens", "bounds", "covers"),
+    [
+        ([[8], [9], [10]], [1], students(8, 9, 10), (SEEDS,)),
+        ([[1, 4]], [1, 1], students(1, 4), (TEXT,)),  # two parts are two blocks
+        # of several seeds and parts the squares of half-widths add
+        ([[1, 4], [3, 6]], [1, 1], (3.5 - OF_BOTH, 3.5 + OF_BOTH), (SEEDS, TEXT)),
+        ([[6, 2]], [3, 1], (2, 2), (TEXT,)),  # parts at equal cost have no spread
+    ],
+)
+def test_of_independent_parts_it_is_students_interval(sums, tokens, bounds, covers):
+    """Over the seeds, and over blocks of parts, which count by their tokens."""
+    found = interval(np.array(sums, float), np.array(tokens))
+    assert found.bounds == pytest.approx(bounds)
+    assert found.covers == covers
 
 
 def test_a_single_value_has_no_interval():
     """Drawn again and again it is always the same, which is no certainty."""
     assert interval(np.ones((1, 1)), np.ones(1, int)) is None
     assert interval(np.array([[5.0, 0.0]]), np.array([10, 0])) is None, "one part has tokens"
-
-
-def test_parts_count_by_their_tokens():
-    """Of 3 and 1 tokens at 1 and 5 nats the mean is 2, and parts at equal cost have no spread."""
-    found = interval(np.array([[3.0, 5.0]]), np.array([3, 1]))
-    assert sum(found.bounds) / 2 == pytest.approx(2.0)
-    assert interval(np.array([[6.0, 2.0]]), np.array([3, 1])).bounds == pytest.approx((2.0, 2.0))
 
 
 def test_many_parts_are_merged():

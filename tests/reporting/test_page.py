@@ -218,16 +218,6 @@ def test_what_failed_and_each_run_stand_in_the_page(shown):
     )
 
 
-def test_the_committed_page_of_the_quickstart_is_drawn(show):
-    shown = show(COMMITTED)
-    assert shown.lines() == 4
-    assert shown.asked == [COMMITTED.as_uri()]
-    assert not shown.errors
-    assert "Training" not in shown.page.locator("h2").all_text_contents(), (
-        "its metrics are not committed"
-    )
-
-
 def test_a_run_has_one_name_on_the_page_whatever_was_measured_of_it(tmp_path, monkeypatch):
     """Keys alone, another length's perplexity, a curve alone as of a run that failed: each is a
     checkbox.

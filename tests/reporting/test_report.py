@@ -5,6 +5,7 @@ import struct
 
 import pytest
 
+from alibi.reporting import report
 from alibi.reporting.report import RunSource, write_report
 from tests.reporting.rowmaker import append_rows, make_row
 
@@ -18,12 +19,12 @@ def test_report_with_tables_figures_and_failures(tmp_path):
     ]
     append_rows(tmp_path / "results.jsonl", rows)
     text = write_report(tmp_path, "A title", {"t5-L128": "no memory\nleft"})
-    report = (tmp_path / "report.md").read_text()
-    assert report.startswith("# A title\n\n**Perplexity by evaluation length: books, split valid")
-    assert "- t5-L128: no memory left" in report
-    assert "**Bits per byte" in report
+    shown = (tmp_path / "report.md").read_text()
+    assert shown.startswith("# A title\n\n**Perplexity by evaluation length: books, split valid")
+    assert "- t5-L128: no memory left" in shown
+    assert "**Bits per byte" in shown
     for name in ("extrapolation.png", "extrapolation-books-test.png"):
-        assert f"({name})" in report
+        assert f"({name})" in shown
         assert str(tmp_path / name) in text
         header = (tmp_path / name).read_bytes()[:24]
         assert header.startswith(b"\x89PNG")
@@ -62,9 +63,9 @@ def test_names_that_are_no_html_and_no_drawing(tmp_path):
     append_rows(tmp_path / "results.jsonl", rows)
     write_report(tmp_path)
     assert len(list(tmp_path.glob("extrapolation*.png"))) == len(rows)
-    report = (tmp_path / "report.md").read_text()
-    assert "| x&lt;img src=q>\x01 | 128 |" in report
-    assert "<img" not in report
+    shown = (tmp_path / "report.md").read_text()
+    assert "| x&lt;img src=q>\x01 | 128 |" in shown
+    assert "<img" not in shown
     assert "<img" not in (tmp_path / "report.html").read_text().partition("</script>")[0]
 
 
@@ -85,7 +86,7 @@ def test_tables_have_the_order_of_the_runs(tmp_path):
     assert methods[2:5] == ["alibi", "none", "t5"]
 
 
-def test_each_objective_has_a_figure_of_its_own(tmp_path):
+def test_each_objective_has_a_figure_of_its_own(tmp_path, monkeypatch):
     """Positions in isolated documents are in a panel's name, so in its figure's name too."""
     masks = {"name": "masked", "mask_rate": 0.4, "mask_random": 0.1, "mask_kept": 0.1}
     kinds = {
@@ -96,6 +97,7 @@ def test_each_objective_has_a_figure_of_its_own(tmp_path):
         "masked-40": {"objective": masks},
         "both": {"objective": {"name": "masked"}, "documents": "restart", "mean_context": 9.0},
     }
+    monkeypatch.setattr(report, "png", lambda spec: b"")
     rows = [make_row(run=name, **changed) for name, changed in kinds.items()]
     append_rows(tmp_path / "results.jsonl", rows)
     write_report(tmp_path)
@@ -107,9 +109,9 @@ def test_each_objective_has_a_figure_of_its_own(tmp_path):
         "extrapolation-books-valid-masked-2.png",
         "extrapolation-books-valid-masked-documents-restart.png",
     }
-    report = (tmp_path / "report.md").read_text()
-    assert report.count("![pseudo-perplexity of masked tokens by evaluation length]") == 3
-    assert report.count("![perplexity by evaluation length]") == 3
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("![pseudo-perplexity of masked tokens by evaluation length]") == 3
+    assert text.count("![perplexity by evaluation length]") == 3
     # The page's headings tell them apart as well.
     page = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<section><h2>(.*?)</h2>", page)

@@ -111,13 +111,6 @@ def test_the_last_measurement_of_a_cell_counts_and_an_error_never_hides_one():
     assert good.measurement != newer.measurement
 
 
-def test_rows_of_a_run_that_was_trained_anew_replace_those_of_its_name_in_every_cell():
-    old = [make_row(length=length) for length in (128, 256)]
-    new, other = make_row(length=128, config_hash="new"), make_row("t5")
-    assert latest([*old, other, new]) == [other, new]
-    assert old[0].measurement != new.measurement
-
-
 def test_runs_on_text_files_of_equal_names_and_other_content_do_not_mix():
     """Their configs have the same hash, and their work directories may have the same name."""
     one, other = (make_row(trained_on=text, seedless_hash="equal") for text in ("a", "b"))
@@ -140,7 +133,6 @@ def test_rows_of_a_run_under_another_method_are_cells_and_series_of_their_own():
     changed = dataclasses.replace(tested[1], config_hash=f"{trained.config_hash}+5c0de")
     at_256 = dataclasses.replace(changed, cell={"length": 256})
     assert latest([trained, *tested, at_256]) == [trained, tested[0], at_256], "other code"
-    assert [Row.from_json(json.loads(json.dumps(row.to_json()))) for row in tested] == tested
     again = dataclasses.replace(
         tested[0], override=Override("yarn", (("base", 10_000), ("factor", 4.0)))
     )
