@@ -87,39 +87,8 @@ def test_a_python_that_the_pins_do_not_fit(clone, tools, minor, by_name):
 
 
 @pytest.mark.slow
-def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):
-    first = setup(clone, tools, PYTHON=sys.executable)
-    assert first.returncode == 0, first.stderr
-    assert "making .venv" in first.stdout
-    second = setup(clone, tools)
-    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
-    (clone / "alibi.py").write_text("")
-    python = clone / ".venv" / "bin" / "python"
-    subprocess.run([python, "-c", "import alibi"], cwd="/", check=True)
-    # Extras that are there are not installed again, whatever else is there, in whatever order.
-    stamp = clone / ".venv" / ".installed-requirements.txt"
-    installed = stamp.read_text().rstrip()
-    stamp.write_text(f"{installed} gcs tpu\n")
-    for asked in ("tpu gcs", "gcs\ttpu tpu", "gcs", ""):
-        assert setup(clone, tools, *(f"--extra={extra}" for extra in asked.split())).stdout == ""
-        assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
-    stamp.write_text(f"{installed} tpu\n")
-    python.unlink()
-    # pip installs nothing
-    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
-    assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
-    assert setup(clone, tools, "--extra=tpu", "--extra=gcs").stdout == ""
-    # Other requirements, or the tools of the tests, are something to do.
-    (clone / "requirements.txt").write_text("# changed\n")
-    assert "installing requirements.txt" in setup(clone, tools).stdout
-    assert "installing requirements-test.txt" in setup(clone, tools, "--test").stdout
-    assert setup(clone, tools).stdout == ""
-
-
-@pytest.mark.slow
-def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clone, tools):
+def test_set_ups_at_once_and_a_second_time_and_a_failed_one(clone, tools):
+    """Two at once take turns, and a dead one's lock is no obstacle. The project then imports from anywhere."""
     lock = clone / ".setup-lock"
     lock.mkdir()
     dead = subprocess.Popen(["true"])
@@ -136,17 +105,38 @@ def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clon
     assert sum("making .venv" in text for text in said) == 1
     assert sum("waiting for another set-up" in text for text in said) == 1
     assert not lock.exists()
-
-
-@pytest.mark.slow
-def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
+    second = setup(clone, tools)
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    (clone / "alibi.py").write_text("")
+    python = clone / ".venv" / "bin" / "python"
+    subprocess.run([python, "-c", "import alibi"], cwd="/", check=True)
+    # Extras that are there are not installed again, whatever else is there, in whatever order.
+    stamp = clone / ".venv" / ".installed-requirements.txt"
+    installed = stamp.read_text().rstrip()
+    stamp.write_text(f"{installed} gcs tpu\n")
+    for asked in ("tpu gcs", "gcs\ttpu tpu", "gcs", ""):
+        assert setup(clone, tools, *(f"--extra={extra}" for extra in asked.split())).stdout == ""
+        assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
     (clone / "requirements.txt").write_text("no-such-package-of-this-project==1.0\n")
-    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
-    result = setup(clone, tools, PYTHON=sys.executable, **offline)
-    assert result.returncode == 1
-    assert "the installation failed" in result.stderr
-    assert "A connection to a Python package index is needed once" in result.stderr
+    failed = setup(clone, tools, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    assert failed.returncode == 1
+    assert "the installation failed" in failed.stderr
+    assert "A connection to a Python package index is needed once" in failed.stderr
     assert not [*(clone / ".venv").glob(".installed*")], "which says what need not be tried"
+    (clone / "requirements.txt").write_text("")
+    stamp.write_text(f"{installed} tpu\n")
+    python.unlink()
+    # pip installs nothing
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
+    assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
+    assert setup(clone, tools, "--extra=tpu", "--extra=gcs").stdout == ""
+    # Other requirements, or the tools of the tests, are something to do.
+    (clone / "requirements.txt").write_text("# changed\n")
+    assert "installing requirements.txt" in setup(clone, tools).stdout
+    assert "installing requirements-test.txt" in setup(clone, tools, "--test").stdout
+    assert setup(clone, tools).stdout == ""
 
 
 @pytest.mark.parametrize("argument", ["--tests", "--extra=rocm"])

@@ -407,7 +407,6 @@ def test_a_position_method_that_fairseq_lacks_is_refused(tmp_path):
     ("length", "max_device_tokens", "tokens"),
     [
         (2048, 9_216, 65_536),  # 8 x 8,192: of each part of 9,216 four sequences
-        (512, 9_216, 73_728),
         (2048, 0, 73_728),  # one part: 36 sequences
         (10_000, 9_216, 80_000),  # a sequence at least
     ],
