@@ -26,7 +26,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from alibi.training.parent import Parent
 from tests.convert.described_encoders import ENCODERS
-from tests.convert.imported import CASES, recorded, save_tokenizer
+from tests.convert.imported import CASES, of_description, recorded, save_tokenizer
 
 BERT = {
     "hidden_size": 32,
@@ -41,11 +41,9 @@ JINA = BERT | {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 
 def jina(folder: pathlib.Path, name: str = "jina_bert", **options: Any) -> pathlib.Path:
     """Makes a work directory of a random jina-embeddings-v2 of one layer; the second layout has no head."""
-    hub, family = folder / "hub", ENCODERS[name]
+    hub = folder / "hub"
     hub.mkdir()
-    content = family.config(layers=1, heads=4, vocab=320, length=16)
-    (hub / "config.json").write_text(json.dumps(content))
-    save_file(family.tensors(content, 0), hub / "model.safetensors")
+    of_description(name, layers=1, heads=4)(hub)
     save_tokenizer(hub, masked=True)
     import_model(str(hub), folder / "run", Config(), **options)
     return folder / "run"

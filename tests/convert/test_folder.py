@@ -31,10 +31,9 @@ from alibi.runs import RunDirectory, make_provenance
 from alibi.runs.checkpoint import TrainState
 from alibi.storage.claims import LOCK_FILE, Claim
 from tests.convert.described import FAMILIES as DESCRIBED
-from tests.convert.imported import save_tokenizer
+from tests.convert.imported import of_description, save_tokenizer
 
-MPT = DESCRIBED["mpt"]
-CONFIG = MPT.config(vocab=320, length=16, layers=1)
+CONFIG = DESCRIBED["mpt"].config(vocab=320, length=16, layers=1)
 
 
 @pytest.fixture
@@ -42,8 +41,7 @@ def hub(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder with a random MPT of one layer."""
     folder = tmp_path / "hub"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(MPT.tensors(CONFIG, 0), folder / "model.safetensors")
+    of_description("mpt", layers=1)(folder)
     save_tokenizer(folder)
     return folder
 

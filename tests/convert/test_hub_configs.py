@@ -2,10 +2,10 @@
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -14,7 +14,7 @@ from alibi.convert.exporting import export_model
 from alibi.convert.families import FAMILIES
 from alibi.convert.importing import import_model
 from tests.convert.described import FAMILIES as DESCRIBED
-from tests.convert.imported import save_tokenizer
+from tests.convert.imported import of_description, save_tokenizer
 
 SIZES = {
     "hidden_size": 64,
@@ -191,13 +191,11 @@ def test_equal_models_have_equal_configs() -> None:
 @pytest.fixture
 def hub(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder with a random MPT of one layer."""
-    mpt, folder = DESCRIBED["mpt"], tmp_path / "hub"
+    folder = tmp_path / "hub"
     folder.mkdir()
-    content = mpt.config(vocab=320, length=16, layers=1) | {"torch_dtype": "bfloat16"}
-    content["attn_config"] |= {"alibi_bias_max": 16, "qk_ln": True}
-    (folder / "config.json").write_text(json.dumps(content))
+    attention = {"alibi_bias_max": 16, "qk_ln": True}
+    of_description("mpt", layers=1, torch_dtype="bfloat16", attn_config=attention)(folder)
     (folder / "modeling_mpt.py").write_text("raise SystemExit('nothing runs this')\n")
-    save_file(mpt.tensors(content, 0), folder / "model.safetensors")
     save_tokenizer(folder)
     return folder
 
@@ -235,18 +233,14 @@ def test_float16_does_not_overflow(hub: pathlib.Path, tmp_path: pathlib.Path) ->
 
 def test_buffers_do_not_decide_the_dtype(tmp_path: pathlib.Path) -> None:
     """Jais has slopes in float32 beside parameters in bfloat16."""
-    jais, folder = DESCRIBED["jais"], tmp_path / "hub"
-    folder.mkdir()
-    content = jais.config(vocab=320)
-    (folder / "config.json").write_text(json.dumps(content))
-    half = {
-        name: part.astype(ml_dtypes.bfloat16) for name, part in jais.tensors(content, 0).items()
-    }
-    buffers = jais.buffers(content)
-    assert any(part.dtype == np.float32 for part in buffers.values())
-    save_file(half | buffers, folder / "model.safetensors")
-    save_tokenizer(folder)
-    run = import_model(str(folder), tmp_path / "run", Config())
+    of_description("jais", layers=1)(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    buffers = {name for name in tensors if re.fullmatch(FAMILIES["jais"].buffers, name)}
+    assert {tensors[name].dtype.name for name in buffers} >= {"float32"}
+    half = {name: tensors[name].astype(ml_dtypes.bfloat16) for name in tensors.keys() - buffers}
+    save_file(tensors | half, tmp_path / "model.safetensors")
+    save_tokenizer(tmp_path)
+    run = import_model(str(tmp_path), tmp_path / "run", Config())
     assert run.config().model.param_dtype == "bfloat16"
 
 

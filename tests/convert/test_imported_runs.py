@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import save_file
 
 from alibi.config import Config, MeshConfig, load_config
 from alibi.convert.exporting import export_model
@@ -31,8 +30,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.sweeps.watch import standings
 from alibi.training.loop import train
 from alibi.training.parent import Parent
-from tests.convert.described import FAMILIES
-from tests.convert.imported import save_tokenizer
+from tests.convert.imported import of_description, save_tokenizer
 from tests.hosts import ROOT, finish, start_hosts
 
 FullPass = Callable[[np.ndarray], np.ndarray]
@@ -42,11 +40,9 @@ FullPass = Callable[[np.ndarray], np.ndarray]
 def imported(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A work directory of a random MPT; not to be changed."""
     folder = tmp_path_factory.mktemp("mpt [1]*:")
-    family, hub = FAMILIES["mpt"], folder / "hub"
+    hub = folder / "hub"
     hub.mkdir()
-    config = family.config(vocab=320, length=16)
-    (hub / "config.json").write_text(json.dumps(config))
-    save_file(family.tensors(config, 0), hub / "model.safetensors")
+    of_description("mpt")(hub)
     save_tokenizer(hub)
     import_model(str(hub), folder / "run", Config())
     import_model(str(hub), folder / "narrow", Config(), dtype="bfloat16")

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 import tokenizers as hf
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from alibi.cli import command_line, fill_mask, vectors
 from alibi.config import Config
@@ -18,9 +18,8 @@ from alibi.generation import GREEDY, encoders
 from alibi.generation.encoders import Vectors, encode, fill_masks, write_vectors
 from alibi.generation.texts import Writer
 from alibi.runs.trained import TrainedRun
-from tests.convert.described import FAMILIES
 from tests.convert.described_encoders import ENCODERS
-from tests.convert.imported import save_tokenizer
+from tests.convert.imported import of_description, save_tokenizer
 from tests.convert.test_encoders import jina
 
 LINES = [
@@ -48,11 +47,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     """A random model of the next token."""
     folder = tmp_path_factory.mktemp("decoder")
-    hub, family = folder / "hub", FAMILIES["mpt"]
+    hub = folder / "hub"
     hub.mkdir()
-    content = family.config(layers=1, vocab=320, length=16)
-    (hub / "config.json").write_text(json.dumps(content))
-    save_file(family.tensors(content, 0), hub / "model.safetensors")
+    of_description("mpt", layers=1)(hub)
     save_tokenizer(hub)
     return TrainedRun(import_model(str(hub), folder / "run", Config()).path)
 
