@@ -121,7 +121,7 @@ def of_transformers(name: str, kind: str = "", **keys: Any) -> Callable[[pathlib
     def make(folder: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
         import transformers
 
-        config = getattr(transformers, f"{name}Config")(vocab_size=VOCABULARY, **keys)
+        config = getattr(transformers, f"{name}Config")(**{"vocab_size": VOCABULARY} | keys)
         how = {"attn_implementation": implementation(name.lower())}
         model = getattr(transformers, kind or f"{name}ForCausalLM")._from_config(config, **how)
         model.save_pretrained(folder)
@@ -474,41 +474,14 @@ def page(rows: list[tuple[Case, Differences]]) -> str:
 
 def cost() -> str:
     """Returns a line about the import of a random BERT of base size, in a process of its own."""
-    sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-    content = sizes | {
-        "intermediate_size": 3072,
-        "vocab_size": 30522,
-        "architectures": ["BertModel"],
-    }
-    shapes = {
-        "embeddings.word_embeddings.weight": (30522, 768),
-        "embeddings.position_embeddings.weight": (512, 768),
-        "embeddings.token_type_embeddings.weight": (2, 768),
-        "embeddings.LayerNorm": (768,),
-        "pooler.dense": (768, 768),
-    }
-    for n in range(12):
-        for part in ("self.query", "self.key", "self.value", "output.dense"):
-            shapes[f"encoder.layer.{n}.attention.{part}"] = (768, 768)
-        shapes[f"encoder.layer.{n}.intermediate.dense"] = (3072, 768)
-        shapes[f"encoder.layer.{n}.output.dense"] = (768, 3072)
-        for part in ("attention.output", "output"):
-            shapes[f"encoder.layer.{n}.{part}.LayerNorm"] = (768,)
-    tensors = {}
-    for name, shape in shapes.items():
-        if name.endswith("weight"):
-            tensors[name] = np.ones(shape, np.float32)
-        else:
-            tensors[f"{name}.weight"] = np.ones(shape, np.float32)
-            tensors[f"{name}.bias"] = np.zeros(shape[:1], np.float32)
     with tempfile.TemporaryDirectory() as folder:
         hub = pathlib.Path(folder, "hub")
         hub.mkdir()
-        (hub / "config.json").write_text(json.dumps(content))
-        save_file(tensors, hub / WEIGHTS)
+        of_transformers("Bert", "BertModel", vocab_size=30522)(
+            hub
+        )  # its other defaults are the base's
         save_tokenizer(hub, masked=True)
-        size = sum(x.nbytes for x in tensors.values())
-        del tensors
+        size = (hub / WEIGHTS).stat().st_size
         code = (
             "import re, sys, time\n"
             "from alibi.config import Config\n"

@@ -19,7 +19,6 @@ from etils import epath
 from safetensors.numpy import load_file, save_file
 
 from alibi.config import Config, make_config, replaced
-from alibi.convert import folder as folder_module
 from alibi.convert import tensors as tensors_module
 from alibi.convert.exporting import export_model, of_bytes
 from alibi.convert.families import FAMILIES
@@ -438,51 +437,32 @@ def test_an_import_and_an_export_replace_nothing(
 
 
 def test_folders_of_other_forms_have_the_same_parameters(hub: pathlib.Path) -> None:
-    """Several files, .bin files, names without a prefix, and the tied matrix twice."""
+    """Several .bin files, one of bfloat16, names without a prefix, and the tied matrix twice."""
     torch = pytest.importorskip("torch")
     tensors = load_file(hub / "model.safetensors")
-    config = replaced(
-        make_config("data.tokenizer=bytes"),
-        FAMILIES["mpt"].settings(CONFIG) | {"model.scan_layers": False},
-    )
+    settings = FAMILIES["mpt"].settings(CONFIG) | {"model.scan_layers": False}
+    config = replaced(make_config("data.tokenizer=bytes"), settings)
     needed = read(hub, config)
-    halves = [dict(list(tensors.items())[start::2]) for start in (0, 1)]
-    bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
-    twice = {"lm_head.weight": tensors["transformer.wte.weight"]}
+    (hub / "model.safetensors").unlink()
 
-    def pickled(file: pathlib.Path, content: dict[str, np.ndarray], dtype: str = "float32") -> None:
-        arrays = {name: torch.from_numpy(array) for name, array in content.items()}
-        torch.save({name: x.to(getattr(torch, dtype)) for name, x in arrays.items()}, file)
+    def pickle_to(name: str, content: dict[str, np.ndarray], dtype: str) -> None:
+        arrays = {key: torch.from_numpy(x).to(getattr(torch, dtype)) for key, x in content.items()}
+        torch.save(arrays, hub / name)
 
-    def form(*parts: dict[str, np.ndarray], write: Any = pickled, end: str = "bin") -> pathlib.Path:
-        """Returns a folder of the parts, with an index if there are several."""
-        folder = hub.parent / f"form-{len(list(hub.parent.iterdir()))}"
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        whole = folder_module.PICKLED if end == "bin" else folder_module.WEIGHTS
-        names = [whole] if len(parts) == 1 else [f"part-{n}.{end}" for n in range(len(parts))]
-        for name, part in zip(names, parts, strict=True):
-            write(folder / name, part)
-        places = {tensor: name for name, part in zip(names, parts, strict=True) for tensor in part}
-        if len(parts) > 1:
-            (folder / f"{whole}.index.json").write_text(json.dumps({"weight_map": places}))
-        return folder
-
-    def safe(file: pathlib.Path, content: dict[str, np.ndarray]) -> None:
-        save_file(content, file)
-
-    for folder in (
-        form(*halves, write=safe, end="safetensors"),
-        form(tensors),
-        form(*halves),
-        form(bare, write=safe, end="safetensors"),
-        form(bare | twice),
-        form(tensors | twice, write=safe, end="safetensors"),
-    ):
-        jax.tree.map(np.testing.assert_array_equal, read(folder, config), needed)
-    narrow = form(tensors, write=functools.partial(pickled, dtype="bfloat16"))
+    places = {name: f"part-{n % 2}.bin" for n, name in enumerate(tensors)}
+    for part in ("part-0.bin", "part-1.bin"):
+        pickle_to(
+            part, {name: tensors[name] for name in tensors if places[name] == part}, "float32"
+        )
+    (hub / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    jax.tree.map(np.testing.assert_array_equal, read(hub, config), needed)
+    pickle_to("pytorch_model.bin", tensors, "bfloat16")
     rounded = jax.tree.map(lambda x: x.astype(ml_dtypes.bfloat16).astype(np.float32), needed)
-    jax.tree.map(np.testing.assert_array_equal, read(narrow, config), rounded)
+    jax.tree.map(np.testing.assert_array_equal, read(hub, config), rounded)
+    bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
+    for content in (bare, tensors):
+        save_file(content | {"lm_head.weight": bare["wte.weight"]}, hub / "model.safetensors")
+        jax.tree.map(np.testing.assert_array_equal, read(hub, config), needed)
 
 
 def read(folder: pathlib.Path, config: Config) -> Any:
