@@ -197,7 +197,7 @@ def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
 
 def test_the_plan_of_a_small_table_says_what_is_scaled_and_left(tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "is_on_cpu", lambda: False)  # whose speed is not known
-    monkeypatch.setattr(plan, "vocab_size", lambda reproduction: 8)
+    monkeypatch.setattr(plan, "vocab_size", lambda reproduction: 30_000)
     printed = plan.describe_plan(Reproduction(2, "small", tmp_path))
     assert "0 of 4 runs are trained, time left on this machine: unknown" in printed
     assert "divided by 16, and data.corpus=books in place of wikitext103" in printed
