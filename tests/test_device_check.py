@@ -41,9 +41,3 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path):
     result = check(tmp_path / "out")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("device_check: JAX sees no GPU here; install jax[cuda13]")
-
-
-def test_an_unknown_option_is_named():
-    result = check("--dryy", "out")
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "device_check: --dryy is no option; use --dry or --only=PATTERN\n"

@@ -194,15 +194,33 @@ def test_an_installed_package_needs_no_clone():
 
 
 @pytest.mark.parametrize(
-    "name", ["scripts/setup", "tools/device_check", "tools/more_tests", "tools/pack_wheels"]
+    ("name", "option", "code", "shown"),
+    [
+        *(
+            (name, "--help", 0, f"bash {name}.sh")
+            for name in (
+                "scripts/setup",
+                "tools/device_check",
+                "tools/more_tests",
+                "tools/pack_wheels",
+            )
+        ),
+        *(
+            ("scripts/quickstart", option, code, "usage: bash scripts/quickstart.sh [WORKDIR]")
+            for option, code in (("--help", 0), ("-h", 0), ("--job=2", 2))
+        ),
+        ("tools/device_check", "--dryy", 1, "device_check: --dryy is no option; use --dry or"),
+    ],
 )
-def test_help_shows_the_usage_and_does_nothing(tmp_path, name):
+def test_an_option_shows_the_usage_and_does_nothing(tmp_path, name, option, code, shown):
+    """Alone in a folder: whatever came after the usage would fail, and train nothing."""
     script = shutil.copy(PROJECT / f"{name}.sh", tmp_path)
-    shown = subprocess.run(
-        ["bash", script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    result = subprocess.run(
+        ["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert f"bash {name}.sh" in shown.stdout
-    assert shown.stderr == ""
+    assert result.returncode == code
+    assert shown in result.stdout + result.stderr
+    assert code or not result.stderr
     assert [path.name for path in tmp_path.iterdir()] == [pathlib.Path(script).name]
 
 
@@ -213,17 +231,6 @@ def test_scripts_are_valid_bash():
         PROJECT / ".ci" / "run",
     ]:
         subprocess.run(["bash", "-n", str(script)], check=True)
-
-
-@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("-h", 0), ("--job=2", 2)])
-def test_an_option_of_the_quickstart_is_no_name_of_a_folder(tmp_path, option, code):
-    """Alone in a folder: whatever came after the usage would fail, and train nothing."""
-    script = shutil.copy(PROJECT / "scripts" / "quickstart.sh", tmp_path)
-    result = subprocess.run(
-        ["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == code
-    assert "usage: bash scripts/quickstart.sh [WORKDIR]" in result.stdout + result.stderr
 
 
 def test_dry_run_lists_the_quickstart_and_writes_nothing(run_script, tmp_path):

@@ -253,25 +253,6 @@ def test_keys_that_are_read(hub: pathlib.Path) -> None:
     assert mpt.settings(CONFIG | new | attention(**tuning)) == mpt.settings(CONFIG)
 
 
-@pytest.mark.parametrize(
-    ("family", "keys", "message"),
-    [
-        ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
-        ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
-    ],
-)
-def test_what_other_families_refuse(family: str, keys: dict[str, Any], message: str) -> None:
-    config = DESCRIBED["btlm"].config() if family == "btlm" else dict.fromkeys(SIZES, 8)
-    with pytest.raises(ValueError, match=message):
-        FAMILIES[family].settings(config | keys)
-
-
-SIZES = (
-    *("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"),
-    *("vocab_size", "max_position_embeddings"),
-)
-
-
 def test_pickles_run_nothing(hub: pathlib.Path) -> None:
     torch = pytest.importorskip("torch")
     tensors = load_file(hub / "model.safetensors")

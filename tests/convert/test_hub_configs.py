@@ -75,11 +75,6 @@ def test_windows_of_whole_models(family: str, keys: dict[str, Any], window: int)
     assert settings(family, **keys)["model.window"] == window
 
 
-def test_mixed_windows_of_mistral_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"layer_types=.*Mistral's own code doesn't read"):
-        settings("mistral", layer_types=MIXED)
-
-
 THETA, STRETCHED = {"rope_theta": 5000.0}, {"base": 1e4, "factor": 4.0, "original_length": 256}
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 256}
 
@@ -131,6 +126,8 @@ def test_options_of_rotary_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("family", "keys", "message"),
     [
+        # other families read these names, or compute something else
+        ("mistral", {"layer_types": MIXED}, r"layer_types=.*Mistral's own code doesn't read"),
         ("gpt_neox", {"rope_theta": 500.0}, r"rope_theta=500\.0"),
         ("gpt_neox", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
         ("starcoder2", {"mlp_type": "gated"}, r"mlp_type='gated'"),
@@ -141,44 +138,29 @@ def test_options_of_rotary_are_those_of_transformers(
         # Gemma's own code alone reads it
         ("stablelm", {"hidden_activation": "relu"}, r"not known here: hidden_activation='relu'"),
         ("olmo2", {"clip_qkv": 8.0}, r"not known here: clip_qkv=8\.0"),
+        ("refact", {"scale_attn_weights": False}, r"scale_attn_weights=False"),
+        ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
+        ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 8.0}}, r"rope_type='dynamic'"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, r"has no factor"),
+        ("llama", {"rope_scaling": YARN | {"truncate": False}}, r"truncate=False"),
+        ("llama", {"rope_scaling": YARN | {"mscale": 0.7}}, r"rope_parameters\.mscale=0\.7"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor"),
+        ("llama", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"full_attention"),
+        # an unknown key that is off might be on by default, and so change the logits
+        ("llama", {"a_switch": False}, r"not known here: a_switch=False"),
+        ("llama", {"a_number": 0}, r"not known here: a_number=0"),
     ],
     ids=str,
 )
-def test_what_the_newer_families_do_not_read_is_refused(
+def test_what_is_not_implemented_is_refused(
     family: str, keys: dict[str, Any], message: str
 ) -> None:
-    """Their own code reads these names elsewhere, or computes something else."""
-    kv_heads = None if family == "gpt_neox" else 2
+    sizes = DESCRIBED[family].config() if family in DESCRIBED else SIZES
+    kv_heads = {"num_key_value_heads": None} if family == "gpt_neox" else {}
     with pytest.raises(ValueError, match=message):
-        settings(family, **keys, num_key_value_heads=kv_heads)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, r"rope_type='dynamic'"),
-        ({"rope_scaling": {"type": "linear"}}, r"has no factor"),
-        ({"rope_scaling": YARN | {"truncate": False}}, r"truncate=False"),
-        ({"rope_scaling": YARN | {"mscale": 0.7}}, r"rope_parameters\.mscale=0\.7"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"full_attention"),
-        ({"a_switch": False}, r"not known here: a_switch=False"),
-        ({"a_number": 0}, r"not known here: a_number=0"),
-    ],
-    ids=str,
-)
-def test_what_is_not_implemented_is_refused(keys: dict[str, Any], message: str) -> None:
-    """An unknown key that is off might be on by default, and so change the logits."""
-    with pytest.raises(ValueError, match=message):
-        settings("llama", **keys)
-
-
-def test_refact_divides_the_products_by_the_root_of_the_heads_size() -> None:
-    content = DESCRIBED["refact"].config()
-    assert FAMILIES["refact"].settings(content)["model.num_kv_heads"] == 1
-    with pytest.raises(ValueError, match=r"scale_attn_weights=False"):
-        FAMILIES["refact"].settings(content | {"scale_attn_weights": False})
+        FAMILIES[family].settings(sizes | kv_heads | keys)
 
 
 def test_equal_models_have_equal_configs() -> None:
