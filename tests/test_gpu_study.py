@@ -15,9 +15,9 @@ from tests.hosts import ROOT
 pytestmark = pytest.mark.slow
 
 
-def study(*arguments):
+def study(*arguments, python=sys.executable):
     command = ["bash", ROOT / "scripts" / "gpu_study.sh", *arguments]
-    environment = os.environ | {"PYTHON": sys.executable}
+    environment = os.environ | {"PYTHON": python}
     return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True)
 
 
@@ -56,6 +56,8 @@ def test_rows_and_dumps_come_back_and_another_machine_goes_on(folders, tmp_path)
 
 
 def test_a_machine_without_a_gpu_is_told_so(tmp_path):
-    done = study(tmp_path / "out")
+    done = study(
+        tmp_path / "out", python="false"
+    )  # as JAX's devices are asked in test_device_check.py
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("gpu_study: JAX sees no GPU here; install jax[cuda13]")

@@ -87,39 +87,8 @@ def test_a_python_that_the_pins_do_not_fit(clone, tools, minor, by_name):
 
 
 @pytest.mark.slow
-def test_a_second_time_does_nothing_and_the_project_imports_from_anywhere(clone, tools):
-    first = setup(clone, tools, PYTHON=sys.executable)
-    assert first.returncode == 0, first.stderr
-    assert "making .venv" in first.stdout
-    second = setup(clone, tools)
-    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
-    (clone / "alibi.py").write_text("")
-    python = clone / ".venv" / "bin" / "python"
-    subprocess.run([python, "-c", "import alibi"], cwd="/", check=True)
-    # Extras that are there are not installed again, whatever else is there, in whatever order.
-    stamp = clone / ".venv" / ".installed-requirements.txt"
-    installed = stamp.read_text().rstrip()
-    stamp.write_text(f"{installed} gcs tpu\n")
-    for asked in ("tpu gcs", "gcs\ttpu tpu", "gcs", ""):
-        assert setup(clone, tools, *(f"--extra={extra}" for extra in asked.split())).stdout == ""
-        assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
-    stamp.write_text(f"{installed} tpu\n")
-    python.unlink()
-    # pip installs nothing
-    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
-    assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
-    assert setup(clone, tools, "--extra=tpu", "--extra=gcs").stdout == ""
-    # Other requirements, or the tools of the tests, are something to do.
-    (clone / "requirements.txt").write_text("# changed\n")
-    assert "installing requirements.txt" in setup(clone, tools).stdout
-    assert "installing requirements-test.txt" in setup(clone, tools, "--test").stdout
-    assert setup(clone, tools).stdout == ""
-
-
-@pytest.mark.slow
-def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clone, tools):
+def test_set_ups_at_once_and_a_second_time_and_a_failed_one(clone, tools):
+    """Two at once take turns, and a dead one's lock is no obstacle. The project then imports from anywhere."""
     lock = clone / ".setup-lock"
     lock.mkdir()
     dead = subprocess.Popen(["true"])
@@ -136,17 +105,38 @@ def test_two_set_ups_at_once_take_turns_and_a_dead_ones_lock_is_no_obstacle(clon
     assert sum("making .venv" in text for text in said) == 1
     assert sum("waiting for another set-up" in text for text in said) == 1
     assert not lock.exists()
-
-
-@pytest.mark.slow
-def test_a_failed_installation_is_one_message_and_is_tried_again(clone, tools):
+    second = setup(clone, tools)
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    (clone / "alibi.py").write_text("")
+    python = clone / ".venv" / "bin" / "python"
+    subprocess.run([python, "-c", "import alibi"], cwd="/", check=True)
+    # Extras that are there are not installed again, whatever else is there, in whatever order.
+    stamp = clone / ".venv" / ".installed-requirements.txt"
+    installed = stamp.read_text().rstrip()
+    stamp.write_text(f"{installed} gcs tpu\n")
+    for asked in ("tpu gcs", "gcs\ttpu tpu", "gcs", ""):
+        assert setup(clone, tools, *(f"--extra={extra}" for extra in asked.split())).stdout == ""
+        assert setup(clone, tools, ALIBI_EXTRA=asked).stdout == ""
     (clone / "requirements.txt").write_text("no-such-package-of-this-project==1.0\n")
-    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
-    result = setup(clone, tools, PYTHON=sys.executable, **offline)
-    assert result.returncode == 1
-    assert "the installation failed" in result.stderr
-    assert "A connection to a Python package index is needed once" in result.stderr
+    failed = setup(clone, tools, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    assert failed.returncode == 1
+    assert "the installation failed" in failed.stderr
+    assert "A connection to a Python package index is needed once" in failed.stderr
     assert not [*(clone / ".venv").glob(".installed*")], "which says what need not be tried"
+    (clone / "requirements.txt").write_text("")
+    stamp.write_text(f"{installed} tpu\n")
+    python.unlink()
+    # pip installs nothing
+    python.write_text(f'#!/bin/bash\n[[ "$*" == *pip* ]] || exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert "installing requirements.txt" in setup(clone, tools, "--extra=gcs").stdout
+    assert {*stamp.read_text().split()} >= {"gcs", "tpu"}
+    assert setup(clone, tools, "--extra=tpu", "--extra=gcs").stdout == ""
+    # Other requirements, or the tools of the tests, are something to do.
+    (clone / "requirements.txt").write_text("# changed\n")
+    assert "installing requirements.txt" in setup(clone, tools).stdout
+    assert "installing requirements-test.txt" in setup(clone, tools, "--test").stdout
+    assert setup(clone, tools).stdout == ""
 
 
 @pytest.mark.parametrize("argument", ["--tests", "--extra=rocm"])
@@ -204,15 +194,33 @@ def test_an_installed_package_needs_no_clone():
 
 
 @pytest.mark.parametrize(
-    "name", ["scripts/setup", "tools/device_check", "tools/more_tests", "tools/pack_wheels"]
+    ("name", "option", "code", "shown"),
+    [
+        *(
+            (name, "--help", 0, f"bash {name}.sh")
+            for name in (
+                "scripts/setup",
+                "tools/device_check",
+                "tools/more_tests",
+                "tools/pack_wheels",
+            )
+        ),
+        *(
+            ("scripts/quickstart", option, code, "usage: bash scripts/quickstart.sh [WORKDIR]")
+            for option, code in (("--help", 0), ("-h", 0), ("--job=2", 2))
+        ),
+        ("tools/device_check", "--dryy", 1, "device_check: --dryy is no option; use --dry or"),
+    ],
 )
-def test_help_shows_the_usage_and_does_nothing(tmp_path, name):
+def test_an_option_shows_the_usage_and_does_nothing(tmp_path, name, option, code, shown):
+    """Alone in a folder: whatever came after the usage would fail, and train nothing."""
     script = shutil.copy(PROJECT / f"{name}.sh", tmp_path)
-    shown = subprocess.run(
-        ["bash", script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    result = subprocess.run(
+        ["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert f"bash {name}.sh" in shown.stdout
-    assert shown.stderr == ""
+    assert result.returncode == code
+    assert shown in result.stdout + result.stderr
+    assert code or not result.stderr
     assert [path.name for path in tmp_path.iterdir()] == [pathlib.Path(script).name]
 
 
@@ -223,17 +231,6 @@ def test_scripts_are_valid_bash():
         PROJECT / ".ci" / "run",
     ]:
         subprocess.run(["bash", "-n", str(script)], check=True)
-
-
-@pytest.mark.parametrize(("option", "code"), [("--help", 0), ("-h", 0), ("--job=2", 2)])
-def test_an_option_of_the_quickstart_is_no_name_of_a_folder(tmp_path, option, code):
-    """Alone in a folder: whatever came after the usage would fail, and train nothing."""
-    script = shutil.copy(PROJECT / "scripts" / "quickstart.sh", tmp_path)
-    result = subprocess.run(
-        ["bash", script, option], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == code
-    assert "usage: bash scripts/quickstart.sh [WORKDIR]" in result.stdout + result.stderr
 
 
 def test_dry_run_lists_the_quickstart_and_writes_nothing(run_script, tmp_path):

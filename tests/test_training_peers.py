@@ -1,4 +1,6 @@
-"""The peers of a training step make this project's updates, or their speed would mean nothing."""
+"""The peers of a training step make this project's updates, and the paper's model in PyTorch has its NLL,
+or their speed would mean nothing.
+"""
 
 import functools
 import importlib.util
@@ -8,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import make_config
+from alibi.config import make_config, replaced
+from alibi.model.decoder import build_model
 from alibi.parallel.sharding import make_mesh
 from alibi.training.step import initial_state
-from tests.torch_states import fused_state
+from tests.torch_states import fused_state, paper_state
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +97,26 @@ def test_flax_makes_the_same_updates(own):
         both, loss = jax.jit(update)(both, inputs, targets)
         got.append(loss)
     np.testing.assert_allclose(got, losses, rtol=1e-5)
+
+
+def test_the_peer_has_the_nll_of_the_papers_model():
+    torch = pytest.importorskip("torch")
+    sizes = {"num_layers": 2, "width": 32, "num_heads": 4, "feed_forward": 48}
+    sizes["cutoffs"] = (100, 200)
+    config = load("evaluate").small_config()
+    config = replaced(config, {f"model.{key}": size for key, size in sizes.items()})
+    model, random, length, stride = build_model(config, 300), np.random.default_rng(0), 16, 4
+    tokens = random.integers(0, 300, length + 1 + 5 * stride).astype(np.int32)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::stride]
+    inputs, targets = jnp.asarray(windows[:, :-1]), jnp.asarray(windows[:, 1:])
+    params = jax.jit(model.init)(jax.random.key(0), inputs)["params"]
+    nll_of = jax.jit(functools.partial(model.apply, method="token_nll"))
+    expected = nll_of({"params": params}, inputs, targets)
+    peer = load("torch_peer")
+    decoder = peer.PaperDecoder(config, 300)
+    decoder.load_state_dict(paper_state(params, config))  # of all its parameters
+    # the last batch is a smaller one
+    score = peer.make_scorer(decoder, tokens, length, stride, rows=4)
+    np.testing.assert_allclose(score(), expected[:, -stride:], atol=2e-5)
+    batch = [torch.from_numpy(np.array(x)).long() for x in (inputs, targets)]
+    np.testing.assert_allclose(decoder(*batch).item(), expected.mean(), rtol=1e-5)

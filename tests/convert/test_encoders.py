@@ -1,5 +1,6 @@
 """Encoders of the hub: what their configs and files may hold, training on, and the way back."""
 
+import functools
 import json
 import pathlib
 from typing import Any
@@ -25,7 +26,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from alibi.training.parent import Parent
 from tests.convert.described_encoders import ENCODERS
-from tests.convert.imported import CASES, recorded, save_tokenizer
+from tests.convert.imported import CASES, of_description, recorded, save_tokenizer
 
 BERT = {
     "hidden_size": 32,
@@ -40,11 +41,9 @@ JINA = BERT | {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 
 def jina(folder: pathlib.Path, name: str = "jina_bert", **options: Any) -> pathlib.Path:
     """Makes a work directory of a random jina-embeddings-v2 of one layer; the second layout has no head."""
-    hub, family = folder / "hub", ENCODERS[name]
+    hub = folder / "hub"
     hub.mkdir()
-    content = family.config(layers=1, heads=4, vocab=320, length=16)
-    (hub / "config.json").write_text(json.dumps(content))
-    save_file(family.tensors(content, 0), hub / "model.safetensors")
+    of_description(name, layers=1, heads=4)(hub)
     save_tokenizer(hub, masked=True)
     import_model(str(hub), folder / "run", Config(), **options)
     return folder / "run"
@@ -55,6 +54,20 @@ def bert(folder: pathlib.Path, about: str = "masked tokens") -> dict[str, np.nda
     folder.mkdir()
     recorded(next(case for case in CASES if (case.family, case.about) == ("bert", about)), folder)
     return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def imported_bert(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The work directory of a random BERT; not to be changed."""
+    folder = tmp_path_factory.mktemp("bert")
+    bert(folder / "hub")
+    import_model(str(folder / "hub"), folder / "run", Config())
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def imported_jina(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    return TrainedRun(jina(tmp_path_factory.mktemp("jina")))
 
 
 @pytest.mark.parametrize(
@@ -96,10 +109,8 @@ def test_the_first_berts_files_are_read(tmp_path: pathlib.Path) -> None:
     """Their norms have TensorFlow's names. The copy of a tied matrix and of a bias add nothing, and
     what the model doesn't use goes along to an export.
     """
-    hub = tmp_path / "hub"
-    hub.mkdir()
-    recorded(next(case for case in CASES if case.family == "bert"), hub)
-    tensors, random = load_file(hub / "model.safetensors"), np.random.default_rng(0)
+    hub, random = tmp_path / "hub", np.random.default_rng(0)
+    tensors = bert(hub)
     kept = {
         "bert.pooler.dense.weight": random.normal(size=(64, 64)).astype(np.float32),
         "bert.pooler.dense.bias": random.normal(size=64).astype(np.float32),
@@ -185,16 +196,17 @@ def test_the_length_of_training_can_be_given(tmp_path: pathlib.Path) -> None:
     assert vectors.shape == (1, 32)
 
 
-def test_an_exported_tokenizer_names_its_special_tokens(tmp_path: pathlib.Path) -> None:
+def test_an_exported_tokenizer_names_its_special_tokens(
+    imported_jina: TrainedRun, tmp_path: pathlib.Path
+) -> None:
     """And holds the mask token of a run that had none in its vocabulary."""
-    run = TrainedRun(jina(tmp_path))
+    run = imported_jina
     for name, tokenizer, mask_id in (
         ("hub", run.tokenizer, run.config.objective.mask_id),
         ("bytes", ByteTokenizer(), -1),
     ):
         folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "tokenizer_config.json").unlink(missing_ok=True)
+        folder.mkdir()
         assert _write_tokenizer(tokenizer, folder, mask_id) == []
         about = json.loads((folder / "tokenizer_config.json").read_text())
         made = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -206,9 +218,9 @@ def test_an_exported_tokenizer_names_its_special_tokens(tmp_path: pathlib.Path) 
         )
 
 
-def test_the_mask_token_is_the_tokenizers(tmp_path: pathlib.Path) -> None:
+def test_the_mask_token_is_the_tokenizers(imported_jina: TrainedRun) -> None:
     """It has a row of the embedding, so the model gets no further one."""
-    run = TrainedRun(jina(tmp_path))
+    run = imported_jina
     mask = run.tokenizer.special_ids["[MASK]"]
     assert (run.config.objective.name, run.config.objective.mask_id) == ("masked", mask)
     assert run.params["embedding"].shape == (320, 32)
@@ -226,19 +238,15 @@ def test_the_mask_token_is_the_tokenizers(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: pathlib.Path) -> None:
-    jina(tmp_path)
+    bert(tmp_path / "hub")
     save_tokenizer(tmp_path / "hub")
     with pytest.raises(ValueError, match=r"no special token \[MASK\] or <mask>, which stands"):
         import_model(str(tmp_path / "hub"), tmp_path / "other", Config())
 
 
-def test_a_shorter_training_keeps_the_table_of_positions(tmp_path: pathlib.Path) -> None:
+def test_a_shorter_training_keeps_the_table_of_positions(imported_bert: pathlib.Path) -> None:
     """And its export says the table's rows, which are the longest text."""
-    hub = tmp_path / "hub"
-    hub.mkdir()
-    recorded(next(case for case in CASES if case.family == "bert"), hub)
-    import_model(str(hub), tmp_path / "run", Config())
-    config = load_config(f"{tmp_path}/run/config.py:length=32")
+    config = load_config(f"{imported_bert}/config.py:length=32")
     about = Parent(config, build_model(config, 300)).about()
     assert (about["new"], about["dropped"]) == ([], [])
     content = FAMILIES["bert"].describe(config)
@@ -253,10 +261,8 @@ def test_a_shorter_training_keeps_the_table_of_positions(tmp_path: pathlib.Path)
 
 
 def test_a_model_without_a_head_gets_one_in_training(tmp_path: pathlib.Path) -> None:
-    hub = tmp_path / "hub"
-    hub.mkdir()
-    recorded([case for case in CASES if case.family == "bert"][1], hub)
-    import_model(str(hub), tmp_path / "run", Config())
+    bert(tmp_path / "hub", "without a head")
+    import_model(str(tmp_path / "hub"), tmp_path / "run", Config())
     config = load_config(f"{tmp_path}/run/config.py:model.masked_head=true")
     about = Parent(config, build_model(config, 300)).about()
     parts = ["bias", "dense/bias", "dense/kernel", "norm/bias", "norm/scale"]
@@ -294,44 +300,14 @@ def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(ours, expected, atol=5e-5)
 
 
-# Warnings of transformers about its own random models.
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_pairs_and_vectors_of_bert_are_those_of_transformers(tmp_path: pathlib.Path) -> None:
-    """Logits of two texts with types 0 and 1; vectors by the formula of sentence-transformers: the sum
-    over the attention mask by its count, and the first token, with padding in the batch.
-    """
-    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
-    folders = {}
-    for case in (case for case in CASES if case.family == "bert"):
-        hub = folders[case.about] = tmp_path / case.about / "hub"
-        hub.mkdir(parents=True)
-        recorded(case, hub)
-        import_model(str(hub), hub.parent / "run", Config())
-    tokens = np.random.default_rng(0).integers(5, 300, (2, 16))
-    types = np.repeat([[0, 1]], 8, axis=1).repeat(2, axis=0)
-    hub = folders["masked tokens"]
-    theirs = transformers.BertForMaskedLM.from_pretrained(hub).eval()
-    with torch.no_grad():
-        expected = theirs(torch.from_numpy(tokens), token_type_ids=torch.from_numpy(types)).logits
-    run = TrainedRun(hub.parent / "run")
-    apply = jax.jit(run.model.apply)
-    ours = apply({"params": run.params}, jnp.asarray(tokens), token_types=types)
-    np.testing.assert_allclose(np.asarray(ours), expected.numpy(), atol=5e-5)
-
-    hub = folders["without a head"]
-    lines = ["a line of text", "another, much longer line of text with spaces", "an end"]
-    run = TrainedRun(hub.parent / "run")
-    ids = [encode(run, line) for line in lines]
-    padded = np.zeros((3, max(map(len, ids))), int)
-    for row, of_line in zip(padded, ids, strict=True):
-        row[: len(of_line)] = of_line
-    mask = torch.arange(padded.shape[1])[None] < torch.tensor([[len(x)] for x in ids])
-    theirs = transformers.BertModel.from_pretrained(hub).eval()
-    with torch.no_grad():
-        last = theirs(torch.from_numpy(padded), attention_mask=mask.int()).last_hidden_state
-    means = (last * mask[..., None]).sum(1) / torch.clamp(mask.sum(1, keepdim=True), min=1e-9)
-    for pooling, expected in (("mean", means), ("first", last[:, 0])):
-        unit = torch.nn.functional.normalize(expected, p=2, dim=1).numpy()
-        found = write_vectors(run, lines, tmp_path / f"{pooling}.npy", Vectors(pooling))
-        np.testing.assert_allclose(found, unit, atol=1e-5)
+def test_a_tokens_type_adds_its_row(imported_bert: pathlib.Path) -> None:
+    """As in BERT's pairs of texts: type 1 gives what type 0 gives with tokens whose rows hold the difference."""
+    run = TrainedRun(imported_bert)
+    tokens, types = np.random.default_rng(0).integers(5, 150, (2, 16)), np.arange(16)[None] // 8
+    tokens += 150 * types
+    rows, added = run.params["embedding"], run.params["token_types"]
+    moved = run.params | {"embedding": rows.at[150:].add(added[1] - added[0])}
+    apply = jax.jit(functools.partial(run.model.apply, method="features"))
+    found = apply({"params": run.params}, jnp.asarray(tokens), token_types=types.repeat(2, axis=0))
+    np.testing.assert_allclose(found, apply({"params": moved}, jnp.asarray(tokens)), atol=1e-5)
+    assert np.abs(found - apply({"params": run.params}, jnp.asarray(tokens))).max() > 0.1

@@ -94,8 +94,6 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no checkpoint", "is missing, truncated or damaged|no file of tensors alone"),
-        (CHECKPOINT.read_bytes()[:30_000], "is missing, truncated or damaged"),
         (None, r"is missing, .* \(.*No such file"),
         ({"modal": {}}, "holds no model and settings of fairseq"),
         ([1], "holds no model and settings of fairseq"),
@@ -103,9 +101,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path):
     ],
 )
 def test_each_unreadable_file_is_one_line(tmp_path, content, message):
-    if isinstance(content, bytes):
-        (tmp_path / "x.pt").write_bytes(content)
-    elif content is not None:
+    if content is not None:
         save(content, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=message) as error:
         read_checkpoint(tmp_path / "x.pt")
@@ -299,15 +295,15 @@ def score(run, tokens, length, stride, **compiler_options):
     return scorer.score(jax.device_get(run.params), tokens, length, stride).values
 
 
-@pytest.mark.parametrize(("length", "stride"), [(32, 16), (16, 1)])
-def test_each_tokens_nll_is_that_of_the_formulas(imported, expected, length, stride):
+def test_each_tokens_nll_is_that_of_the_formulas(imported, expected):
+    """In windows of stride 1; the others are the paper's code's own, below."""
     run = TrainedRun(imported.path)
     text = prepare_text(
         TextFiles({"file": str(TEXT)}), run.tokenizer, run.config.data.cache_dir, progress=False
     )
     np.testing.assert_array_equal(text.tokens, expected["targets"])
-    found = score(run, text.tokens, length, stride)
-    np.testing.assert_allclose(found, expected[f"nll/length={length},stride={stride}"], atol=2e-5)
+    found = score(run, text.tokens, 16, 1)
+    np.testing.assert_allclose(found, expected["nll/length=16,stride=1"], atol=2e-5)
 
 
 def test_words_outside_the_dictionary_are_counted(imported, expected, tmp_path, capsys):
@@ -384,25 +380,6 @@ def test_the_config_tells_runs_of_two_checkpoints_apart(imported):
     assert imported.differing(other) == {"imported_from": (config.imported_from, "0" * 64)}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda content: content["model"].pop("decoder.layers.1.fc2.bias"),
-            r"lacks 1 tensor \(decoder\.layers\.1\.fc2\.bias\)",
-        ),
-        (lambda content: content["args"].pop("tokens_per_sample"), "cfg has no tokens_per_sample"),
-    ],
-)
-def test_another_checkpoint_is_one_line_and_leaves_nothing(tmp_path, change, message):
-    resaved(tmp_path / "x.pt", change)
-    with pytest.raises(ValueError, match=message) as error:
-        import_fairseq(tmp_path / "x.pt", DICTIONARY, tmp_path / "run", config_of(tmp_path))
-    assert "\n" not in str(error.value)
-    assert str(error.value).count("x.pt") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
-
-
 def test_another_dictionary_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # no shell expands the ~ in --dictionary=~/dict.txt
     (tmp_path / "dict.txt").write_text(
@@ -426,18 +403,10 @@ def test_a_position_method_that_fairseq_lacks_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_another_objective_is_refused(tmp_path):
-    masked = replaced(config_of(tmp_path), {"objective.name": "masked"})
-    with pytest.raises(ValueError, match="objective=masked doesn't go with models that predict"):
-        import_fairseq(CHECKPOINT, DICTIONARY, tmp_path / "run", masked)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("length", "max_device_tokens", "tokens"),
     [
         (2048, 9_216, 65_536),  # 8 x 8,192: of each part of 9,216 four sequences
-        (512, 9_216, 73_728),
         (2048, 0, 73_728),  # one part: 36 sequences
         (10_000, 9_216, 80_000),  # a sequence at least
     ],
@@ -457,13 +426,9 @@ def test_the_batch_is_cut_as_the_papers_code_cuts_it(tmp_path, length, max_devic
 
 
 def test_the_position_method_can_be_named(tmp_path, expected):
-    """Arguments of older versions, without max_tokens, are not the fork's; --position decides."""
-    resaved(tmp_path / "x.pt", lambda content: None)
-    config = config_of(tmp_path)
-    made = import_fairseq(tmp_path / "x.pt", DICTIONARY, tmp_path / "sinusoidal", config)
-    assert made.config().position == "sinusoidal"
+    """--position decides; of older versions, without max_tokens, it is sinusoidal by itself, above."""
     named = import_fairseq(
-        CHECKPOINT, DICTIONARY, tmp_path / "named", config, position="sinusoidal"
+        CHECKPOINT, DICTIONARY, tmp_path / "named", config_of(tmp_path), position="sinusoidal"
     )
     assert named.config().position == "sinusoidal"
     found = score(TrainedRun(named.path), expected["targets"][:64], 16, 16)
@@ -518,14 +483,7 @@ def test_what_the_papers_code_computes(shared_dir, tmp_path):
     corpus = TextFiles({"file": str(oracle / "valid.txt")})
     text = prepare_text(corpus, run.tokenizer, tmp_path / "cache", progress=False)
     np.testing.assert_array_equal(text.tokens, recorded["targets"])
-    perplexities = {
-        (64, 64): 528.281,
-        (128, 128): 525.980,
-        (512, 512): 524.470,
-        (128, 64): 524.466,
-        (64, 1): 524.980,
-    }
-    for (length, stride), perplexity in perplexities.items():
+    for length, stride, perplexity in ((512, 512, 524.470), (128, 64, 524.466)):
         nll = recorded[f"nll/length={length},stride={stride}"]
         ours = score(run, text.tokens, length, stride, **OPTIMIZED)
         nll = in_stream_order(nll, ours, length) if length == stride else nll

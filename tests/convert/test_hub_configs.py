@@ -2,10 +2,10 @@
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -13,9 +13,8 @@ from alibi.config import Config, ModelConfig, make_config, replaced
 from alibi.convert.exporting import export_model
 from alibi.convert.families import FAMILIES
 from alibi.convert.importing import import_model
-from alibi.positions import make_position
 from tests.convert.described import FAMILIES as DESCRIBED
-from tests.convert.imported import save_tokenizer
+from tests.convert.imported import of_description, save_tokenizer
 
 SIZES = {
     "hidden_size": 64,
@@ -33,29 +32,28 @@ def settings(family: str, **keys: Any) -> dict[str, Any]:
     return FAMILIES[family].settings(SIZES | keys)
 
 
+MIXED = ["sliding_attention", "full_attention"] * 15
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "windows"),
     [
-        {},
-        {"use_sliding_window": True},
-        {"use_sliding_window": True, "sliding_window": 8},
-        {"use_sliding_window": True, "sliding_window": None},
-        {"use_sliding_window": True, "max_window_layers": 3},
-        {"use_sliding_window": False, "sliding_window": 8},
-        {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 15},
+        ({}, 0),
+        ({"use_sliding_window": True}, (*[0] * 28, 4096, 4096)),
+        ({"use_sliding_window": True, "sliding_window": 8}, (*[0] * 28, 8, 8)),
+        ({"use_sliding_window": True, "sliding_window": None}, 0),
+        ({"use_sliding_window": True, "max_window_layers": 3}, (*[0] * 3, *[4096] * 27)),
+        ({"use_sliding_window": False, "sliding_window": 8}, 0),
+        ({"use_sliding_window": True, "layer_types": MIXED}, (4096, 0) * 15),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
-def test_windows_of_qwen_are_those_of_transformers(family: str, keys: dict[str, Any]) -> None:
-    """A missing key has its default, which null has not."""
-    transformers = pytest.importorskip("transformers")
-    own = getattr(transformers, f"{family}Config")(**SIZES, **keys)
-    kinds = {"full_attention": 0, "sliding_attention": own.sliding_window}
-    expected = [kinds[kind] for kind in own.layer_types]
-    head_dim = {"head_dim": 16} if family == "Qwen3" else {}
-    found = settings(family.lower(), **keys, **head_dim)["model.window"]
-    assert ([found] * 30 if isinstance(found, int) else list(found)) == expected
+def test_windows_of_qwen_are_those_of_transformers(
+    family: str, keys: dict[str, Any], windows: int | tuple[int, ...]
+) -> None:
+    """As transformers 5.24 lists its layers. A missing key has its default, which null has not."""
+    assert settings(family, **keys, head_dim=16)["model.window"] == windows
 
 
 @pytest.mark.parametrize(
@@ -77,56 +75,59 @@ def test_windows_of_whole_models(family: str, keys: dict[str, Any], window: int)
     assert settings(family, **keys)["model.window"] == window
 
 
-def test_mixed_windows_of_mistral_are_refused() -> None:
-    mixed = ["sliding_attention", "full_attention"] * 15
-    with pytest.raises(ValueError, match=r"layer_types=.*Mistral's own code doesn't read"):
-        settings("mistral", layer_types=mixed)
+THETA, STRETCHED = {"rope_theta": 5000.0}, {"base": 1e4, "factor": 4.0, "original_length": 256}
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 256}
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("family", "keys", "options"),
     [
-        {},
-        {"rope_theta": 5000.0},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
-        {"rope_parameters": {"rope_theta": 300.0}, "rope_theta": 5000.0},
-        {"rope_scaling": {"type": "default"}, "rope_theta": 5000.0},
-        {"rope_scaling": None, "rope_theta": 5000.0},
+        ("llama", {}, {"base": 1e4}),
+        ("llama", THETA, {"base": 5000.0}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}, {"base": 300.0}),
+        ("llama", {"rope_parameters": {"rope_theta": 300.0}} | THETA, {"base": 300.0}),
+        ("llama", {"rope_scaling": {"type": "default"}} | THETA, {"base": 5000.0}),
+        ("llama", {"rope_scaling": None} | THETA, {"base": 5000.0}),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"base": 1e4, "factor": 2.0}),
+        ("llama", {"rope_scaling": YARN}, STRETCHED | {"ramp": "pairs", "fast": 32.0, "slow": 1.0}),
+        ("llama", {"rope_scaling": YARN | {"beta_fast": 4, "beta_slow": 0.5} | THETA},
+         STRETCHED | {"ramp": "pairs", "base": 5000.0, "fast": 4.0, "slow": 0.5}),
+        # the default, too
+        ("llama", {"rope_scaling": YARN | {"beta_fast": 0}}, STRETCHED | {"ramp": "pairs", "fast": 32.0, "slow": 1.0}),
+        ("llama", {"rope_scaling": LLAMA_3 | {"low_freq_factor": 2.0, "high_freq_factor": 5.0}},
+         STRETCHED | {"ramp": "turns", "factor": 8.0, "fast": 5.0, "slow": 2.0, "temperature": 0.0}),
+        ("gpt_neox", {}, {"base": 1e4, "share": 0.25}),
+        ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 500}, {"base": 500.0, "share": 0.5}),
+        ("gpt_neox", {"rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 1.0}},
+         {"base": 300.0, "share": 1.0}),
+        ("gpt_neox", {"rotary_pct": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+         {"base": 1e4, "factor": 2.0, "share": 0.5}),
+        ("stablelm", {}, {"base": 1e4, "share": 0.25}),
+        ("stablelm", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}, {"base": 500.0, "share": 0.5}),
     ],
     ids=str,
-)
-def test_rotary_bases_are_those_of_transformers(keys: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    own = transformers.LlamaConfig(**SIZES, **keys)
-    found = settings("llama", **keys)["position_options.base"]
-    assert found == own.rope_parameters["rope_theta"]
-
-
-@pytest.mark.parametrize(
-    ("family", "keys"),
-    [
-        ("GPTNeoX", {}),
-        ("GPTNeoX", {"rotary_pct": 0.5, "rotary_emb_base": 500}),
-        ("GPTNeoX", {"rope_parameters": {"rope_theta": 300.0, "partial_rotary_factor": 1.0}}),
-        ("GPTNeoX", {"rotary_pct": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
-        ("StableLm", {}),
-        ("StableLm", {"partial_rotary_factor": 0.5, "rope_theta": 500.0}),
-    ],
-    ids=str,
-)
-def test_shares_of_rotary_are_those_of_transformers(family: str, keys: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    own = getattr(transformers, f"{family}Config")(**SIZES, **keys).rope_parameters
-    named, kv_heads = ("gpt_neox", None) if family == "GPTNeoX" else ("stablelm", 2)
-    found = settings(named, **keys, num_key_value_heads=kv_heads)
-    for ours, theirs in (("base", "rope_theta"), ("share", "partial_rotary_factor")):
-        assert found[f"position_options.{ours}"] == own[theirs]
-    assert found.get("position_options.factor") == own.get("factor")
+)  # fmt: skip
+def test_options_of_rotary_are_those_of_transformers(
+    family: str, keys: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """As transformers 5.24 reads its config.json, and so does an import of what an export writes. The
+    frequencies are compared in tests/positions, and with recorded logits.
+    """
+    kv_heads = {"num_key_value_heads": None if family == "gpt_neox" else 2}
+    found = settings(family, **keys | kv_heads)
+    config = replaced(make_config(), found)
+    kind = {"ramp": "yarn", "factor": "rotary_interpolated"}
+    assert config.position == next((kind[key] for key in kind if key in options), "rotary")
+    assert config.position_options == options
+    again = FAMILIES[family].settings(FAMILIES[family].describe(config))
+    assert replaced(make_config(), again) == config
 
 
 @pytest.mark.parametrize(
     ("family", "keys", "message"),
     [
+        # other families read these names, or compute something else
+        ("mistral", {"layer_types": MIXED}, r"layer_types=.*Mistral's own code doesn't read"),
         ("gpt_neox", {"rope_theta": 500.0}, r"rope_theta=500\.0"),
         ("gpt_neox", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
         ("starcoder2", {"mlp_type": "gated"}, r"mlp_type='gated'"),
@@ -137,77 +138,29 @@ def test_shares_of_rotary_are_those_of_transformers(family: str, keys: dict[str,
         # Gemma's own code alone reads it
         ("stablelm", {"hidden_activation": "relu"}, r"not known here: hidden_activation='relu'"),
         ("olmo2", {"clip_qkv": 8.0}, r"not known here: clip_qkv=8\.0"),
+        ("refact", {"scale_attn_weights": False}, r"scale_attn_weights=False"),
+        ("btlm", {"alibi_scaling": {"type": "linear", "factor": 2}}, "alibi_scaling"),
+        ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture=True"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 8.0}}, r"rope_type='dynamic'"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, r"has no factor"),
+        ("llama", {"rope_scaling": YARN | {"truncate": False}}, r"truncate=False"),
+        ("llama", {"rope_scaling": YARN | {"mscale": 0.7}}, r"rope_parameters\.mscale=0\.7"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor"),
+        ("llama", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"full_attention"),
+        # an unknown key that is off might be on by default, and so change the logits
+        ("llama", {"a_switch": False}, r"not known here: a_switch=False"),
+        ("llama", {"a_number": 0}, r"not known here: a_number=0"),
     ],
     ids=str,
 )
-def test_what_the_newer_families_do_not_read_is_refused(
+def test_what_is_not_implemented_is_refused(
     family: str, keys: dict[str, Any], message: str
 ) -> None:
-    """Their own code reads these names elsewhere, or computes something else."""
-    kv_heads = None if family == "gpt_neox" else 2
+    sizes = DESCRIBED[family].config() if family in DESCRIBED else SIZES
+    kv_heads = {"num_key_value_heads": None} if family == "gpt_neox" else {}
     with pytest.raises(ValueError, match=message):
-        settings(family, **keys, num_key_value_heads=kv_heads)
-
-
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"type": "linear", "factor": 2.0},
-        YARN,
-        YARN | {"beta_fast": 4, "beta_slow": 0.5, "rope_theta": 5000.0},
-        YARN | {"beta_fast": 0},  # the default, too
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        | {"original_max_position_embeddings": 256},
-    ],
-    ids=str,
-)
-def test_stretched_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
-    """And those of the config that an export writes."""
-    pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    sizes = SIZES | {"head_dim": 64, "rope_theta": 1000.0, "max_position_embeddings": 1024}
-    own = transformers.LlamaConfig(**sizes, rope_scaling=dict(rope))
-    kind = own.rope_parameters["rope_type"]
-    expected, amplitude = ROPE_INIT_FUNCTIONS[kind](own, "cpu")
-    config = replaced(make_config(), FAMILIES["llama"].settings(sizes | {"rope_scaling": rope}))
-    sizes_here = {"num_heads": 4, "head_dim": 64, "width": 256, "train_length": 1024}
-    options = config.position_options
-    method = make_position(config.position, **sizes_here, options=options)
-    np.testing.assert_allclose(method.frequencies(), expected.numpy(), rtol=1e-5)
-    ours = 1 + getattr(method, "temperature", 0.0) * np.log(method.factor)
-    assert ours == pytest.approx(amplitude)
-    again = FAMILIES["llama"].settings(FAMILIES["llama"].describe(config))
-    assert replaced(make_config(), again) == config
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, r"rope_type='dynamic'"),
-        ({"rope_scaling": {"type": "linear"}}, r"has no factor"),
-        ({"rope_scaling": YARN | {"truncate": False}}, r"truncate=False"),
-        ({"rope_scaling": YARN | {"mscale": 0.7}}, r"rope_parameters\.mscale=0\.7"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, r"full_attention"),
-        ({"a_switch": False}, r"not known here: a_switch=False"),
-        ({"a_number": 0}, r"not known here: a_number=0"),
-    ],
-    ids=str,
-)
-def test_what_is_not_implemented_is_refused(keys: dict[str, Any], message: str) -> None:
-    """An unknown key that is off might be on by default, and so change the logits."""
-    with pytest.raises(ValueError, match=message):
-        settings("llama", **keys)
-
-
-def test_refact_divides_the_products_by_the_root_of_the_heads_size() -> None:
-    content = DESCRIBED["refact"].config()
-    assert FAMILIES["refact"].settings(content)["model.num_kv_heads"] == 1
-    with pytest.raises(ValueError, match=r"scale_attn_weights=False"):
-        FAMILIES["refact"].settings(content | {"scale_attn_weights": False})
+        FAMILIES[family].settings(sizes | kv_heads | keys)
 
 
 def test_equal_models_have_equal_configs() -> None:
@@ -220,13 +173,11 @@ def test_equal_models_have_equal_configs() -> None:
 @pytest.fixture
 def hub(tmp_path: pathlib.Path) -> pathlib.Path:
     """A folder with a random MPT of one layer."""
-    mpt, folder = DESCRIBED["mpt"], tmp_path / "hub"
+    folder = tmp_path / "hub"
     folder.mkdir()
-    content = mpt.config(vocab=320, length=16, layers=1) | {"torch_dtype": "bfloat16"}
-    content["attn_config"] |= {"alibi_bias_max": 16, "qk_ln": True}
-    (folder / "config.json").write_text(json.dumps(content))
+    attention = {"alibi_bias_max": 16, "qk_ln": True}
+    of_description("mpt", layers=1, torch_dtype="bfloat16", attn_config=attention)(folder)
     (folder / "modeling_mpt.py").write_text("raise SystemExit('nothing runs this')\n")
-    save_file(mpt.tensors(content, 0), folder / "model.safetensors")
     save_tokenizer(folder)
     return folder
 
@@ -264,18 +215,14 @@ def test_float16_does_not_overflow(hub: pathlib.Path, tmp_path: pathlib.Path) ->
 
 def test_buffers_do_not_decide_the_dtype(tmp_path: pathlib.Path) -> None:
     """Jais has slopes in float32 beside parameters in bfloat16."""
-    jais, folder = DESCRIBED["jais"], tmp_path / "hub"
-    folder.mkdir()
-    content = jais.config(vocab=320)
-    (folder / "config.json").write_text(json.dumps(content))
-    half = {
-        name: part.astype(ml_dtypes.bfloat16) for name, part in jais.tensors(content, 0).items()
-    }
-    buffers = jais.buffers(content)
-    assert any(part.dtype == np.float32 for part in buffers.values())
-    save_file(half | buffers, folder / "model.safetensors")
-    save_tokenizer(folder)
-    run = import_model(str(folder), tmp_path / "run", Config())
+    of_description("jais", layers=1)(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    buffers = {name for name in tensors if re.fullmatch(FAMILIES["jais"].buffers, name)}
+    assert {tensors[name].dtype.name for name in buffers} >= {"float32"}
+    half = {name: tensors[name].astype(ml_dtypes.bfloat16) for name in tensors.keys() - buffers}
+    save_file(tensors | half, tmp_path / "model.safetensors")
+    save_tokenizer(tmp_path)
+    run = import_model(str(tmp_path), tmp_path / "run", Config())
     assert run.config().model.param_dtype == "bfloat16"
 
 

@@ -12,15 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import save_file
 
-from alibi.config import Config, MeshConfig, load_config, make_config
+from alibi.config import Config, MeshConfig, load_config
 from alibi.convert.exporting import export_model
 from alibi.convert.importing import import_model
 from alibi.data.tokenizers import given_tokenizer
 from alibi.evaluation.harness import PairScorer
 from alibi.evaluation.scorer import Scorer, model_nll, run_objective
-from alibi.generation import GREEDY, generate
+from alibi.generation import GREEDY
 from alibi.generation.decoding import decode_answer
 from alibi.generation.texts import Prompt, Writer
 from alibi.model.decoder import build_model
@@ -31,8 +30,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.sweeps.watch import standings
 from alibi.training.loop import train
 from alibi.training.parent import Parent
-from tests.convert.described import FAMILIES
-from tests.convert.imported import save_tokenizer
+from tests.convert.imported import of_description, save_tokenizer
 from tests.hosts import ROOT, finish, start_hosts
 
 FullPass = Callable[[np.ndarray], np.ndarray]
@@ -42,11 +40,9 @@ FullPass = Callable[[np.ndarray], np.ndarray]
 def imported(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A work directory of a random MPT; not to be changed."""
     folder = tmp_path_factory.mktemp("mpt [1]*:")
-    family, hub = FAMILIES["mpt"], folder / "hub"
+    hub = folder / "hub"
     hub.mkdir()
-    config = family.config(vocab=320, length=16)
-    (hub / "config.json").write_text(json.dumps(config))
-    save_file(family.tensors(config, 0), hub / "model.safetensors")
+    of_description("mpt")(hub)
     save_tokenizer(hub)
     import_model(str(hub), folder / "run", Config())
     import_model(str(hub), folder / "narrow", Config(), dtype="bfloat16")
@@ -112,7 +108,8 @@ def test_eos_token_id_ends_answers_and_documents(
     stay in a training from the run and in an export.
     """
     run, prompt = TrainedRun(imported), Prompt([5, 250, 17], 0, {})
-    greedy = np.asarray(generate(run.model, run.params, jnp.asarray([prompt.ids]), 16))[0].tolist()
+    (unended,) = Writer(run, GREEDY, 16).write([prompt])
+    greedy = list(unended.tokens)
     assert run.tokenizer.ends == (0,)
     end, further = greedy[5], 7
     hub = shutil.copytree(imported.parent / "hub", tmp_path / "hub")
@@ -142,17 +139,17 @@ def test_eos_token_id_ends_answers_and_documents(
 def test_a_run_starts_from_it_at_another_length_and_with_flatter_slopes(
     imported: pathlib.Path,
 ) -> None:
-    """MPT's way to longer contexts; all parameters are taken, also of bfloat16."""
-    for workdir in (imported, imported.parent / "narrow"):
-        config = load_config(f"{workdir}/config.py:length=64,position_options.alibi_bias_max=16")
-        assert (config.init_from, config.imported_from) == (str(workdir), "")
-        assert (config.train_length, config.model.param_dtype) == (64, "float32")
-        assert (config.train.batch_tokens, config.optimizer.learning_rate) == (2048, 2e-5)
-        parent = Parent(config, build_model(config, 300))
-        about = parent.about()
-        assert about["new"] == about["dropped"] == []
-        assert about["taken"] == TrainedRun(workdir).num_parameters
-        assert "alibi_bias_max=16" in parent.describe()
+    """MPT's way to longer contexts; all parameters are taken, here of bfloat16."""
+    workdir = imported.parent / "narrow"
+    config = load_config(f"{workdir}/config.py:length=64,position_options.alibi_bias_max=16")
+    assert (config.init_from, config.imported_from) == (str(workdir), "")
+    assert (config.train_length, config.model.param_dtype) == (64, "float32")
+    assert (config.train.batch_tokens, config.optimizer.learning_rate) == (2048, 2e-5)
+    parent = Parent(config, build_model(config, 300))
+    about = parent.about()
+    assert about["new"] == about["dropped"] == []
+    assert about["taken"] == TrainedRun(workdir).num_parameters
+    assert "alibi_bias_max=16" in parent.describe()
     longer = load_config(f"{imported}/config.py:length=3000,optimizer.learning_rate=0.001")
     assert (longer.train.batch_tokens, longer.optimizer.learning_rate) == (3000, 0.001)
 
@@ -162,21 +159,11 @@ def test_another_method_takes_its_place(imported: pathlib.Path) -> None:
     assert TrainedRun(imported).config.position_options == {"alibi_bias_max": 8}
     config = load_config(f"{imported}/config.py:position=alibi")
     assert config.position_options == {"alibi_bias_max": 8}
-    for position, new in (("none", []), ("t5", ["position/table"])):
-        config = load_config(f"{imported}/config.py:position={position}")
-        about = Parent(config, build_model(config, 300)).about()
-        assert (config.position_options, about["new"], about["dropped"]) == ({}, new, [])
-        assert about["taken"] == TrainedRun(imported).num_parameters  # ALiBi has no parameters
-
-
-def test_devices_import_their_parts(imported: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Four, over which every large parameter is split, write the checkpoint that one writes."""
-    mesh = make_config("mesh.data=1,mesh.fsdp=2,mesh.tensor=2")
-    import_model(str(imported.parent / "hub"), tmp_path / "run", mesh)
-    alone, apart = TrainedRun(imported), TrainedRun(tmp_path / "run")
-    assert apart.config.mesh == MeshConfig(data=1, fsdp=2, tensor=2)
-    assert len(apart.params["embedding"].sharding.device_set) == 4
-    jax.tree.map(np.testing.assert_array_equal, alone.params, apart.params)
+    config = load_config(f"{imported}/config.py:position=t5")
+    about = Parent(config, build_model(config, 300)).about()
+    assert (config.position_options, about["new"]) == ({}, ["position/table"])
+    assert about["dropped"] == []
+    assert about["taken"] == TrainedRun(imported).num_parameters  # ALiBi has no parameters
 
 
 def test_hosts_with_different_folders_import_nothing(
@@ -228,4 +215,5 @@ def test_two_hosts_import_the_parts_of_their_devices(
     assert "MPTForCausalLM" not in second
     alone, apart = TrainedRun(imported), TrainedRun(tmp_path / "run")
     assert apart.config.mesh == MeshConfig(data=1, fsdp=2, tensor=2)
+    assert len(apart.params["embedding"].sharding.device_set) == 4
     jax.tree.map(np.testing.assert_array_equal, alone.params, apart.params)

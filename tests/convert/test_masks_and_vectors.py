@@ -7,24 +7,19 @@ import pathlib
 import numpy as np
 import pytest
 import tokenizers as hf
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from alibi.cli import command_line, fill_mask, vectors
-from alibi.config import Config, make_config
+from alibi.config import Config
 from alibi.convert.importing import import_model
 from alibi.data.tokenizers import BpeTokenizer
-from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
-from alibi.evaluation.perplexity import Perplexity
 from alibi.evaluation.scorer import run_objective
-from alibi.evaluation.windows import read_sequences, windows_of
 from alibi.generation import GREEDY, encoders
 from alibi.generation.encoders import Vectors, encode, fill_masks, write_vectors
 from alibi.generation.texts import Writer
-from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
-from tests.convert.described import FAMILIES
 from tests.convert.described_encoders import ENCODERS
-from tests.convert.imported import save_tokenizer
+from tests.convert.imported import of_description, save_tokenizer
 from tests.convert.test_encoders import jina
 
 LINES = [
@@ -52,11 +47,9 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     """A random model of the next token."""
     folder = tmp_path_factory.mktemp("decoder")
-    hub, family = folder / "hub", FAMILIES["mpt"]
+    hub = folder / "hub"
     hub.mkdir()
-    content = family.config(layers=1, vocab=320, length=16)
-    (hub / "config.json").write_text(json.dumps(content))
-    save_file(family.tensors(content, 0), hub / "model.safetensors")
+    of_description("mpt", layers=1)(hub)
     save_tokenizer(hub)
     return TrainedRun(import_model(str(hub), folder / "run", Config()).path)
 
@@ -114,8 +107,7 @@ def test_a_text_has_the_ids_of_the_hubs_tokenizer(tmp_path: pathlib.Path) -> Non
     assert 0 not in spelt[:-1]
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("pooling", ["mean", "first"])
+@pytest.mark.parametrize(("pooling", "normalised"), [("mean", True), ("first", False)])
 def test_vectors_are_those_of_sentence_transformers(
     bare: TrainedRun, tmp_path: pathlib.Path, pooling: str, normalised: bool
 ) -> None:
@@ -189,6 +181,7 @@ def test_wrong_requests_are_one_line(
     )
     refused(r"objective=masked, which fills in tokens", Writer, masked, GREEDY, 8)
     refused(r"imported without a head", fill_masks, bare, ["[MASK]"])
+    refused(r"without a head for masked tokens, and an evaluation", run_objective, bare)
     refused(r"'no mask here' has no \[MASK\]", fill_masks, masked, ["no mask here"])
     refused(r"line 2 has \d+ tokens and 16 are allowed", write_vectors, bare, LINES, out, how)
     refused(r"there is no line of text", write_vectors, bare, [], out, how)
@@ -199,44 +192,6 @@ def test_wrong_requests_are_one_line(
     assert not [*tmp_path.iterdir()]
     out.write_text("mine")
     refused(r"is there already; remove it", write_vectors, bare, LINES[:1], out, how)
-
-
-def test_the_masked_score_is_that_of_documents_on_their_own(
-    tmp_path: pathlib.Path, bare: TrainedRun
-) -> None:
-    """At L and 2 L, by the evaluation's command. Documents are isolated by the import's config, so each
-    part of a document in a window is computed alone by the description.
-    """
-    jina(tmp_path)
-    isolated = make_config("data.tokenizer=bpe,data.isolate_documents=restart")
-    run = TrainedRun(import_model(str(tmp_path / "hub"), tmp_path / "alone", isolated).path)
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(f"{line} {line}" for line in LINES * 4) + "\n")
-    evaluator = Perplexity(text_file=str(text), document_end="line")
-    options = EvaluationOptions(tmp_path / "out", (16, 32), evaluators=(evaluator,))
-    assert evaluate_runs([run.directory.path], options) == []
-    rows = read_rows(tmp_path / "out" / "results.jsonl")
-    stream = np.concatenate([run.tokenizer.encode(f"{line} {line}") for line in LINES * 4])
-    assert [row.cell["length"] for row in rows] == [16, 32]
-    for row in rows:
-        total, count = 0.0, 0
-        for group in windows_of(stream.size, row.cell["length"], causal=False).groups:
-            sequences = read_sequences(stream, group, np.arange(len(group)))
-            batch = run_objective(run).batch(sequences)
-            for inputs, targets, segments in zip(
-                batch.inputs, batch.targets, batch.segment_ids, strict=True
-            ):
-                for segment in np.unique(segments[targets >= 0]):
-                    own = segments == segment
-                    logits = described(run, "jina_bert", inputs[own])[targets[own] >= 0]
-                    chosen = targets[own & (targets >= 0)]
-                    log_z = np.log(np.exp(logits).sum(-1))
-                    total += (log_z - logits[np.arange(len(chosen)), chosen]).sum()
-                    count += len(chosen)
-        assert row.results["tokens"] == count > 20
-        assert row.results["nll_nats"] == pytest.approx(total, rel=1e-5)
-    with pytest.raises(ValueError, match=r"without a head for masked tokens, and an evaluation"):
-        run_objective(bare)
 
 
 def test_long_lines_are_cut_if_asked_for(bare: TrainedRun, tmp_path: pathlib.Path) -> None:

@@ -8,13 +8,8 @@ import pytest
 
 from alibi.config import make_config
 from alibi.config.fields import number
-from alibi.evaluation.evaluate import evaluate_runs
 from alibi.objectives import OBJECTIVES, REGISTRY, Batch, NextToken, Objective, make_objective
 from alibi.objectives.checks import check_batch
-from alibi.reporting.rows import read_rows
-from alibi.runs import RunDirectory, evaluation_hash, method_files
-from alibi.training.loop import train
-from tests.evaluation.runs import options_of
 
 HERE = __name__
 
@@ -211,16 +206,3 @@ def test_an_option_without_a_default_is_the_key_of_its_name():
     )
     with pytest.raises(ValueError, match="has a default for 'mask_rate', which is a key"):
         REGISTRY.make(hiding, {}, own.objective, vocab_size=4, boundary_id=0)
-
-
-@pytest.mark.slow
-def test_it_is_trained_and_its_file_belongs_to_the_run(tiny_config, tmp_path):
-    config = tiny_config(objective__name=f"{HERE}:Every", objective__options={"n": 4})
-    train(config, str(tmp_path / "run"))
-    assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16,))) == []
-    [row] = read_rows(tmp_path / "out" / "results.jsonl")
-    assert row.objective == {"name": f"{HERE}:Every", "n": 4, "mask_rate": 0.15}
-    assert row.results["tokens"] == 4 * 43 + 3  # 43 windows of 16 tokens, and one of 12
-    assert method_files(config).keys() >= {f"own file {HERE}"}
-    assert RunDirectory(tmp_path / "run").provenance()["method_files"] == method_files(config)
-    assert evaluation_hash(config) != evaluation_hash(tiny_config())

@@ -21,7 +21,6 @@ from alibi.objectives.fill_in_the_middle import FillInTheMiddle
 from alibi.objectives.prefix_lm import PrefixLM
 from alibi.positions import make_position
 from alibi.reporting.rows import read_rows
-from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from tests.attention.calls import assert_near
 from tests.evaluation.runs import options_of
@@ -176,7 +175,8 @@ def test_tiles_equal_the_dense_formula_with_a_reach():
 
 def test_added_tokens_are_never_written():
     """Their embeddings are made the likeliest by far."""
-    model = build_model(make_config(f"{TINY},objective=fill_in_the_middle"), VOCAB)
+    one_layer = TINY.replace("num_layers=2", "num_layers=1")
+    model = build_model(make_config(f"{one_layer},objective=fill_in_the_middle"), VOCAB)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     assert params["embedding"].shape == (VOCAB + 4, 16)
     prompt = jnp.arange(8)[None]
@@ -205,23 +205,16 @@ def test_a_prefix_lm_writes_as_it_is_scored():
     np.testing.assert_allclose(nll, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["prefix_lm", "after_separator"])
-def test_trained_and_evaluated(tiny_config, tmp_path, name):
-    options = {"objective__options": {"separator": " "}} if name == "after_separator" else {}
-    config = tiny_config(
-        objective__name=name, train__steps=20, optimizer__warmup_steps=4, **options
-    )
+def test_trained_and_evaluated(tiny_config, tmp_path):
+    config = tiny_config(objective__name="prefix_lm", train__steps=20, optimizer__warmup_steps=4)
     train(config, str(tmp_path / "run"))
     losses = [row["train_nll"] for row in rows_of_metrics(tmp_path / "run") if "train_nll" in row]
     assert losses[-1] < losses[0] - 0.3
     assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
-    recorded = {"name": name, "separator": " ", "end": "\n"} if options else None
-    assert [row.objective for row in rows] == [recorded] * 2
-    if recorded is None:  # every token of the text, as a run of next_token
-        assert [row.results["tokens"] for row in rows] == [700, 700]
-    run = TrainedRun(tmp_path / "run")
-    assert generate(run.model, run.params, jnp.zeros((1, 4), jnp.int32), 3).max() < 256
+    assert [row.objective for row in rows] == [None, None]
+    # every token of the text, as a run of next_token
+    assert [row.results["tokens"] for row in rows] == [700, 700]
 
 
 def test_no_prefix_sees_padding():

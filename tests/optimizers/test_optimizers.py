@@ -36,6 +36,7 @@ MODELS = (
 )  # fmt: skip
 
 
+@functools.cache
 def shapes_of(keys):
     return param_shapes(build_model(make_config(f"{TINY},{keys}".rstrip(",")), 100))
 
@@ -118,9 +119,10 @@ def test_muon_is_its_formula_for_matrices_and_adamw_for_the_rest():
         np.testing.assert_allclose(found, expected, atol=2e-5 * rate)
 
 
-@pytest.mark.parametrize(("name", "keys"), [("adamw", ""), ("muon", MODELS[1])])
-def test_updates_of_scanned_layers_are_those_of_single_ones(name, keys):
-    config = make_config(f"{TINY},optimizer.name={name},optimizer.warmup_steps=0").optimizer
+def test_updates_of_scanned_layers_are_those_of_single_ones():
+    """With Muon, which takes AdamW for what is no matrix."""
+    keys = MODELS[1]
+    config = make_config(f"{TINY},optimizer.name=muon,optimizer.warmup_steps=0").optimizer
     optimizer, _ = make_optimizer(config, 600)
     params = random_like(shapes_of(keys), 0)
     gradients = [random_like(params, seed) for seed in (1, 2)]
@@ -247,8 +249,8 @@ class Several(Schedule):
         return jnp.full(3, self.learning_rate)
 
 
-def test_an_optimizer_and_a_schedule_from_outside(tiny_config, tmp_path):
-    """Its last state is that of Optax's own, by hand over the same updates."""
+def test_an_optimizer_and_a_schedule_from_outside(tiny_config):
+    """The updates are those of Lion's formula; test_extending.py trains with others."""
     keys = {"name": f"{HERE}:Lion", "options": {"decay": 0.2}, "schedule": f"{HERE}:Falling"}
     config = tiny_config(
         optimizer__schedule_options={"power": 2},
@@ -264,9 +266,6 @@ def test_an_optimizer_and_a_schedule_from_outside(tiny_config, tmp_path):
         updates, state = made.update(params, state, params)
     np.testing.assert_allclose(updates["layers_0"]["up"]["kernel"], -1.5e-3 * 1.2, rtol=1e-6)
     np.testing.assert_allclose(updates["layers_0"]["up"]["bias"], -1.5e-3, rtol=1e-6)
-    loop.train(config, str(tmp_path / "run"))
-    losses = [row["train_nll"] for row in rows(tmp_path / "run") if "train_nll" in row]
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(

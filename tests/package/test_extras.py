@@ -144,18 +144,15 @@ def test_the_commands_run_where_there_is_no_clone(environment) -> None:
     words = ("--config=mine.py:position=t5", "--config.train.steps=3", "--print_config")
     shown = installed.run("alibi-train", *words).stdout
     assert "config.position = 't5'" in shown
-    (installed.folder / "mine.py").write_text(shown)  # it imports no clone either
-    assert "no flag --conig; did you mean --config?" in (
-        installed.run("alibi-train", "--conig=mine.py", code=1).stderr
-    )
-    assert (
-        "--prompts: a file of JSON lines"
-        in installed.run("alibi-generate", "--help", code=1).stdout
-    )
-    code = "from alibi.sweeps.processes import _program; print(*_program('eval_extrapolation.py'))"
-    assert installed.python(code) == "-m alibi.cli.eval_extrapolation\n"
-    told = installed.run("python", "-m", "alibi.cli.eval_extrapolation", code=1).stderr
-    assert told.startswith("error: give --workdirs")
+    code = """
+from alibi.sweeps.processes import _program
+print(*_program('eval_extrapolation.py'))
+import runpy
+runpy.run_module(_program('eval_extrapolation.py')[1], run_name='__main__')
+"""
+    ended = installed.run("python", "-c", code, code=1)
+    assert ended.stdout == "-m alibi.cli.eval_extrapolation\n"
+    assert ended.stderr.startswith("error: give --workdirs")
 
 
 @pytest.mark.parametrize("package", ["torch", "gcsfs"])
