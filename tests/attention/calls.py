@@ -11,11 +11,11 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.skipping import UNDERFLOW
 
 
-def inputs(batch, q, k, heads, head_dim, *, kv_heads=0, value_dim=0):
+def inputs(batch, q, k, heads, head_dim, *, kv_heads=0, value_dim=0, seed=0):
     """Returns queries, keys, values, and a gradient of the result, `[batch, length, heads,
     features]`, float32.
     """
-    rng, kv_heads, value_dim = np.random.default_rng(0), kv_heads or heads, value_dim or head_dim
+    rng, kv_heads, value_dim = np.random.default_rng(seed), kv_heads or heads, value_dim or head_dim
     shapes = (
         (q, heads, head_dim),
         (k, kv_heads, head_dim),
