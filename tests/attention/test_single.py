@@ -1,7 +1,6 @@
 """A single query against a cache equals the dense formula, and the cache is copied at no token."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -50,41 +49,10 @@ def test_auto_takes_it_for_one_query_on_one_cpu(unchecked):
     assert choose(on(alone, "gpu")) == "reference"
 
 
-def test_the_model_decodes_by_it_and_copies_no_cache(tiny_config, monkeypatch):
-    """Token by token as the whole sequence, with sequences at positions of their own."""
-    model = build_model(tiny_config(position="alibi", model__num_layers=1), 40)
-    tokens = np.random.default_rng(0).integers(0, 40, (2, 12), np.int32)
-    variables = jax.jit(model.init)(jax.random.key(0), tokens)
-    whole = np.asarray(jax.jit(model.apply)(variables, tokens))
-    monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    started = jax.jit(functools.partial(model.init, decode=True))(
-        jax.random.key(0), np.zeros((2, 32768), np.int32)
-    )
-    cache = started["cache"]
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(cache, token, positions):
-        now = {"params": variables["params"], "cache": cache}
-        return model.apply(now, token, positions=positions, decode=True, mutable=["cache"])
-
-    compiled = step.lower(cache, tokens[:, :1], np.zeros((2, 1), np.int32)).compile(
-        compiler_options=AS_USERS
-    )
-    # The dense formula holds two transposed copies.
-    assert compiled.memory_analysis().temp_size_in_bytes < cache["layers_0"]["held"].value.nbytes
-    for i in range(12):
-        # The second sequence begins at position 100: only distances count.
-        positions = np.asarray([[i], [100 + i]], np.int32)
-        logits, updated = compiled(cache, tokens[:, i : i + 1], positions)
-        cache = updated["cache"]
-        np.testing.assert_allclose(np.asarray(logits)[:, 0], whole[:, i], atol=2e-5)
-
-
-@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 4), (4, 2)])
-def test_generating_copies_a_cache_at_no_token(batch, kv_heads, tiny_config, monkeypatch):
+def test_generating_copies_a_cache_at_no_token(tiny_config, monkeypatch):
     """XLA would hold the cache twice more, and copy it to write each token."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    temporary, of_cache = memory_of_generating(tiny_config, batch, num_kv_heads=kv_heads)
+    temporary, of_cache = memory_of_generating(tiny_config, 4, num_kv_heads=2)
     assert temporary < of_cache
 
 

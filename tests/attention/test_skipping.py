@@ -131,7 +131,7 @@ def test_tiles_left_out_weigh_no_more_than_epsilon(form):
     query_positions, key_positions, hides = FORMS[form]
     hides = {"causal": True, "window": None} | hides
     left_out = 0
-    for name, epsilon in itertools.product(CONTENTS, (0.0, 1e-6, 0.5)):
+    for name, epsilon in itertools.product(CONTENTS, (0.0, 0.5)):
         q, k = (
             x.astype(np.float32) for x in CONTENTS[name](query_positions.size, key_positions.size)
         )
@@ -263,22 +263,18 @@ def test_a_bias_bounds_the_keys_of_a_block_by_one_and_together(symmetric):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "changed", "epsilon"),
+    ("name", "options", "epsilon"),
     [
-        ("kerple_power", {}, {"r1": [1.0, 0.1], "r2": [1.0, 1.5]}, 0.0),
-        ("sandwich", {"features": 512}, {}, 1e-6),
-        ("fox", {}, {}, 0.0),
+        ("sandwich", {"features": 512}, 1e-6),
+        ("fox", {}, 0.0),
     ],
 )
-def test_skipping_in_two_thousand_tokens_changes_no_row(
-    monkeypatch, name, options, changed, epsilon
-):
+def test_skipping_in_two_thousand_tokens_changes_no_row(monkeypatch, name, options, epsilon):
     """Sampled rows of bounded biases against the dense formula, with tiles left out."""
     method = make_position(
         name, num_heads=2, head_dim=8, width=16, train_length=64, options=options
     )
     params = {**method.init(jax.random.key(0)), **method.init_layer(jax.random.key(0))}
-    params |= {name: jnp.asarray(values) for name, values in changed.items()}
     x = jax.random.normal(jax.random.key(1), (1, 2048, 16))
     q, k, v = (jax.random.normal(jax.random.key(seed), (1, 2048, 2, 8)) for seed in (2, 3, 4))
     shares = []
