@@ -106,10 +106,9 @@ def test_second_derivatives_in_reverse_mode():
 @pytest.mark.parametrize(
     "words",
     [
-        "model.attention=blocked,model.normalizer=sink",
         "position=t5,model.num_kv_heads=1,model.scan_layers=True,model.remat=True,model.qk_norm=True,"
         "model.attention_gate=True",
-        "model.embedding=adaptive,model.cutoffs=(100,),model.adaptive_factor=2",
+        "model.attention=blocked,model.normalizer=sink,model.embedding=adaptive,model.cutoffs=(100,),model.adaptive_factor=2",
     ],
 )
 def test_products_of_a_step_in_bfloat16_take_bfloat16(words):
@@ -153,7 +152,7 @@ def test_only_the_cpu_gets_it(monkeypatch):
         assert Products.of("auto", half) == Products(False, lax.dot_general, half, False)
 
 
-@pytest.mark.parametrize("shape", [(8,), (3, 8), (2, 3, 8), (2, 0, 8)])
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 8), (2, 0, 8)])
 def test_layer_norm_by_rows_is_that_of_flax(shape):
     rng = np.random.default_rng(0)
     x, incoming = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2))

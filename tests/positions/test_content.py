@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 
 from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.testing import check_cache
-from alibi.testing.model import SmallModel
 from tests.positions.test_biases import (
     HEAD_DIM,
     HEADS,
@@ -117,8 +115,3 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name, options, log
     moved = {leaf: gradient for leaf, gradient in gradients.items() if np.abs(gradient).max() > 0}
     assert moved.keys() >= {*params, "query", "key", "value"}
     check_derivatives(lambda given: (formula(given) * wanted).sum(), exact, moved)
-
-
-def test_a_convolution_longer_than_a_piece_goes_on_in_the_cache() -> None:
-    """Pieces of 4 tokens, then single ones, with padding between: 7 taps reach across several."""
-    check_cache(SmallModel(make("selective_rope", taps=7)))
