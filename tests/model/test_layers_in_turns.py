@@ -1,22 +1,15 @@
-"""The configs whose layers differ: training, windows of 16 times the training length, decoding, and
-a float64 formula of each.
-"""
+"""A config whose layers differ, at 16 times the training length: a float64 formula, and decoding."""
 
 import dataclasses
-import importlib
 
 import jax
 import numpy as np
 import pytest
 
 from alibi.config import Config, flatten, read_config
-from alibi.config.override import Override
-from alibi.evaluation.evaluate import evaluate_runs
 from alibi.generation import new_cache, read
 from alibi.model.decoder import build_model
-from alibi.reporting.recorded import find_rows
-from alibi.training import loop
-from tests.evaluation.runs import options_of
+from configs import irope
 
 LENGTH, WINDOW = 16, 4  # of the tiny models
 
@@ -27,28 +20,22 @@ class Layer:
 
     base: float | None = None
     window: int = 10**6
-    slopes: tuple[float, ...] = (0.0, 0.0)
     grows: bool = False
 
 
-TENANTS = {
-    "alibi_none": [Layer(slopes=(2**-4, 2**-8)), Layer()] * 2,
-    "irope": [*[Layer(base=500_000.0, window=WINDOW)] * 3, Layer(grows=True)],
-}
+IROPE = [*[Layer(base=500_000.0, window=WINDOW)] * 3, Layer(grows=True)]
 
 
-def tiny(name: str, tiny_config) -> Config:
-    """Returns the tests' model with the config's layer pattern and shorter windows."""
-    whole = read_config(importlib.import_module(f"configs.{name}").get_config())
+def tiny(tiny_config) -> Config:
+    """Returns the tests' model with the layer pattern of configs/irope.py and shorter windows."""
+    whole = read_config(irope.get_config())
     keys = {
         key.replace(".", "__"): value
         for key, value in flatten(whole).items()
         if key in ("position", "model.num_layers", "model.logit_scale")
         or key.startswith("position_options.")
     }
-    window = whole.model.window
-    if window:
-        keys["model__window"] = tuple(WINDOW if each else 0 for each in window)
+    keys["model__window"] = tuple(WINDOW if each else 0 for each in whole.model.window)
     return tiny_config(**keys, train__steps=4)
 
 
@@ -84,7 +71,6 @@ def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
         if layer.grows:
             query = query * (1 + 0.1 * np.log((position + 1) // LENGTH + 1))[:, None, None]
         z = np.einsum("qhe,khe->hqk", query, key) / np.sqrt(query.shape[-1])
-        z -= np.asarray(layer.slopes)[:, None, None] * distance
         z = np.where((distance >= 0) & (distance < layer.window), z, -np.inf)
         weights = np.exp(z - z.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
@@ -96,12 +82,11 @@ def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TENANTS)
-def test_a_pattern_of_layers(name: str, tiny_config) -> None:
+def test_a_pattern_of_layers(tiny_config) -> None:
     """At 16 times the training length it is the formula, and decodes as its full pass, through slots
     of a window and a chunk.
     """
-    model = build_model(tiny(name, tiny_config), 256)
+    model = build_model(tiny(tiny_config), 256)
     tokens = np.random.default_rng(0).integers(0, 256, (1, 16 * LENGTH))
     params = jax.tree.map(  # off their initial values, which are zeros for the biases
         lambda leaf: (
@@ -110,31 +95,12 @@ def test_a_pattern_of_layers(name: str, tiny_config) -> None:
         jax.device_get(jax.jit(model.init)(jax.random.key(0), tokens[:, :1])["params"]),
     )
     whole = jax.jit(model.apply)({"params": params}, tokens)
-    np.testing.assert_allclose(whole[0], logits(params, tokens[0], TENANTS[name]), atol=2e-5)
+    np.testing.assert_allclose(whole[0], logits(params, tokens[0], IROPE), atol=2e-5)
     cache, found = new_cache(model, 1, tokens.size, tokens.size, 100), []
     for start, end in ((0, 100), (100, 200), *((at, at + 1) for at in range(200, 210))):
         piece, cache = read(model, params, cache, tokens[:, start:end])
         found.append(np.asarray(piece))
     found = np.concatenate(found, axis=1)
     np.testing.assert_allclose(found, whole[:, :210], atol=5e-5)
-    held = [cache[f"layers_{number}"]["held"].key.shape[-1] for number in range(len(TENANTS[name]))]
-    assert held == [
-        WINDOW + 99 if layer.window == WINDOW else 16 * LENGTH for layer in TENANTS[name]
-    ]
-
-
-@pytest.mark.slow
-def test_it_trains_and_is_evaluated_at_16_times_the_length(tiny_config, tmp_path) -> None:
-    """And with other methods of its layers."""
-    config, workdir = tiny("alibi_none", tiny_config), tmp_path / "run"
-    status = loop.train(config, str(workdir))
-    assert (status["state"], status["step"]) == ("finished", 4)
-    for override in (None, Override("none,alibi", window=(4, 0))):
-        options = options_of(workdir, (16 * LENGTH,), override=override)
-        assert evaluate_runs([workdir], options) == []
-    rows = {str(row.override or ""): row for row in find_rows(workdir)}
-    assert set(rows) == {"", "as none,alibi with window 4,0"}
-    for row in rows.values():
-        assert (row.position, row.length) == (config.position, 16 * LENGTH)
-        assert row.results["perplexity"] < 256, "of 256 bytes"
-    assert len({row.results["nll_nats"] for row in rows.values()}) == 2
+    held = [cache[f"layers_{number}"]["held"].key.shape[-1] for number in range(len(IROPE))]
+    assert held == [WINDOW + 99 if layer.window == WINDOW else 16 * LENGTH for layer in IROPE]

@@ -154,7 +154,7 @@ def test_huge_logits_stay_finite() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) -> None:
+def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_3_gib(tiny_config) -> None:
     """All logits of 16,384 tokens at 33,280 words would alone be 2 GiB, and their gradient as much
     again.
     """
@@ -173,5 +173,4 @@ def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) 
         .memory_analysis()
     )
     total = memory.temp_size_in_bytes + memory.argument_size_in_bytes
-    assert total < 4 * 2**30
     assert total < 3 * 2**30, "the logits of a chunk of 2,048 tokens are 0.25 GiB"
