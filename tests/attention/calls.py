@@ -25,17 +25,18 @@ def inputs(batch, q, k, heads, head_dim, *, kv_heads=0, value_dim=0, seed=0):
     return tuple(rng.standard_normal((batch, *shape), np.float32) for shape in shapes)
 
 
-def value_and_gradients(arrays, bias, **arguments):
-    """Returns the result of `attend`, and the gradients of queries, keys, values and the bias, as
-    one list.
+def value_and_gradients(arrays, bias, sink=None, **arguments):
+    """Returns the result of `attend`, and the gradients of queries, keys, values, the bias and the
+    sink, as one list.
     """
     *arrays, incoming = arrays
 
-    def scalar(arrays, bias):
-        attended = attend(*arrays, bias=bias, **arguments)
+    def scalar(arrays, bias, sink):
+        attended = attend(*arrays, bias=bias, sink=sink, **arguments)
         return (attended * incoming).sum(), attended
 
-    gradients, attended = jax.jit(jax.grad(scalar, argnums=(0, 1), has_aux=True))(arrays, bias)
+    step = jax.jit(jax.grad(scalar, argnums=(0, 1, 2), has_aux=True))
+    gradients, attended = step(arrays, bias, sink)
     return jax.tree.leaves((attended, gradients))
 
 
@@ -43,6 +44,34 @@ def assert_near(found, expected, share=1e-5):
     """Compares trees of arrays, each array by a share of one more than its largest value."""
     for got, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, right, rtol=0, atol=share * (1 + np.abs(right).max()))
+
+
+def assert_equals_reference(backend, arrays, bias, sink=None, *, share=1e-5, **arguments):
+    """Compares what `value_and_gradients` returns by a backend with the reference's."""
+    ways = (
+        value_and_gradients(arrays, bias, sink, backend=name, **arguments)
+        for name in (backend, "reference")
+    )
+    assert_near(*ways, share)
+
+
+def double(given):
+    return {name: np.asarray(x, np.float64) for name, x in given.items()}
+
+
+def check_derivatives(loss, given, gradients, share=1e-5):
+    """Checks derivatives of a formula along a random direction of each input, by differences in
+    float64, to a share of one more than the sum of the gradient's parts along it.
+    """
+    rng, given = np.random.default_rng(2), double(given)
+    for name, gradient in gradients.items():
+        direction, step = rng.normal(size=np.shape(gradient)), 1e-6
+        ahead, behind = (
+            loss(given | {name: given[name] + sign * step * direction}) for sign in (1, -1)
+        )
+        expected, along = (ahead - behind) / (2 * step), np.asarray(gradient) * direction
+        assert abs(along.sum() - expected) <= share * (1.0 + np.abs(along).sum()), name
+        assert np.abs(gradient).max() > 0 or expected == 0.0, name
 
 
 def on(call: AttentionCall, platform: str) -> AttentionCall:

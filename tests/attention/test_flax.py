@@ -91,20 +91,10 @@ def linen_formula(params: dict, x: np.ndarray, **options: object) -> np.ndarray:
     )
 
 
-def test_linen_layer_computes_the_papers_attention() -> None:
-    x = random_activations()
-    layer = linen_layer()
-    variables = jax.jit(layer.init)(jax.random.key(1), x)
-    apply = jax.jit(layer.apply)
-    result = np.asarray(apply(variables, x))
-    np.testing.assert_allclose(result, linen_formula(variables["params"], x), atol=1e-5)
-    np.testing.assert_allclose(
-        apply(variables, x[0]), result[0], atol=1e-6, err_msg="without a batch dimension"
-    )
-
-
 @pytest.mark.parametrize(("causal", "dtype"), [(True, bool), (False, np.float32)])
-def test_padding_masks_of_the_user_act_in_the_linen_layer(causal: bool, dtype: type) -> None:
+def test_the_linen_layer_computes_the_papers_attention_under_padding_masks(
+    causal: bool, dtype: type
+) -> None:
     """As booleans, and as numbers from Flax's own `make_attention_mask`."""
     x = random_activations()
     real = np.arange(9)[None, :] < np.asarray([9, 5])[:, None]
@@ -115,6 +105,8 @@ def test_padding_masks_of_the_user_act_in_the_linen_layer(causal: bool, dtype: t
     result = np.asarray(apply(variables, x, mask=mask.astype(dtype)))
     expected = linen_formula(variables["params"], x, causal=causal, mask=mask)
     np.testing.assert_allclose(result, expected, atol=1e-5)
+    alone = apply(variables, x[0])  # without a batch dimension, and without padding
+    np.testing.assert_allclose(alone, result[0], atol=1e-6)
     x[1, 5:] += 1.0
     changed = np.asarray(apply(variables, x, mask=mask.astype(dtype)))
     np.testing.assert_array_equal(changed[1, :5], result[1, :5], err_msg="padding was seen")

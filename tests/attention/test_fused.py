@@ -28,7 +28,8 @@ from alibi.positions import AlibiBias, make_position
 from alibi.positions.alibi import TwoSidedAlibiBias
 from alibi.positions.fox import FoxBias
 from alibi.positions.metric import Metric, MetricBias
-from tests.attention.calls import abstract_device, assert_near, inputs, on
+from tests.attention import calls
+from tests.attention.calls import abstract_device, inputs, on
 
 KERNELS = ["mosaic", "triton"]
 MASKED = [
@@ -64,26 +65,8 @@ def bias_of(name, heads, head_dim, batch=2, length=40, **options):
     return params, method.bias
 
 
-def by(backend, arrays, params, bias, sink=None, **arguments):
-    """Returns the result and the gradients of queries, keys, values, the parameters and the sink."""
-    *learned, incoming = arrays
-
-    @jax.jit
-    def value_and_gradients(*learned):
-        def attention(query, key, value, params, sink):
-            return attend(
-                query, key, value, bias=bias(params), sink=sink, backend=backend, **arguments
-            )
-
-        attended, to_gradients = jax.vjp(attention, *learned)
-        return attended, *to_gradients(jnp.asarray(incoming))
-
-    return jax.tree.leaves(value_and_gradients(*learned, params, sink))
-
-
 def assert_equals_reference(arrays, params, bias, **arguments):
-    ways = (by(backend, arrays, params, bias, **arguments) for backend in ("fused", "reference"))
-    assert_near(*ways)
+    calls.assert_equals_reference("fused", arrays, bias(params), **arguments)
 
 
 def test_a_table_on_tpus(small_blocks):

@@ -14,8 +14,8 @@ from alibi import attend
 from alibi.attention import AttentionOptions, method_attention_fn
 from alibi.attention.cpu import saved
 from alibi.attention.cpu.saved import QueryBlock, query_blocks
-from alibi.positions import Bias, make_position, per_key
-from tests.attention.calls import assert_near
+from alibi.positions import Bias, make_position
+from tests.attention.calls import assert_equals_reference
 
 
 class Written(Bias):
@@ -25,20 +25,6 @@ class Written(Bias):
 
     def __call__(self, query_positions, key_positions):
         return self.values
-
-
-class OfKeys(Bias):
-    """A bias of each sequence, key and head."""
-
-    values: jax.Array = per_key()
-
-    @property
-    def key_term(self):
-        return self.values
-
-    def __call__(self, query_positions, key_positions):
-        rows = jnp.moveaxis(self.values, 1, 2)[:, :, None]
-        return jnp.broadcast_to(rows, (*rows.shape[:2], query_positions.shape[-1], rows.shape[3]))
 
 
 attention = functools.partial(attend, backend="saved")
@@ -51,21 +37,6 @@ def _inputs(q_length, k_length, heads=2, head_dim=4, batch=2):
     key, value = rng.standard_normal((2, batch, k_length, heads, head_dim))
     bias = rng.standard_normal((heads, q_length, k_length))
     return [jnp.asarray(x, jnp.float32) for x in (query, key, value, bias, out)]
-
-
-def _assert_equals_reference(query, key, value, bias, out, **arguments):
-    """Compares the result and the gradients of queries, keys, values and the bias."""
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def value_and_gradients(backend, *arrays):
-        def attended(query, key, value, bias):
-            return attend(query, key, value, bias=bias, backend=backend, **arguments)
-
-        result, to_gradients = jax.vjp(attended, *arrays)
-        return result, *to_gradients(out)
-
-    ways = (value_and_gradients(name, query, key, value, bias) for name in ("saved", "reference"))
-    assert_near(*ways, 2e-5)
 
 
 # Two blocks of queries and an odd last one; fewer queries than keys, and a single query.
@@ -81,15 +52,8 @@ def _assert_equals_reference(query, key, value, bias, out, **arguments):
 )
 def test_value_and_gradients_are_those_of_dense_attention(q_length, k_length, causal, window):
     query, key, value, bias, out = _inputs(q_length, k_length)
-    _assert_equals_reference(query, key, value, Written(bias), out, causal=causal, window=window)
-
-
-@pytest.mark.parametrize(("q_length", "causal"), [(70, True), (131, False)])
-def test_a_bias_of_keys_alone_is_as_if_written_out(q_length, causal):
-    """Its gradient is summed over the queries."""
-    query, key, value, _, out = _inputs(q_length, 200, batch=1)
-    rows = jnp.asarray(np.random.default_rng(1).standard_normal((1, 200, 2)), jnp.float32)
-    _assert_equals_reference(query, key, value, OfKeys(rows), out, causal=causal)
+    arrays, how = (query, key, value, out), {"causal": causal, "window": window}
+    assert_equals_reference("saved", arrays, Written(bias), share=2e-5, **how)
 
 
 @pytest.mark.parametrize(

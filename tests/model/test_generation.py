@@ -21,13 +21,13 @@ def make(tiny_config, position: str, **overrides: object):
     return model, dict(variables["params"])
 
 
-def read_in_pieces(model, params, tokens, pieces, slots, *, total=None):
-    """Returns all tokens' logits, read in pieces with these sizes."""
-    cache, logits = new_cache(model, tokens.shape[0], slots, total), []
+def read_in_pieces(model, params, tokens, pieces, slots=16, **sizes):
+    """Returns all tokens' logits, read in pieces with these sizes, and the cache."""
+    cache, logits = new_cache(model, tokens.shape[0], slots, **sizes), []
     for piece in np.split(tokens[:, : sum(pieces)], np.cumsum(pieces)[:-1], axis=1):
         new, cache = read(model, params, cache, piece, fresh=not logits)
         logits.append(np.asarray(new))
-    return np.concatenate(logits, axis=1)
+    return np.concatenate(logits, axis=1), cache
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(
     )
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (2, 16))
     whole = jax.jit(model.apply)({"params": params}, tokens)
-    got = read_in_pieces(model, params, tokens, [7, 5, 1, 1, 1, 1], slots=16)
+    got, _ = read_in_pieces(model, params, tokens, [7, 5, 1, 1, 1, 1])
     np.testing.assert_allclose(got, whole, atol=2e-5)
 
 
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
         read_in_pieces(model, params, tokens, [9], slots=8)
     with pytest.raises(ValueError, match=r"8 slots can't serve 16 tokens: only a sliding window"):
         read_in_pieces(model, params, tokens, [1], slots=8, total=16)
-    logits = read_in_pieces(model, params, tokens, [8, 1], slots=8)
+    logits, _ = read_in_pieces(model, params, tokens, [8, 1], slots=8)
     assert np.isfinite(logits[:, :8]).all()
     assert np.isnan(logits[:, 8:]).all(), "the run goes on, so what is wrong must not look right"
     _, cache = read(model, params, new_cache(model, 1, 8), tokens[:, :2])

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from alibi.config import make_config
-from alibi.generation import generate, new_cache, read
+from alibi.generation import generate
 from alibi.generation.decoding import prefill
 from alibi.model import positions
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.flops import forward_flops, keys_seen
 from alibi.model.layers import stacked
 from tests.model.made import changed, make, tokens
+from tests.model.test_generation import read_in_pieces
 
 
 def methods(arg: str) -> list[tuple]:
@@ -152,16 +153,6 @@ def test_methods_share_parameters_between_their_own_layers(tiny_config) -> None:
 
     gradient = jax.jit(jax.grad(loss))(params)["position"]
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
-
-
-def read_in_pieces(
-    model: DecoderLM, params: dict, inputs: jax.Array, pieces: list[int], **sizes: int
-):
-    cache, logits = new_cache(model, inputs.shape[0], inputs.shape[1], **sizes), []
-    for piece in np.split(inputs, np.cumsum(pieces)[:-1], axis=1):
-        new, cache = read(model, params, cache, piece)
-        logits.append(np.asarray(new))
-    return np.concatenate(logits, axis=1), cache
 
 
 def test_each_window_has_slots_of_its_own(tiny_config) -> None:

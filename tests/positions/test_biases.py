@@ -15,6 +15,7 @@ from alibi.positions.alibi import AlibiBias
 from alibi.positions.deberta import Deberta
 from alibi.positions.fox import Fox
 from alibi.positions.t5 import T5Bias
+from tests.attention.calls import check_derivatives, double
 
 HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH, LENGTH = 4, 8, 32, 16, 12
 PAPER = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])
@@ -144,28 +145,6 @@ CASES = [
     ("fire", BOTH | {"threshold": 7}, fire),
     ("fox", {}, fox),
 ]  # shaw's and deberta's: test_content.py
-
-
-def double(given: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(x, np.float64) for name, x in given.items()}
-
-
-def check_derivatives(loss, given: dict[str, np.ndarray], gradients: dict[str, jax.Array]) -> None:
-    """Checks derivatives of a formula along a random direction of each input, by differences in
-    float64.
-    """
-    rng = np.random.default_rng(2)
-    for name, gradient in gradients.items():
-        direction, step = rng.normal(size=np.shape(gradient)), 1e-6
-        ahead, behind = (
-            loss(given | {name: given[name] + sign * step * direction}) for sign in (1, -1)
-        )
-        expected = (ahead - behind) / (2 * step)
-        scale = 1.0 + np.abs(np.asarray(gradient) * direction).sum()
-        assert np.sum(np.asarray(gradient) * direction) == pytest.approx(
-            expected, abs=1e-5 * scale
-        ), name
-        assert np.abs(gradient).max() > 0 or expected == 0.0, name
 
 
 @pytest.mark.parametrize(("name", "options", "formula"), CASES)

@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 
 from alibi.attention import AttentionOptions, method_attention_fn
+from tests.attention.calls import check_derivatives, double
 from tests.positions.test_biases import (
     HEAD_DIM,
     HEADS,
     LENGTH,
     D,
-    check_derivatives,
     deberta,
-    double,
     make,
     params_of,
     shaw,
