@@ -112,19 +112,6 @@ def test_the_linen_layer_computes_the_papers_attention_under_padding_masks(
     np.testing.assert_array_equal(changed[1, :5], result[1, :5], err_msg="padding was seen")
 
 
-def test_linen_decoding_equals_the_whole_sequence() -> None:
-    x = random_activations()
-    layer, decoder = linen_layer(), linen_layer(decode=True)
-    params = jax.jit(layer.init)(jax.random.key(1), x)["params"]
-    cache = jax.jit(decoder.init)(jax.random.key(1), np.zeros((2, 16, 32), np.float32))["cache"]
-    decode = jax.jit(functools.partial(decoder.apply, mutable=["cache"]))
-    whole = np.asarray(jax.jit(layer.apply)({"params": params}, x))
-    for i in range(9):
-        result, updated = decode({"params": params, "cache": cache}, x[:, i : i + 1])
-        cache = updated["cache"]
-        np.testing.assert_allclose(np.asarray(result)[:, 0], whole[:, i], atol=1e-5)
-
-
 def test_decoding_is_exact_far_from_the_caches_end() -> None:
     """The bias is relative to the last key seen, so an early token in a long cache loses no
     precision.

@@ -142,16 +142,6 @@ def test_a_cache_gives_what_the_whole_sequence_gives() -> None:
         np.testing.assert_allclose(y[:, 0], want[:, at], atol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_layers_are_causal_by_default(causal: bool) -> None:
-    x = random_input(1, LENGTH, WIDTH)
-    layer = alibi.linen.SelfAttention(HEADS, **({} if causal else {"causal": False}))
-    variables = jax.jit(layer.init)(jax.random.key(0), x)
-    apply = jax.jit(layer.apply)
-    changed = apply(variables, x.at[:, -1].add(1.0)) - apply(variables, x)
-    assert bool((changed[:, :-1] == 0).all()) == causal
-
-
 def test_layers_take_flax_s_options() -> None:
     x = random_input(1, LENGTH, WIDTH)
     layer = alibi.linen.SelfAttention(

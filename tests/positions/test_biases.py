@@ -369,6 +369,29 @@ def test_sandwich_is_exact_far_away_and_bounded_by_what_lies_beyond() -> None:
         ),
         ("fox", {"causal": False}, "Fox needs causal=True"),
         ("rotary", {"bass": 3.0}, "has no option 'bass'; did you mean 'base'"),
+        (
+            "rotary",
+            {"share": 0.0},
+            "option share=0.0 of position method 'rotary' must be above 0 and at most 1",
+        ),
+        ("yarn", {"share": 0.3}, "share that makes whole pairs .* and got share=0.3"),
+        (
+            "rotary",
+            {"share_of": "heads"},
+            "share_of='heads' .* must be one of features, frequencies",
+        ),
+        (
+            "rotary_ntk",
+            {"factor": 0.5},
+            "factor=0.5 .* must be at least 1",
+        ),
+        ("rotary_ntk", {"share": 0.25}, "rotary_ntk needs a head_dim of at least 4 and got 2"),
+        (
+            "yarn",
+            {"slow": 32.0, "fast": 32.0},
+            "slow < fast turns, such as 1 and 32, or fast=0 .* got slow=32.0, fast=32.0",
+        ),
+        ("yarn", {"base": 1.0}, "base=1.0 .* must be above 1"),
     ],
 )
 def test_options_that_are_refused(name: str, options: dict[str, object], message: str) -> None:

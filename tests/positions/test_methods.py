@@ -291,13 +291,6 @@ def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
     assert abs(counts - 128).max() < 5 * 9.8
 
 
-@pytest.mark.parametrize("length", [16, 32, 64])
-def test_randomised_positions_stand_in_evaluation_where_they_do_on_average(length: int) -> None:
-    """The mean of the i-th smallest of n numbers drawn from 1, ..., N is i (N + 1) / (n + 1)."""
-    placed = randomised_positions(np.arange(length), length, 64, 3, None)
-    np.testing.assert_array_equal(placed, np.arange(1, length + 1) * 65 // (length + 1) - 1)
-
-
 @pytest.mark.parametrize(
     ("name", "length", "options", "value", "expected"),
     [
