@@ -1,12 +1,13 @@
 """Calls and devices for several tests of attention, and ALiBi's reach as a formula of its own."""
 
 import dataclasses
+import functools
 import inspect
 
 import jax
 import numpy as np
 
-from alibi.attention import attend
+from alibi.attention import AttentionOptions, attend, method_attention_fn
 from alibi.attention.call import AttentionCall
 from alibi.attention.skipping import UNDERFLOW
 
@@ -72,6 +73,39 @@ def check_derivatives(loss, given, gradients, share=1e-5):
         expected, along = (ahead - behind) / (2 * step), np.asarray(gradient) * direction
         assert abs(along.sum() - expected) <= share * (1.0 + np.abs(along).sum()), name
         assert np.abs(gradient).max() > 0 or expected == 0.0, name
+
+
+def check_layer(method, given, formula, *, atol, share=1e-5, segment_ids=None, **options):
+    """Compares a layer's attention and its gradients with a formula in float64.
+
+    Args:
+      given: x, query, key, value, and the method's parameters.
+
+    Returns:
+      The names of those that have a gradient.
+    """
+    wanted = np.random.default_rng(1).normal(size=given["value"].shape)
+    places = np.arange(given["x"].shape[1])
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def run(given):
+        layer = method_attention_fn(
+            method,
+            given,
+            given["x"],
+            query_positions=places,
+            key_positions=places,
+            segment_ids=segment_ids,
+            options=AttentionOptions(**options),
+        )
+        out = layer(given["query"], given["key"], given["value"])
+        return (out * wanted.astype(np.float32)).sum(), out
+
+    gradients, out = run(given)
+    np.testing.assert_allclose(out, formula(double(given)), atol=atol)
+    check_derivatives(lambda given: (formula(given) * wanted).sum(), given, gradients, share)
+    return {name for name, gradient in gradients.items() if np.abs(gradient).max() > 0}
 
 
 def on(call: AttentionCall, platform: str) -> AttentionCall:

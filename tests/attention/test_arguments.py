@@ -1,5 +1,5 @@
-"""The kinds of arguments that attention takes: masks of numbers, lists, slopes of batch entries, and
-an offset of the queries.
+"""The kinds of arguments that attention takes: masks of numbers, lists, slopes of batch entries, an
+offset of the queries, and a window.
 """
 
 import flax.linen as nn
@@ -165,3 +165,19 @@ def test_cross_attention_decoded_one_by_one_stands_where_it_was_trained() -> Non
         decoded = decode(offset, query[:, step : step + 1])
         np.testing.assert_allclose(decoded[:, 0], trained[:, step], atol=1e-6)
     assert np.abs(alibi_attention_fn(HEADS, causal=False)(query, key, value) - trained).max() > 0.1
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
+def test_queries_that_see_no_key_are_zero(backend, causal):
+    """Queries at 100 to 104, keys at 0 to 4: softmax over hidden keys alone must not become their
+    mean.
+    """
+    query, key, value, _ = inputs(2, 5, 5, HEADS, 8)
+    far = {"query_positions": np.arange(5) + 100, "causal": causal, "backend": backend}
+    both = jax.jit(lambda *x: [attend(*x, **far, window=window) for window in (50, 99)])
+    none, some = map(np.asarray, both(query, key, value))
+    np.testing.assert_array_equal(none, 0.0)
+    np.testing.assert_array_equal(some[:, 3:], 0.0)
+    # at 102, one key is less than 99 away
+    np.testing.assert_allclose(some[:, 2], value[:, 4], atol=1e-6)

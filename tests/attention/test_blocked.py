@@ -16,9 +16,7 @@ from alibi.attention.backends import BACKENDS, choose, table
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.reference import dropout_factors
 from alibi.attention.skipping import LOGIT_ROUNDING, computed_ranges
-from alibi.attention.tiles import make_tiling
 from alibi.positions import AlibiBias
-from alibi.positions.t5 import T5Bias
 from tests.attention.calls import assert_near, inputs, on, reach, value_and_gradients
 from tests.programs import AS_USERS
 
@@ -92,37 +90,6 @@ def test_the_share_of_dropped_weights_is_the_rate():
     factors = dropout_factors(jax.random.key(3), 0.25, (1, 1, 600, 600), broadcast=False)
     np.testing.assert_array_equal(np.unique(factors), np.float32([0, 1 / 0.75]))
     assert abs(np.mean(np.asarray(factors) != 0) - 0.75) < 0.005
-
-
-@pytest.mark.parametrize(
-    ("bias", "batch", "epsilon", "platform", "groups"),
-    [
-        (AlibiBias(alibi_slopes(8)), 1, 0.0, "cpu", (1, 1)),
-        # whose tiles round as those of 0.0 do
-        (AlibiBias(alibi_slopes(8)), 1, None, "cpu", (1, 1)),
-        (AlibiBias(alibi_slopes(8)), 4, 0.0, "cpu", (4, 1)),
-        (AlibiBias(alibi_slopes(8)), 4, 0.0, "gpu", (4, 8)),
-        (T5Bias(jnp.ones((32, 8)), 128), 1, 0.0, "cpu", (1, 2)),  # which has no bound
-        (T5Bias(jnp.ones((32, 8)), 128), 4, 0.0, "cpu", (4, 1)),
-        (None, 1, 0.0, "cpu", (1, 4)),
-    ],
-)
-def test_which_batch_entries_and_heads_share_a_tile(
-    bias, batch, epsilon, platform, groups, devices
-):
-    x, positions = jnp.zeros((batch, 2048, 8, 16)), np.arange(2048)
-    call = AttentionCall(
-        x,
-        x,
-        x,
-        bias,
-        True,
-        positions,
-        positions,
-        options=AttentionOptions(skip_epsilon=epsilon, platform=platform),
-    )
-    tiling = make_tiling(call)
-    assert (tiling.batch_group, tiling.head_group) == groups
 
 
 def test_skipping_nothing_that_counts_gives_the_same_bits(devices):
@@ -219,6 +186,24 @@ def test_nan_is_not_hidden():
         attended = compiled(**arrays, slopes=slopes, backend="blocked")
         rows = attended[0, 3:4] if name == "q" else attended[0, 3:]
         assert np.isnan(rows).all(), name
+
+
+@pytest.mark.parametrize(
+    ("bias", "causal"), [(None, False), (AlibiBias(jnp.asarray([1e-3, 1e-4])), True)]
+)
+def test_tiles_outside_a_window_are_not_computed(bias, causal):
+    """4,096 tokens are 8 blocks; with a window of 512 each needs itself and its neighbours,
+    whatever the bias.
+    """
+    query, key, value, _ = map(jnp.asarray, inputs(1, 4096, 4096, 2, 8))
+    positions = np.arange(4096)
+    call = AttentionCall(
+        query, key, value, bias, causal, positions, positions, options=AttentionOptions(window=512)
+    )
+    np.testing.assert_array_equal(
+        computed_ranges(call)[0],
+        [[max(block - 1, 0), block + 1 if causal else min(block + 2, 8)] for block in range(8)],
+    )
 
 
 @pytest.mark.slow

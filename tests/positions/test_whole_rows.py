@@ -15,7 +15,7 @@ from alibi.positions import Bias, make_position
 from alibi.positions.alibi import AlibiBias
 from alibi.positions.stick_breaking import UNDERFLOW, StickBreaking
 from alibi.testing.samples import params_of
-from tests.attention.calls import check_derivatives, double
+from tests.attention.calls import check_layer
 from tests.programs import AS_USERS
 
 HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH = 4, 8, 32, 8
@@ -115,35 +115,15 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name: str) -> None
     seen = np.broadcast_to(
         near & (segments[:, None, :, None] == segments[:, None, None]), (2, HEADS, length, length)
     )
-    wanted = np.random.default_rng(1).normal(size=(2, length, HEADS, HEAD_DIM))
 
     def formula(given):
         z = np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(HEAD_DIM)
         weights = np.where(seen, CASES[name][1](z, seen, given), 0.0)
         return np.einsum("bhij,bjhd->bihd", weights, given["value"])
 
-    def run(given, backend):
-        def loss(given):
-            positions = {side: np.arange(length) for side in ("query_positions", "key_positions")}
-            options = AttentionOptions(window=window, backend=backend, block=16)
-            layer = method_attention_fn(
-                method,
-                given,
-                given["x"],
-                **positions,
-                segment_ids=jnp.asarray(segments),
-                options=options,
-            )
-            out = layer(given["query"], given["key"], given["value"])
-            return (out * wanted.astype(np.float32)).sum(), out
-
-        return jax.jit(jax.grad(loss, has_aux=True))(given)
-
-    expected = formula(double(given))
     for backend in ("reference", "blocked"):
-        gradients, out = run(given, backend)
-        np.testing.assert_allclose(out, expected, atol=1e-5)
-        check_derivatives(lambda given: (formula(given) * wanted).sum(), given, gradients, 2e-5)
+        how = {"window": window, "block": 16, "segment_ids": jnp.asarray(segments)}
+        check_layer(method, given, formula, atol=1e-5, share=2e-5, backend=backend, **how)
 
 
 class Rows(Bias):
