@@ -56,6 +56,21 @@ def assert_equals_reference(backend, arrays, bias, sink=None, *, share=1e-5, **a
     assert_near(*ways, share)
 
 
+def formula(query, key, value, bias=0.0, visible=True, *, sink=None, cap=None):
+    """softmax(q k^T / sqrt(d) + bias) v in float64, from `[batch, length, heads, features]`. A sink is one
+    more key with a value of zero.
+    """
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(query.shape[-1])
+    if cap is not None:
+        logits = cap * np.tanh(logits / cap)
+    weights = np.where(visible, np.exp(logits + bias), 0.0)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total += np.exp(np.asarray(sink, np.float64))[:, None, None]
+    return np.einsum("bhqk,bkhd->bqhd", weights / total, value)
+
+
 def double(given):
     return {name: np.asarray(x, np.float64) for name, x in given.items()}
 

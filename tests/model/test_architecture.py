@@ -17,6 +17,7 @@ from alibi.positions import METHODS, make_position, method_class
 from alibi.testing import check_cache, check_layers
 from alibi.testing.model import SmallModel
 from alibi.training.setup import check_trainable
+from tests.attention.calls import formula
 
 LLAMA_LIKE = {
     "num_kv_heads": 2,
@@ -142,13 +143,10 @@ def test_norms_cap_gate_and_sink_of_a_layer_are_the_formulas() -> None:
         size = np.sqrt((side**2).mean(axis=-1, keepdims=True) + 1e-6)
         return side / size * layer[f"{name}_norm"]["scale"]
 
-    logits = np.einsum("bihd,bjhd->bhij", normed("query"), normed("key")) / np.sqrt(8)
     distance = np.arange(x.shape[1])[:, None] - np.arange(x.shape[1])
-    slopes = 2.0 ** (-2.0 * np.arange(1, 5))
-    logits = 2.0 * np.tanh(logits / 2.0) - slopes[:, None, None] * distance
-    exponentials = np.where(distance >= 0, np.exp(logits), 0.0)
-    total = exponentials.sum(axis=-1, keepdims=True) + np.exp(layer["sink"])[:, None, None]
-    heads = np.einsum("bhij,bjhd->bihd", exponentials / total, projected("value"))
+    bias = -(2.0 ** (-2.0 * np.arange(1, 5)))[:, None, None] * distance
+    sides = normed("query"), normed("key"), projected("value")
+    heads = formula(*sides, bias, distance >= 0, sink=layer["sink"], cap=2.0)
     gate = np.einsum("blw,whd->blhd", x, layer["attention_gate"]["kernel"])
     heads = heads / (1 + np.exp(-gate))
     out = layer["attention"]["out"]

@@ -18,6 +18,7 @@ from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.flops import forward_flops, keys_seen
 from alibi.model.layers import stacked
 from configs import irope
+from tests.attention.calls import formula
 from tests.model.made import changed, make, tokens
 from tests.model.test_generation import read_in_pieces
 
@@ -279,11 +280,8 @@ def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
             query, key = turned(query, layer.base), turned(key, layer.base)
         if layer.grows:
             query = query * (1 + 0.1 * np.log((position + 1) // LENGTH + 1))[:, None, None]
-        z = np.einsum("qhe,khe->hqk", query, key) / np.sqrt(query.shape[-1])
-        z = np.where((distance >= 0) & (distance < layer.window), z, -np.inf)
-        weights = np.exp(z - z.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        out = np.einsum("hqk,khe->qhe", weights, value)
+        visible = (distance >= 0) & (distance < layer.window)
+        (out,) = formula(query[None], key[None], value[None], visible=visible)
         x = x + np.einsum("qhe,hed->qd", out, attention["out"]["kernel"]) + attention["out"]["bias"]
         y = norm(of["feed_forward_norm"], x) @ of["up"]["kernel"] + of["up"]["bias"]
         x = x + np.maximum(y, 0) @ of["down"]["kernel"] + of["down"]["bias"]
