@@ -1,6 +1,5 @@
 """Architectures besides the paper's: norms, feed-forward layers, heads and embeddings."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import MeshConfig, ModelConfig, make_config
+from alibi.config import MeshConfig, make_config
 from alibi.model.decoder import build_model, param_shapes
 from alibi.model.flops import forward_flops
 from alibi.parallel.sharding import abstract_mesh, tree_shardings
@@ -75,11 +74,9 @@ def test_a_normalised_row_of_zeros_has_a_gradient() -> None:
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradient))
 
 
-def test_methods_with_keys_of_each_head_are_refused_with_fewer() -> None:
+def test_which_methods_need_keys_of_each_head() -> None:
     own = {name for name in METHODS if not method_class(name).takes_shared_keys}
     assert own == {"deberta", "pope", "repo", "selective_rope"}
-    with pytest.raises(ValueError, match="position=pope needs keys of each head; set model"):
-        build_model(make_config("position=pope,model.num_kv_heads=2"), 100)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +156,6 @@ def test_without_options_the_layer_is_flaxs_own_with_its_parameters() -> None:
     assert names == {"attention_norm", "attention", "feed_forward_norm", "up", "down"}
 
 
-def test_norms_that_do_not_go_with_the_layers_are_refused() -> None:
-    """Parallel layers have nothing behind which a norm could stand."""
-    for parallel, norms in ((True, "after"), (True, "behind"), (False, "before_each")):
-        with pytest.raises(
-            ValueError, match=f"norms={norms} doesn't go with model.parallel={parallel}"
-        ):
-            ModelConfig(parallel=parallel, norms=norms)
-
-
 def test_names_of_axes_split_every_large_parameter() -> None:
     """Of a model with all options, only norms and small biases are whole on each device."""
     config = make_config(
@@ -229,28 +217,16 @@ def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config) -> None
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"num_kv_heads": 3}, "model.num_kv_heads=3 does not divide model.num_heads=8"),
-        ({"qk_norm_joint": True}, "set model.qk_norm=True too"),
-        ({"embedding": "adaptive", "vocab_rows": 9}, "model.embedding=adaptive has no"),
-        ({"width": 100}, "or set model.head_size"),
-        ({"norm": "batch"}, "model.norm='batch' must be one of layer, layer_no_bias, rms"),
+        ({"model__param_dtype": "bfloat16"}, r"model\.param_dtype=bfloat16 is for imported runs"),
+        (
+            {"model__num_heads": 4, "model__num_kv_heads": 2, "mesh__tensor": 4},
+            r"does not divide model\.num_kv_heads=2; use one of 1, 2",
+        ),
     ],
 )
-def test_impossible_architectures_are_refused(keys: dict[str, Any], message: str) -> None:
+def test_what_training_refuses(tiny_config, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ModelConfig(**keys)
-
-
-def test_training_takes_no_parameters_of_sixteen_bits(tiny_config) -> None:
-    with pytest.raises(ValueError, match=r"model\.param_dtype=bfloat16 is for imported runs"):
-        check_trainable(tiny_config(model__param_dtype="bfloat16"))
-
-
-def test_shared_heads_bound_the_tensor_axis(tiny_config) -> None:
-    config = tiny_config(model__num_heads=4, model__num_kv_heads=2)
-    config = dataclasses.replace(config, mesh=MeshConfig(tensor=4))
-    with pytest.raises(ValueError, match=r"does not divide model\.num_kv_heads=2; use one of 1, 2"):
-        check_trainable(config)
+        check_trainable(tiny_config(**keys))
 
 
 @pytest.mark.parametrize(
@@ -266,6 +242,22 @@ def test_shared_heads_bound_the_tensor_axis(tiny_config) -> None:
         ),
         ("model.logit_cap=-1", "model.logit_cap=-1 must be at least 0"),
         ("model.normalizer=softmax2", "model.normalizer='softmax2' must be one of softmax"),
+        ("model.num_kv_heads=3", "model.num_kv_heads=3 does not divide model.num_heads=8"),
+        ("model.qk_norm_joint=true", "set model.qk_norm=True too"),
+        ("model.embedding=adaptive,model.vocab_rows=9", "model.embedding=adaptive has no"),
+        ("model.width=100", "or set model.head_size"),
+        ("model.norm=batch", "model.norm='batch' must be one of layer, layer_no_bias, rms"),
+        # Parallel layers have nothing behind which a norm could stand.
+        *(
+            (
+                f"model.parallel={parallel},model.norms={norms}",
+                f"norms={norms} doesn't go with model.parallel={parallel}",
+            )
+            for parallel, norms in ((True, "after"), (True, "behind"), (False, "before_each"))
+        ),
+        ("model.skip_epsilon=-0.1", r"model\.skip_epsilon=.* must be"),
+        ("model.skip_epsilon=1.0", r"model\.skip_epsilon=.* must be"),
+        ("position=pope,model.num_kv_heads=2", "position=pope needs keys of each head; set model"),
     ],
 )
 def test_options_are_refused_before_work(keys: str, message: str) -> None:

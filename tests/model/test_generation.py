@@ -267,30 +267,24 @@ def test_what_generation_refuses(tiny_config, arguments: dict, message: str) -> 
 def test_a_prompt_that_cannot_be(tiny_config) -> None:
     """Ids beyond the vocabulary would be clamped to its last word, or count from its end."""
     model, params = make(tiny_config, "alibi")
-    with pytest.raises(
-        ValueError, match=r"the prompt has shape \(3,\) and must be \[batch, length\]"
+    of_one = r"the prompt has shape \(3,\) and must be \[batch, length\]"
+    beyond = "the prompt holds the id {}, and ids must be from 0 to 39; encode"
+    for prompt, message in (
+        (jnp.asarray([1, 2, 3]), of_one),
+        ([1, 2, 3], of_one),
+        (jnp.asarray([[VOCABULARY, 2, 3], [4, 5, 6]]), beyond.format(VOCABULARY)),
+        (jnp.asarray([[-1, 2, 3], [4, 5, 6]]), beyond.format(-1)),
+        (np.asarray([[1.0, 2.0]]), "the prompt has dtype .*; it must hold token ids"),
+        (np.asarray([["a", "b"]]), "the prompt has dtype .*; it must hold token ids"),
     ):
-        generate(model, params, jnp.asarray([1, 2, 3]), 1)
-    for wrong in (VOCABULARY, -1):
-        prompt = jnp.asarray([[wrong, 2, 3], [4, 5, 6]])
-        with pytest.raises(
-            ValueError,
-            match=f"the prompt holds the id {wrong}, and ids must be from 0 to 39; encode",
-        ):
+        with pytest.raises(ValueError, match=message):
             generate(model, params, prompt, 1)
-        positions = jnp.asarray([[-1, 0, 1], [0, 1, 2]])
-        assert generate(model, params, prompt, 1, positions=positions).shape == (2, 1), (
-            "padding may be anything"
-        )
-    assert generate(model, params, [[1, 2, 3], [4, 5]], 1).shape == (2, 1), "lists are taken too"
-    with pytest.raises(ValueError, match=r"shape \(3,\) and must be"):
-        generate(model, params, [1, 2, 3], 1)
-    for wrong in ([[1.0, 2.0]], [["a", "b"]]):
-        with pytest.raises(ValueError, match=r"the prompt has dtype .*; it must hold token ids"):
-            generate(model, params, np.asarray(wrong), 1)
-    assert jax.jit(lambda prompt: generate(model, params, prompt, 1))(
-        np.asarray([[1, 2]])
-    ).shape == (
-        1,
-        1,
+    padded, positions = (
+        np.asarray([[VOCABULARY, 2, 3], [4, 5, 6]]),
+        np.asarray([[-1, 0, 1], [0, 1, 2]]),
     )
+    padding = generate(model, params, padded, 1, positions=positions)
+    assert padding.shape == (2, 1), "padding may be anything"
+    assert generate(model, params, [[1, 2, 3], [4, 5]], 1).shape == (2, 1), "lists are taken too"
+    traced = jax.jit(lambda prompt: generate(model, params, prompt, 1))
+    assert traced(np.asarray([[1, 2]])).shape == (1, 1)

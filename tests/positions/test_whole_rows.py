@@ -139,28 +139,30 @@ class Rows(Bias):
 
 def test_only_backends_that_name_rows_take_them() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 2, 4)), jnp.float32)
-    for name, backend in BACKENDS.items():
-        if "rows" not in backend.features:
-            with pytest.raises(ValueError, match=f"{name}' can't do .*: its bias reads the logits"):
-                attend(x, x, x, bias=Rows(), backend=name)
+    falls = dict.fromkeys(("query_positions", "key_positions"), np.arange(6)[::-1])
+    refused = [
+        ({"bias": Rows(), "backend": name}, f"{name}' can't do .*: its bias reads the logits")
+        for name, backend in BACKENDS.items()
+        if "rows" not in backend.features
+    ]
+    refused += [
+        (
+            {"bias": type("Wrong", (AlibiBias,), {name: True})(jnp.ones(2)), "backend": backend},
+            f"declares {name}=True, which only whole rows have",
+        )
+        for name, backend in (("gives_weights", "reference"), ("mixes_heads", "blocked"))
+    ]
+    refused += [
+        ({"bias": Rows(), "sink": jnp.zeros(2)}, r"Rows of .*rows gives weights, .* give no sink"),
+        ({"bias": Rows(), **falls}, "key_positions fall; sort keys, values"),
+    ]
+    for how, message in refused:
+        with pytest.raises(ValueError, match=message):
+            attend(x, x, x, **how)
     with pytest.raises(TypeError, match="features"):
         Backend(BACKENDS["reference"].run)  # no feature is had unless it is named
     one = attend(x[:, -1:], x, x, bias=Rows(), backend="single")
     np.testing.assert_allclose(one, attend(x, x, x, bias=Rows())[:, -1:], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"Rows of .*rows gives weights, .* give no sink"):
-        attend(x, x, x, bias=Rows(), sink=jnp.zeros(2))
-    falls = {"query_positions": np.arange(6)[::-1], "key_positions": np.arange(6)[::-1]}
-    with pytest.raises(ValueError, match="key_positions fall; sort keys, values"):
-        attend(x, x, x, bias=Rows(), **falls)
-    for name, backend in (("gives_weights", "reference"), ("mixes_heads", "blocked")):
-        with pytest.raises(ValueError, match=f"declares {name}=True, which only whole rows have"):
-            attend(
-                x,
-                x,
-                x,
-                bias=type("Wrong", (AlibiBias,), {name: True})(jnp.ones(2)),
-                backend=backend,
-            )
 
 
 def test_tiles_behind_which_no_weight_is_left_are_not_needed() -> None:
