@@ -255,11 +255,9 @@ def test_what_tells_a_source_from_its_mirror_image(sides, position, options, tel
 
 
 def use(sides="symmetric", source=SOURCE, masks=(), **fields):
-    def call():
-        layer = alibi.linen.CrossAttention(**{"num_heads": HEADS, "sides": sides} | fields)
-        return layer.init(jax.random.key(0), TARGET, source, **dict(masks))
-
-    return call
+    fields = {"num_heads": HEADS, "sides": sides} | fields
+    layer = functools.partial(alibi.linen.CrossAttention, **fields)
+    return lambda: layer().init(jax.random.key(0), TARGET, source, **dict(masks))
 
 
 def use_nnx(**arguments):

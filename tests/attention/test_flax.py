@@ -121,15 +121,8 @@ def test_decoding_is_exact_far_from_the_caches_end() -> None:
 
 
 def nnx_layer(**options: object) -> nnx.MultiHeadAttention:
-    attention = alibi_attention_fn(HEADS)
-
-    @nnx.jit
-    def create() -> nnx.MultiHeadAttention:
-        return nnx.MultiHeadAttention(
-            HEADS, 32, decode=False, rngs=nnx.Rngs(0), attention_fn=attention, **options
-        )
-
-    return create()
+    own = {"decode": False, "attention_fn": alibi_attention_fn(HEADS), **options}
+    return nnx.jit(lambda: nnx.MultiHeadAttention(HEADS, 32, rngs=nnx.Rngs(0), **own))()
 
 
 @functools.partial(nnx.jit, static_argnames=("decode", "deterministic"))

@@ -184,11 +184,8 @@ def linen_layer(**fields):
 
 
 def nnx_layer(**arguments):
-    def call():
-        layer = alibi.nnx.SelfAttention(HEADS, WIDTH, rngs=nnx.Rngs(0), **arguments)
-        return layer(random_input(1, LENGTH, WIDTH))
-
-    return call
+    make = functools.partial(alibi.nnx.SelfAttention, HEADS, WIDTH, **arguments)
+    return lambda: make(rngs=nnx.Rngs(0))(random_input(1, LENGTH, WIDTH))
 
 
 @pytest.mark.usefixtures("unchecked")

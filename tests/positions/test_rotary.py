@@ -290,15 +290,20 @@ def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
     np.testing.assert_allclose(start["ssmax"], 0.168, atol=5e-4)
 
 
-def test_sizes_that_are_refused() -> None:
-    for name in ("rotary", "yarn", "rotary_ntk", "xpos"):
-        with pytest.raises(ValueError, match="even head_dim and got 5; change num_heads or width"):
-            make_position(name, num_heads=2, head_dim=5, width=10, train_length=8)
-    with pytest.raises(
-        ValueError,
-        match="products with later keys would grow",
-    ):
-        make_position("xpos", num_heads=2, head_dim=4, width=8, train_length=8, causal=False)
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        *(
+            (name, {"head_dim": 5}, "even head_dim and got 5; change num_heads or width")
+            for name in ("rotary", "yarn", "rotary_ntk", "xpos")
+        ),
+        ("xpos", {"causal": False}, "products with later keys would grow"),
+    ],
+)
+def test_sizes_that_are_refused(name: str, changed: dict, message: str) -> None:
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 8}
+    with pytest.raises(ValueError, match=message):
+        make_position(name, **sizes | changed)
 
 
 @pytest.mark.parametrize(
