@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import flax.struct
@@ -10,9 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 from alibi import testing
+from alibi.config import make_config
+from alibi.model.decoder import build_model
 from alibi.positions import (
     METHODS,
-    AlibiBias,
     Bias,
     DistanceBias,
     PositionMethod,
@@ -22,7 +24,6 @@ from alibi.positions import (
     shared,
     static,
 )
-from alibi.positions.alibi import Alibi
 from alibi.positions.bam import Bam, BamBias
 from alibi.positions.fox import Fox, FoxBias
 from alibi.positions.sinusoidal import Sinusoidal
@@ -33,6 +34,7 @@ from alibi.testing import (
     check_bounds,
     check_few_tokens,
     check_finite,
+    check_half_precision,
     check_position_method,
     check_tiles,
 )
@@ -45,56 +47,53 @@ from alibi.testing.model import (
 )
 
 SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
-# One for each place where a position enters: the logits by a line and by a table of the distance, by
-# the queries, which adds values too, and by the layer's input; the queries and keys, with other sizes
-# and with data of the tokens before; whole rows, carried, of weights and of all heads; the embedding.
-# DeBERTa's both sides are in positions/test_content.py and test_scaled.py, CoPE's rows in
-# test_whole_rows.py, rotary's cache in model/test_generation.py.
-WHOLE = {
-    "alibi": {},
-    "t5": {},
-    "shaw": {"values": True},
-    "fox": {},
-    "pope": {},
-    "selective_rope": {},
-    "stick_breaking": {},
-    "asentmax": {},
-    "dape": {},
-    "sinusoidal": {},
+# One for each place where a bias enters: by a table of the distance, with a mask in the other direction
+# too; by the queries, which adds values too; and by the layer's input. The last two have a field for
+# each way in which devices split a bias: of queries, shared, and of keys.
+WHOLE = {"t5": {}, "shaw": {"values": True}, "fox": {}}
+# What the formulas in positions/ don't show of the others: queries and keys of other sizes and of the
+# tokens before; whole rows, carried, of weights, and of all heads, which devices split; the embedding;
+# learned numbers that no other method has. Rotary's cache is in model/test_generation.py.
+OWN: dict[str, list[Callable]] = {
+    "alibi": [check_shift],
+    "pope": [check_half_precision, check_shift, check_cache],
+    "selective_rope": [check_half_precision, check_segments, check_cache],
+    "stick_breaking": [check_half_precision, check_segments, check_cache],
+    "asentmax": [check_half_precision, check_cache],
+    "dape": [check_tiles, check_half_precision, check_segments, check_cache],
+    "sinusoidal": [check_cache],
+    "kerple_log": [check_tiles],
+    "fire": [check_tiles],
 }
-QUICK = {"alibi", "t5", "shaw", "fox", "sinusoidal"}
-# One for each kind of field that devices split: of heads and shared, of queries, of keys, of all heads.
-SPLIT = {"t5", "shaw", "fox", "dape"}
-# Those with a mask in the other direction, too: a line and a table.
-TWO_SIDED = {"alibi", "t5"}
-# With parameters of all layers, of each, and with data of the tokens before.
-LOOPED = {"t5", "fox", "selective_rope"}
+# A convolution longer than a piece of the prompt goes on in the cache: 7 taps reach across several.
+OPTIONS = {"alibi_learned": {"per_layer": True}, "selective_rope": {"taps": 7}}
+OF_MODEL = (check_cache, check_causality, check_segments, check_shift)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in WHOLE],
-)
+@pytest.mark.parametrize("name", WHOLE)
 def test_a_method_for_each_place(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name not in SPLIT:
+    if name == "t5":
         monkeypatch.setattr(jax, "device_count", lambda: 1)
-    if name not in LOOPED:
-        monkeypatch.setattr(testing, "check_layers", lambda model: None)
-    if name not in TWO_SIDED:
+    else:
         monkeypatch.setattr(testing, "both_directions", lambda method: [method])
+    if name != "fox":
+        monkeypatch.setattr(testing, "check_layers", lambda model: None)
     check_position_method(name, **WHOLE[name])
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in WHOLE])
-def test_methods_with_other_numbers(name: str) -> None:
+def test_methods_with_other_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They enter where another one does; its formula is tested in positions/."""
-    options = {"per_layer": True} if name == "alibi_learned" else {}
-    method = make_position(name, **SIZES, options=options).at_length(64)
+    if name != "dape":
+        monkeypatch.setattr(jax, "device_count", lambda: 1)
+    method = make_position(name, **SIZES, options=OPTIONS.get(name, {}))
     for check in (check_finite, check_bounds):
-        check(method)
-    check_few_tokens(method)  # a power of the distance 0 may have no gradient
-    if name.startswith(("kerple", "fire", "bam")):  # learned numbers that no other method has
-        check_tiles(method)
+        check(method.at_length(64))
+    check_few_tokens(method.at_length(64))  # a power of the distance 0 may have no gradient
+    own = OWN.get(name, [])
+    model = SmallModel(method) if {*own} & {*OF_MODEL} else None
+    for check in own:
+        check(model if check in OF_MODEL else method)
 
 
 def test_slopes_of_two_sides() -> None:
@@ -109,19 +108,6 @@ class SaysShifts(Sinusoidal):
     """Declares what it lacks."""
 
     shift_invariant = True
-
-
-class FlatterBias(AlibiBias):
-    """Says that it falls twice as fast as it does."""
-
-    def upper_bound(self, blocks):
-        return 2 * super().upper_bound(blocks)
-
-
-@dataclasses.dataclass(frozen=True)
-class WrongBound(Alibi):
-    def bias(self, params):
-        return FlatterBias(super().bias(params).slopes)
 
 
 class LaterBias(Bias):
@@ -259,50 +245,29 @@ class RunningSum(PositionMethod):
         return (key * jnp.sin(kept)[..., None]).astype(key.dtype)
 
 
-def test_queries_and_keys_see_what_was_kept_of_their_tokens() -> None:
-    """In the cache too, which keeps the newest token's data alone, since no bias reads the rest."""
-    forgets, leaks, model = (
-        SmallModel(make_position(RunningSum, **SIZES, options=options))
-        for options in ({"forgets": True}, {"leaks": True}, {})
-    )
-    check_cache(model)
-    check_segments(model)
-    with pytest.raises(PositionMethodError, match="with a cache, token 4, in a prompt of two"):
-        check_cache(forgets)
-    with pytest.raises(PositionMethodError, match="from token 9 on, token 10 depends on tokens"):
-        check_segments(leaks)
-    held = jax.eval_shape(
-        lambda: model.model.init(jax.random.key(0), model.tokens, decode=True)["cache"]
-    )["layers_0"]["held"]
-    assert (held.key.shape, held.kept.shape) == ((2, 4, 8, model.length), (2, 1, 4))
+def test_the_cache_keeps_the_newest_tokens_data_alone_where_no_bias_reads_the_rest() -> None:
+    sizes = "model.num_layers=1,model.width=32,model.num_heads=4"
+    model = build_model(make_config(f"position={__name__}:RunningSum,{sizes}"), 40)
+    tokens = jnp.zeros((2, 19), jnp.int32)
+    held = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, decode=True)["cache"])
+    held = held["layers_0"]["held"]
+    assert (held.key.shape, held.kept.shape) == ((2, 4, 8, 19), (2, 1, 4))
 
 
-class AllKeys(Bias):
-    """Logits of queries with all keys, which each tile gets whole."""
+class FutureGates(Bias):
+    """Its logits of queries with all keys, which each tile gets whole, are gates of later keys."""
 
     query: jax.Array = per_query()
     keys: jax.Array = flax.struct.field(metadata={"axes": {"batch": 0, "heads": 2}})
     vectors: jax.Array = shared()
 
-    def logits(self):
-        return jnp.einsum("bqhd,bkhd->bhqk", self.query, self.keys) * self.query.shape[-1] ** -0.5
-
-
-class FutureGates(AllKeys):
     def __call__(self, query_positions, key_positions):
+        logits = jnp.einsum("bqhd,bkhd->bhqk", self.query, self.keys) * self.query.shape[-1] ** -0.5
         later = jnp.arange(self.keys.shape[1])[None] >= query_positions[:, None]
-        counted = jnp.where(later[None, None], jax.nn.sigmoid(self.logits()), 0.0).sum(axis=-1)
+        counted = jnp.where(later[None, None], jax.nn.sigmoid(logits), 0.0).sum(axis=-1)
         nearer = (query_positions[:, None] - key_positions[None])[None, None]
         strength = jnp.einsum("bqhd,d->bhq", self.query, self.vectors)
         return strength[..., None] * jnp.tanh(counted)[..., None] * nearer
-
-
-class CrossesSegments(AllKeys):
-    """With softmax1 it is stick-breaking, but for the sums, which run over all documents."""
-
-    def __call__(self, query_positions, key_positions):
-        before = jnp.arange(self.keys.shape[1])[None] < key_positions[:, None]
-        return jnp.einsum("bhqk,jk->bhqj", jax.nn.softplus(self.logits()), before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +278,6 @@ class ReadsAllKeys(PositionMethod):
     """
 
     takes_shared_keys = False
-    kind: str = "future"
 
     def init_layer(self, key):
         return {"vectors": jnp.zeros(self.head_dim)}
@@ -322,8 +286,7 @@ class ReadsAllKeys(PositionMethod):
         return key.astype(jnp.float32)
 
     def content_bias(self, params, query, of_queries, of_keys):
-        kind = {"future": FutureGates, "segments": CrossesSegments}[self.kind]
-        return kind(query.astype(jnp.float32), of_keys, params["vectors"])
+        return FutureGates(query.astype(jnp.float32), of_keys, params["vectors"])
 
 
 class FalselyBoundedBias(BamBias):
@@ -358,72 +321,75 @@ class LostCarryBias(StickBreaking):
 
 @dataclasses.dataclass(frozen=True)
 class Heavy(PositionMethod):
-    rows: str = "heavy"
-
     def bias(self, params):
-        return {"heavy": HeavyRows, "carry": LostCarryBias}[self.rows]()
+        return HeavyRows()
 
 
-def test_wrong_methods_that_once_passed_are_caught() -> None:
-    """Vectors of zeros, a bound at one point, and models without segments hid what they do."""
-    made = {kind: make_position(ReadsAllKeys, **SIZES, options={"kind": kind}) for kind in KINDS}
-    with pytest.raises(PositionMethodError, match="in a sequence of 3 tokens, token 1 depends on"):
-        check_causality(SmallModel(made["future"]))
-    with pytest.raises(PositionMethodError, match="with a segment from token 9 on, token"):
-        check_segments(SmallModel(made["segments"], normalizer="softmax1"))
-    with pytest.raises(PositionMethodError, match="its bias exceeds upper_bound in head"):
-        check_bounds(make_position(FalselyBounded, **SIZES))
-    for rows, check, message in (
-        ("heavy", check_finite, "HeavyRows .*sum to"),
-        ("carry", check_tiles, "attention by blocked.* differs from the dense formula"),
-    ):
-        with pytest.raises(PositionMethodError, match=message):
-            check(make_position(Heavy, **SIZES, options={"rows": rows}))
-
-
-KINDS = ("future", "segments")
+@dataclasses.dataclass(frozen=True)
+class LostCarry(PositionMethod):
+    def bias(self, params):
+        return LostCarryBias()
 
 
 @pytest.mark.parametrize(
-    ("method", "check", "message"),
+    ("method", "options", "check", "message"),
     [
         (
             SaysShifts,
+            {},
             check_shift,
             "declares shift_invariant and is not: with positions greater by 1, the features of token 0",
         ),
-        (WrongBound, check_bounds, "its bias exceeds upper_bound in head 0 between queries"),
+        (FalselyBounded, {}, check_bounds, "its bias exceeds upper_bound in head"),
         (
             WrongAxis,
+            {},
             check_blocks,
             "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole",
         ),
         (
             AddsOtherKeys,
+            {},
             check_blocks,
             "its bias less its key_term is not the same for all keys of a query",
         ),
         (
             InfiniteGradient,
+            {},
             check_tiles,
             "attention's parameters/m is not finite by the dense formula",
         ),
-        (LooksAhead, check_causality, "in a sequence of 2 tokens, token 0 depends on token 1"),
-        (Delays, check_causality, "the features of token 0 don't depend on the token itself"),
+        (LooksAhead, {}, check_causality, "in a sequence of 2 tokens, token 0 depends on token 1"),
+        # Vectors of zeros once hid it.
+        (ReadsAllKeys, {}, check_causality, "in a sequence of 3 tokens, token 1 depends on"),
         (
             CountsInside,
+            {},
             check_cache,
             "with a cache.*, token 1, in a prompt of two pieces, is off by",
         ),
+        (
+            RunningSum,
+            {"forgets": True},
+            check_cache,
+            "with a cache, token 4, in a prompt of two",
+        ),
+        (
+            RunningSum,
+            {"leaks": True},
+            check_segments,
+            "with a segment from token 9 on, token 10 depends on tokens",
+        ),
+        (Heavy, {}, check_finite, "HeavyRows .*sum to"),
+        (LostCarry, {}, check_tiles, "attention by blocked.* differs from the dense formula"),
     ],
 )
 def test_what_a_method_lacks_is_named_with_the_smallest_example(
-    method: type, check: Callable, message: str
+    method: type, options: dict[str, bool], check: Callable, message: str
 ) -> None:
-    made = make_position(method, **SIZES)
-    of_model = check in (check_shift, check_causality, check_cache)
+    made = make_position(method, **SIZES, options=options)
     with pytest.raises(PositionMethodError, match=message):
-        check(SmallModel(made) if of_model else made)
+        check(SmallModel(made) if check in OF_MODEL else made)
 
 
 @pytest.mark.slow
@@ -453,7 +419,6 @@ def test_the_checker_names_the_first_check_that_fails(capsys: pytest.CaptureFixt
         (LooksAhead, {}, "not causal: in a sequence of 12 tokens, token 10 depends on token 11"),
         (KeepsMean, {}, "not causal: in a sequence of 12 tokens, token 1 depends on token 11"),
         (RunningSum, {}, ""),
-        ("shaw", {}, ""),
         ("learned", {}, ""),
     ],
 )
@@ -465,23 +430,11 @@ def test_a_method_is_looked_at_before_it_is_trained(method, options: dict, messa
         check_few_tokens(made)
 
 
-@dataclasses.dataclass(frozen=True)
-class ArrayBias(PositionMethod):
-    def bias(self, params):
-        return jnp.zeros((4, 2, 3))
-
-
 class Transposed(Bias):
     m: jax.Array = per_head()
 
     def __call__(self, query_positions, key_positions):
         return jnp.zeros((self.m.size, key_positions.size, query_positions.size))
-
-
-@dataclasses.dataclass(frozen=True)
-class TransposedMethod(PositionMethod):
-    def bias(self, params):
-        return Transposed(jnp.ones(4))
 
 
 class Counts(Bias):
@@ -494,12 +447,6 @@ class Counts(Bias):
         return jnp.broadcast_to(-distance, (self.m.size, *distance.shape))
 
 
-@dataclasses.dataclass(frozen=True)
-class IntegerMethod(PositionMethod):
-    def bias(self, params):
-        return Counts(jnp.ones(4))
-
-
 class Misdeclared(Bias):
     """Of one number a head, and no second axis."""
 
@@ -508,15 +455,6 @@ class Misdeclared(Bias):
 
     def __call__(self, query_positions, key_positions):
         return jnp.zeros((4, query_positions.size, key_positions.size))
-
-
-@dataclasses.dataclass(frozen=True)
-class MisdeclaredMethod(PositionMethod):
-    kind: str = "axis"
-
-    def bias(self, params):
-        m = jnp.ones(4) if self.kind == "axis" else jnp.ones((1, 4))
-        return Misdeclared(m, jnp.ones(()) if self.kind == "axis" else "text")
 
 
 class NoTile(Bias):
@@ -555,8 +493,15 @@ class Lacking(PositionMethod):
     kind: str = "Silent"
 
     def bias(self, params):
-        classes = (Silent, NoFunction, Unbounded, AddsNothing, NoTile, NoRows)
-        return {bias.__name__: bias for bias in classes}[self.kind](jnp.ones(4))
+        m = jnp.ones(4)
+        made = {
+            "array": functools.partial(jnp.zeros, (4, 2, 3)),
+            "axis": functools.partial(Misdeclared, m, jnp.ones(())),
+            "text": functools.partial(Misdeclared, m[None], "text"),
+        }
+        classes = (Transposed, Counts, Silent, NoFunction, Unbounded, AddsNothing, NoTile, NoRows)
+        made |= {bias.__name__: functools.partial(bias, m) for bias in classes}
+        return made[self.kind]()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -569,25 +514,13 @@ class Twice(PositionMethod):
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (ArrayBias, r"must be an alibi.positions.Bias, and is an array"),
-        (TransposedMethod, r"Transposed.__call__ .* returned float32\[4, 3, 2\]; it must return"),
-        (IntegerMethod, r"returned int32\[4, 2, 3\]; .*, here float32\[4, 2, 3\]"),
-        (Twice, "init and init_layer both make scale"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_position(
-            f"{__name__}:{method.__name__}", num_heads=4, head_dim=8, width=32, train_length=16
-        )
-
-
-@pytest.mark.parametrize(
     ("kind", "message"),
     [
+        ("array", r"must be an alibi.positions.Bias, and is an array"),
+        ("Transposed", r"Transposed.__call__ .* returned float32\[4, 3, 2\]; it must return"),
+        ("Counts", r"returned int32\[4, 2, 3\]; .*, here float32\[4, 2, 3\]"),
+        ("axis", r"Misdeclared.m \(.*test_testing.py:\d+\) is an array of shape \[4\], and it "),
+        ("text", r"Misdeclared.kind \(.*test_testing.py:\d+\) is 'text', and it declares an array"),
         ("Silent", r"Silent needs __call__\(query_positions, key_positions\)"),
         ("NoFunction", r"NoFunction needs at\(distance\)"),
         ("Unbounded", r"Unbounded is bounded and needs upper_bound\(blocks\)"),
@@ -596,16 +529,10 @@ def test_mistakes_are_found_when_the_method_is_made(method: type, message: str) 
         ("NoRows", r"bias.py.* NoRows reads rows and needs of_rows\(logits, visible"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"position method .*:Lacking': .*{message}"):
-        make_position(
-            f"{__name__}:Lacking",
-            num_heads=4,
-            head_dim=8,
-            width=32,
-            train_length=16,
-            options={"kind": kind},
-        )
+    with pytest.raises(ValueError, match=f"position method .*:Lacking'.*{message}"):
+        make_position(f"{__name__}:Lacking", **SIZES, options={"kind": kind})
 
 
 @pytest.mark.parametrize(
@@ -618,20 +545,12 @@ def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: 
         ("alibi.slopes:Nothing", "has no attribute 'Nothing'"),
         ("alibi.slopes:alibi_slopes", "is no subclass of alibi.positions.PositionMethod"),
         (f"{__name__}:Bare", "has decay, which are no options of it; put @dataclasses.dataclass"),
+        (f"{__name__}:Twice", "init and init_layer both make scale"),
     ],
 )
 def test_a_method_from_outside_that_is_none_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_position(name, num_heads=4, head_dim=8, width=32, train_length=16)
-
-
-def test_a_field_that_lies_otherwise_than_declared_is_named() -> None:
-    for kind, message in (
-        ("axis", r"Misdeclared.m \(.*test_testing.py:\d+\) is an array of shape \[4\], and it "),
-        ("text", r"Misdeclared.kind \(.*test_testing.py:\d+\) is 'text', and it declares an array"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make_position(MisdeclaredMethod, **SIZES, options={"kind": kind})
+        make_position(name, **SIZES)
 
 
 class Bare(PositionMethod):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.attention.calls import inputs
-from tests.attention.test_fused import bias_of, by
+from tests.attention.calls import inputs, value_and_gradients
+from tests.attention.test_fused import bias_of
 
 pytestmark = pytest.mark.skipif(
     "ALIBI_TEST_PLATFORM" not in os.environ,
@@ -30,9 +30,9 @@ def test_kernels_equal_the_reference(name, head_dim, monkeypatch):
     rng = np.random.default_rng(0)
     arrays = jnp.asarray(rng.standard_normal((4, 2, length, 4, head_dim)), jnp.bfloat16)
     params, bias = bias_of(name, 4, head_dim, length=length)
-    found = by("fused", arrays, params, bias)
+    found = value_and_gradients(arrays, bias(params), backend="fused")
     exact = arrays.astype(jnp.float32)
-    expected = by("reference", exact, params, bias, precision="highest")
+    expected = value_and_gradients(exact, bias(params), backend="reference", precision="highest")
     for got, right in zip(found, expected, strict=True):
         assert error(got, right) < 0.02
 
@@ -57,8 +57,9 @@ def test_all_features_at_once_equal_the_reference(dtype, head_dim, monkeypatch):
         "logit_cap": 4.0,
         "precision": "highest" if dtype == jnp.float32 else None,
     }
-    found = by("fused", arrays, params, bias, **arguments)
+    found = value_and_gradients(arrays, bias(params), backend="fused", **arguments)
     exact = [x.astype(jnp.float32) for x in arrays]
-    expected = by("reference", exact, params, bias, **arguments | {"precision": "highest"})
+    arguments |= {"precision": "highest", "backend": "reference"}
+    expected = value_and_gradients(exact, bias(params), **arguments)
     for got, right in zip(found, expected, strict=True):
         assert error(got, right) < (1e-4 if dtype == jnp.float32 else 0.02)

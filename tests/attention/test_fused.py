@@ -28,7 +28,8 @@ from alibi.positions import AlibiBias, make_position
 from alibi.positions.alibi import TwoSidedAlibiBias
 from alibi.positions.fox import FoxBias
 from alibi.positions.metric import Metric, MetricBias
-from tests.attention.calls import abstract_device, assert_near, inputs, on
+from tests.attention import calls
+from tests.attention.calls import abstract_device, inputs, on
 
 KERNELS = ["mosaic", "triton"]
 MASKED = [
@@ -64,48 +65,33 @@ def bias_of(name, heads, head_dim, batch=2, length=40, **options):
     return params, method.bias
 
 
-def by(backend, arrays, params, bias, sink=None, **arguments):
-    """Returns the result and the gradients of queries, keys, values, the parameters and the sink."""
-    *learned, incoming = arrays
-
-    @jax.jit
-    def value_and_gradients(*learned):
-        def attention(query, key, value, params, sink):
-            return attend(
-                query, key, value, bias=bias(params), sink=sink, backend=backend, **arguments
-            )
-
-        attended, to_gradients = jax.vjp(attention, *learned)
-        return attended, *to_gradients(jnp.asarray(incoming))
-
-    return jax.tree.leaves(value_and_gradients(*learned, params, sink))
-
-
 def assert_equals_reference(arrays, params, bias, **arguments):
-    ways = (by(backend, arrays, params, bias, **arguments) for backend in ("fused", "reference"))
-    assert_near(*ways)
+    calls.assert_equals_reference("fused", arrays, bias(params), **arguments)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name", ["none", "t5"])  # learned slopes and fox: below
-def test_methods(kernels, name, monkeypatch, small_blocks):
-    """With more keys than queries, so that tiles differ in what they see, and the last is filled up."""
-    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
-    assert_equals_reference(inputs(2, 27, 40, 2, 8), *bias_of(name, 2, 8))
+def test_a_table_on_tpus(small_blocks):
+    """With more keys than queries, so that tiles differ in what they see, and the last is filled up.
+    Slopes: test_backend_grid.py; with a mask: test_fused_masks.py; on GPUs: below.
+    """
+    assert_equals_reference(inputs(2, 27, 40, 2, 8), *bias_of("t5", 2, 8))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(kernels, monkeypatch, small_blocks):
-    """With sums of gates; test_fused_masks.py has them with slopes and a mask."""
+    """With sums of gates as large as after 10,000 tokens, of which only the differences count;
+    test_fused_masks.py has them with slopes and a mask.
+    """
     monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
     arrays = inputs(2, 40, 40, 4, 8, kv_heads=2, value_dim=12)
     tokens = np.arange(40)
     segments = jnp.asarray(np.stack([tokens // 15, 0 * tokens]))
     positions = jnp.asarray(np.stack([tokens % 15, tokens]))
     sides = {"query_positions": positions, "key_positions": positions, "segment_ids": segments}
+    sums, bias = bias_of("fox", 4, 8)
     assert_equals_reference(
         arrays,
-        *bias_of("fox", 4, 8),
+        jnp.round(64 * sums) / 64 - 8192.0,  # exactly
+        bias,
         sink=jnp.asarray([0.0, 0.5, -1.0, 2.0]),
         window=12,
         logit_cap=2.0,
@@ -116,10 +102,10 @@ def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(kernels, monkeyp
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("t5", {}),  # far keys share a bucket
         ("alibi_learned", {"window": 35}),
         ("none", {"causal": False, "window": 35}),
-        ("t5", {"window": 100}),  # tiles seen whole and far, before and after others
+        # far keys share a bucket: tiles seen whole and far, before and after others
+        ("t5", {"window": 100}),
     ],
 )
 def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
@@ -143,15 +129,6 @@ def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
         else inputs(1, 120, 120, 2, 8)
     )
     assert_equals_reference(arrays, params, bias, **arguments)
-
-
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_the_sums_of_gates_may_be_large(kernels, monkeypatch, small_blocks):
-    """As after 10,000 tokens: only their differences count."""
-    monkeypatch.setattr(plan, "INTERPRET_GPU", kernels == "triton")
-    sums, bias = bias_of("fox", 2, 8)
-    shifted = jnp.round(64 * sums) / 64 - 8192.0  # exactly
-    assert_equals_reference(inputs(2, 40, 40, 2, 8), shifted, bias)
 
 
 def test_queries_that_fill_a_block_add_nothing_to_keys_that_none_needs(small_blocks):
@@ -233,34 +210,32 @@ def test_auto_takes_the_next_backend_where_jax_lacks_the_pallas_of_a_platform(
 
 def test_a_call_that_it_cannot_do_is_refused_with_the_reason():
     plain = call_of("tpu", None)
-    assert refusal("fused", plain) == ""
     params, fire = bias_of("fire", 4, 64)
     t5_params, t5 = bias_of("t5", 4, 64)
-    refused = [
-        ({"bias": fire(params)}, "its bias is none of slopes"),
-        ({"bias": t5(t5_params), "key_positions": jnp.arange(1024)}, "positions known when it is"),
-        ({"devices": 4}, "several need sharding="),
-        ({"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}, "no dropout"),
-        ({"precision": jax.lax.Precision.HIGH}, "default precision or the highest"),
-        ({"value": plain.value.astype(jnp.float32)}, "one for all, and got bfloat16, float32"),
-    ]
-    for changes, reason in refused:
-        assert reason in refusal("fused", dataclasses.replace(plain, **changes))
+    later = {"bias": t5(t5_params), "key_positions": jnp.arange(1024)}
     blocks = AttentionOptions(platform="tpu", block=64)
-    assert "powers of two from 128 on" in refusal("fused", call_of("tpu", None, options=blocks))
-    wide = call_of("tpu", None, head_dim=512)
-    assert "heads of up to 256 features" in refusal("fused", wide)
-    half = call_of("tpu", None, dtype=jnp.float16)
-    assert "takes bfloat16 or float32" in refusal("fused", half)
-    long = call_of("tpu", None, length=2**18, head_dim=1)
     # in blocks of 1,024, of which there are 256
-    assert "hold 131,072 tiles, and this call can need 131,584" in refusal("fused", long)
+    long = call_of("tpu", None, length=2**18, head_dim=1)
     shorter = call_of("tpu", None, length=2**17, head_dim=1)
-    assert refusal("fused", shorter) == ""
+    changed = functools.partial(dataclasses.replace, plain)
+    for call, reason in (
+        (changed(bias=fire(params)), "its bias is none of slopes"),
+        (changed(**later), "positions known when it is"),
+        (changed(devices=4), "several need sharding="),
+        (changed(dropout_rng=jax.random.key(0), dropout_rate=0.5), "no dropout"),
+        (changed(precision=jax.lax.Precision.HIGH), "default precision or the highest"),
+        (changed(value=plain.value.astype(jnp.float32)), "one for all, and got bfloat16, float32"),
+        (changed(options=blocks), "powers of two from 128 on"),
+        (call_of("tpu", None, head_dim=512), "heads of up to 256 features"),
+        (call_of("tpu", None, dtype=jnp.float16), "takes bfloat16 or float32"),
+        (long, "hold 131,072 tiles, and this call can need 131,584"),
+    ):
+        assert reason in refusal("fused", call)
+    for call in (plain, shorter, on(long, "gpu")):  # whose kernels hold no list
+        assert refusal("fused", call) == ""
     assert plan.make_plan(shorter).block == 1024
     with jax.default_matmul_precision("high"):
         assert "default precision or the highest, and got high" in refusal("fused", plain)
-    assert refusal("fused", on(long, "gpu")) == "", "its kernels hold no list"
 
 
 def gradients(name, head_dim, length, batch=2, heads=4, mask=""):
@@ -287,12 +262,16 @@ def gradients(name, head_dim, length, batch=2, heads=4, mask=""):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alibi_learned", "t5", "fox"])
+@pytest.mark.parametrize(
+    ("name", "mask"), [("alibi_learned", "keys"), ("t5", "pairs"), ("fox", ""), ("grid", "")]
+)
 @pytest.mark.parametrize(("platform", "target"), [("gpu", "cuda"), ("tpu", "tpu")])
-def test_lowers_without_a_square_of_pairs(platform, target, name, monkeypatch):
-    """By Pallas' own lowering, of Triton or Mosaic; neither compiler is here."""
+def test_lowers_without_a_square_of_pairs(platform, target, name, mask, monkeypatch):
+    """By Pallas' own lowering, of Triton or Mosaic; neither compiler is here. A mask of keys and a grid
+    need no array of pairs either.
+    """
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
-    function, shapes = gradients(name, 80, 1000)
+    function, shapes = gradients(name, 80, 1000, mask=mask)
     device = abstract_device(target)
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
     with traced_for(platform, 1), jax.sharding.use_abstract_mesh(mesh):
@@ -301,7 +280,8 @@ def test_lowers_without_a_square_of_pairs(platform, target, name, monkeypatch):
     kernel = "tpu_custom_call" if platform == "tpu" else "__gpu$xla.gpu.triton"
     diagonals = platform == "gpu" and name == "t5"  # in a kernel of its own
     assert module.count(f"@{kernel}") == 3 + diagonals
-    assert not re.findall(r"tensor<[0-9x]*(?:1000x1000|1024x1024)x[a-z]", module)
+    of_pairs = re.findall(r"(?:1000x1000|1024x1024)x([a-z]+[0-9]*)", module)
+    assert set(of_pairs) <= ({"i1", "i8"} if mask == "pairs" else set())
 
 
 GPUS = {  # compute capability, KiB that a program can share

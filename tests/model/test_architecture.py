@@ -1,6 +1,6 @@
 """Architectures besides the paper's: norms, feed-forward layers, heads and embeddings."""
 
-import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import MeshConfig, ModelConfig, make_config
-from alibi.model.block import Block, BlockCall
+from alibi.config import MeshConfig, make_config
 from alibi.model.decoder import build_model, param_shapes
 from alibi.model.flops import forward_flops
 from alibi.parallel.sharding import abstract_mesh, tree_shardings
@@ -17,6 +16,7 @@ from alibi.positions import METHODS, make_position, method_class
 from alibi.testing import check_cache, check_layers
 from alibi.testing.model import SmallModel
 from alibi.training.setup import check_trainable
+from tests.attention.calls import formula
 
 LLAMA_LIKE = {
     "num_kv_heads": 2,
@@ -30,31 +30,31 @@ LLAMA_LIKE = {
     "feed_forward_bias": False,
     "embedding_scale": 1.0,
 }
-MPT_LIKE = {
-    "norm": "layer_no_bias",
-    "qkv_bias": False,
-    "out_bias": False,
-    "feed_forward_bias": False,
+# The others' options, as far as one model has room for them: MPT's, OLMo 2's, GPT-NeoX's.
+NORMED_KEYS = {
+    "norms": "behind",
     "qk_norm": True,
     "qk_norm_joint": True,
     "clip_qkv": 0.5,
     "attention_scale": 0.1,
+}
+OTHERS = {
+    "parallel": True,
+    "norm": "rms_one",
+    "embedding_norm": True,
+    "embedding": "normalised",
+    "qkv_bias": False,
     "logits_scale": 0.5,
 }
-OTHERS = {"parallel": True, "norm": "rms_one", "embedding_norm": True, "embedding": "normalised"}
-OLMO2_LIKE = {"norm": "rms", "norms": "behind", "qk_norm": True, "qk_norm_joint": True}
+
+
+ATTENTION = {"normalizer": "sink", "qk_norm": True, "attention_gate": True, "logit_cap": 2.0}
 
 
 def small(position: str, **keys: Any) -> SmallModel:
     sizes = {"num_heads": 4, "width": 32, "train_length": 16}
     head_dim = keys.get("head_size", 8)
     return SmallModel(make_position(position, head_dim=head_dim, **sizes), **keys)
-
-
-@pytest.mark.parametrize("position", ["fox", "shaw"])
-def test_methods_take_shared_keys_and_wide_heads(position: str) -> None:
-    """With fewer heads of keys than of queries, and heads of more than width / num_heads features."""
-    check_cache(small(position, **LLAMA_LIKE))
 
 
 def test_a_normalised_row_of_zeros_has_a_gradient() -> None:
@@ -74,17 +74,15 @@ def test_a_normalised_row_of_zeros_has_a_gradient() -> None:
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(gradient))
 
 
-def test_methods_with_keys_of_each_head_are_refused_with_fewer() -> None:
+def test_which_methods_need_keys_of_each_head() -> None:
     own = {name for name in METHODS if not method_class(name).takes_shared_keys}
     assert own == {"deberta", "pope", "repo", "selective_rope"}
-    with pytest.raises(ValueError, match="position=pope needs keys of each head; set model"):
-        build_model(make_config("position=pope,model.num_kv_heads=2"), 100)
 
 
 @pytest.mark.parametrize(
     "keys",
-    [LLAMA_LIKE, MPT_LIKE, OTHERS, OLMO2_LIKE],
-    ids=["llama", "mpt", "others", "olmo2"],
+    [LLAMA_LIKE | NORMED_KEYS, OTHERS],
+    ids=["llama", "others"],
 )
 def test_architectures_go_with_loops_and_the_cache(keys: dict[str, Any]) -> None:
     model = small("alibi", **keys)
@@ -92,82 +90,70 @@ def test_architectures_go_with_loops_and_the_cache(keys: dict[str, Any]) -> None
         check(model)
 
 
-def test_shared_keys_are_copied_keys() -> None:
-    """Two key heads for four query heads, beside four key heads, each twice."""
-    shared = small("alibi", num_kv_heads=2)
-    whole = small("alibi")
-    params = jax.tree.map_with_path(
-        lambda path, leaf: (
-            jnp.repeat(leaf, 2, axis=-2) if {"key", "value"} & {part.key for part in path} else leaf
-        ),
-        shared.params,
-    )
-    np.testing.assert_allclose(
-        whole.apply({"params": params}, whole.tokens), shared.features, atol=1e-5
-    )
+def test_options_of_attention_go_with_the_cache_and_loops() -> None:
+    """With a bias of content."""
+    model = small("fox", **ATTENTION)
+    for check in (check_cache, check_layers):
+        check(model)
 
 
-@pytest.mark.parametrize(
-    ("parallel", "norms"), [(True, "before_each"), (False, "behind")], ids=["each", "behind"]
-)
-def test_norms_of_each_branch_are_the_formula(parallel: bool, norms: str) -> None:
-    """x + attention(norm x) + feed-forward(norm x) with two norms (GPT-NeoX), and
-    y = x + norm(attention x), y + norm(feed-forward y) (OLMo 2).
+def test_a_learned_sink_begins_as_softmax1() -> None:
+    learned, fixed = small("alibi", normalizer="sink"), small("alibi", normalizer="softmax1")
+    added = {
+        path[0].key: leaf.shape
+        for path, leaf in jax.tree.leaves_with_path(learned.params["layers_0"])
+        if len(path) == 1
+    }
+    assert added == {"sink": (4,)}
+    np.testing.assert_array_equal(learned.features, fixed.features)
+
+
+def test_norms_cap_gate_and_sink_of_a_layer_are_the_formulas() -> None:
+    """The first layer's attention in float64, from its parameters, all of them off their initial
+    values.
     """
-    model = small("alibi", parallel=parallel, norms=norms, norm="rms")
-    random = np.random.default_rng(0)
-    layer = jax.tree.map(
-        lambda x: np.asarray(x) + 0.3 * random.normal(size=x.shape), model.params["layers_0"]
+    model = small("alibi", **ATTENTION)
+    params = jax.tree.map(
+        lambda x: x + 0.3 * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape),
+        model.params,
     )
-    x = random.normal(size=(1, 8, 32))
-
-    def norm(name: str, x: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * layer[name]["scale"]
-
-    def attend(x: np.ndarray) -> np.ndarray:
-        kernels = layer["attention"]
-        query, key, value = (
-            np.einsum("blw,whd->blhd", x, kernels[name]["kernel"]) + kernels[name]["bias"]
-            for name in ("query", "key", "value")
-        )
-        distances = np.arange(8)[:, None] - np.arange(8)
-        bias = np.where(
-            distances >= 0, -distances * 2.0 ** -np.arange(2, 9, 2)[:, None, None], -np.inf
-        )
-        logits = np.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5 + bias
-        weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-        heads = np.einsum("bhqk,bkhd->bqhd", weights, value)
-        return np.einsum("bqhd,hdw->bqw", heads, kernels["out"]["kernel"]) + kernels["out"]["bias"]
-
-    def feed(x: np.ndarray) -> np.ndarray:
-        hidden = np.maximum(0, x @ layer["up"]["kernel"] + layer["up"]["bias"])
-        return hidden @ layer["down"]["kernel"] + layer["down"]["bias"]
-
-    if parallel:
-        expected = x + attend(norm("attention_norm", x)) + feed(norm("feed_forward_norm", x))
-    else:
-        y = x + norm("attention_norm", attend(x))
-        expected = y + norm("feed_forward_norm", feed(y))
-    call = BlockCall(None, None, None)
-    got = Block(model.model.config, None).apply(
-        {"params": jax.tree.map(jnp.asarray, layer)},
-        jnp.asarray(x),
-        model.model.pattern[0],
-        {},
-        call,
-        True,
-        8,
+    capturing = functools.partial(
+        model.model.apply,
+        method="features",
+        capture_intermediates=lambda module, _: module.name in ("attention", "attention_norm"),
     )
-    np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
+    _, state = jax.jit(capturing)({"params": params}, model.tokens)
+    found = state["intermediates"]["layers_0"]
+    x, got = (
+        np.asarray(found[name]["__call__"][0], np.float64)
+        for name in ("attention_norm", "attention")
+    )
+    layer = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["layers_0"])
+    x = x.reshape(*model.tokens.shape, -1)
+
+    def projected(name: str) -> np.ndarray:
+        own = layer["attention"][name]
+        return np.einsum("blw,whd->blhd", x, own["kernel"]) + own["bias"]
+
+    def normed(name: str) -> np.ndarray:
+        side = projected(name)
+        size = np.sqrt((side**2).mean(axis=-1, keepdims=True) + 1e-6)
+        return side / size * layer[f"{name}_norm"]["scale"]
+
+    distance = np.arange(x.shape[1])[:, None] - np.arange(x.shape[1])
+    bias = -(2.0 ** (-2.0 * np.arange(1, 5)))[:, None, None] * distance
+    sides = normed("query"), normed("key"), projected("value")
+    heads = formula(*sides, bias, distance >= 0, sink=layer["sink"], cap=2.0)
+    gate = np.einsum("blw,whd->blhd", x, layer["attention_gate"]["kernel"])
+    heads = heads / (1 + np.exp(-gate))
+    out = layer["attention"]["out"]
+    expected = np.einsum("blhd,hdw->blw", heads, out["kernel"]) + out["bias"]
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-def test_norms_that_do_not_go_with_the_layers_are_refused() -> None:
-    """Parallel layers have nothing behind which a norm could stand."""
-    for parallel, norms in ((True, "after"), (True, "behind"), (False, "before_each")):
-        with pytest.raises(
-            ValueError, match=f"norms={norms} doesn't go with model.parallel={parallel}"
-        ):
-            ModelConfig(parallel=parallel, norms=norms)
+def test_without_options_the_layer_is_flaxs_own_with_its_parameters() -> None:
+    names = small("alibi").params["layers_0"].keys()
+    assert names == {"attention_norm", "attention", "feed_forward_norm", "up", "down"}
 
 
 def test_names_of_axes_split_every_large_parameter() -> None:
@@ -181,7 +167,9 @@ def test_names_of_axes_split_every_large_parameter() -> None:
     specs = jax.tree.map(lambda leaf: leaf.spec, tree_shardings(shapes, mesh))
     layer = specs["layers_0"]
     assert layer["gate"]["kernel"] == layer["up"]["kernel"] == jax.P("fsdp", "tensor")
-    assert layer["attention"]["key"]["kernel"] == jax.P("fsdp", "tensor", None)
+    split_by_heads = layer["attention_gate"]["kernel"], layer["attention"]["query"]["kernel"]
+    for spec in (*split_by_heads, layer["attention"]["key"]["kernel"]):
+        assert spec == jax.P("fsdp", "tensor", None)
     assert specs["head"] == specs["embedding"] == jax.P("tensor", "fsdp")
     whole = [
         leaf.size
@@ -229,25 +217,50 @@ def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config) -> None
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"num_kv_heads": 3}, "model.num_kv_heads=3 does not divide model.num_heads=8"),
-        ({"qk_norm_joint": True}, "set model.qk_norm=True too"),
-        ({"embedding": "adaptive", "vocab_rows": 9}, "model.embedding=adaptive has no"),
-        ({"width": 100}, "or set model.head_size"),
-        ({"norm": "batch"}, "model.norm='batch' must be one of layer, layer_no_bias, rms"),
+        ({"model__param_dtype": "bfloat16"}, r"model\.param_dtype=bfloat16 is for imported runs"),
+        (
+            {"model__num_heads": 4, "model__num_kv_heads": 2, "mesh__tensor": 4},
+            r"does not divide model\.num_kv_heads=2; use one of 1, 2",
+        ),
     ],
 )
-def test_impossible_architectures_are_refused(keys: dict[str, Any], message: str) -> None:
+def test_what_training_refuses(tiny_config, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ModelConfig(**keys)
+        check_trainable(tiny_config(**keys))
 
 
-def test_training_takes_no_parameters_of_sixteen_bits(tiny_config) -> None:
-    with pytest.raises(ValueError, match=r"model\.param_dtype=bfloat16 is for imported runs"):
-        check_trainable(tiny_config(model__param_dtype="bfloat16"))
-
-
-def test_shared_heads_bound_the_tensor_axis(tiny_config) -> None:
-    config = tiny_config(model__num_heads=4, model__num_kv_heads=2)
-    config = dataclasses.replace(config, mesh=MeshConfig(tensor=4))
-    with pytest.raises(ValueError, match=r"does not divide model\.num_kv_heads=2; use one of 1, 2"):
-        check_trainable(config)
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            "model.normalizer=sink,model.attention=augmented",
+            "model.normalizer=sink doesn't go with model.attention=augmented: its softmax has no sink",
+        ),
+        (
+            "model.logit_cap=30,model.attention=saved",
+            "model.logit_cap=30.0 doesn't go with model.attention=saved: it caps no logits; use",
+        ),
+        ("model.logit_cap=-1", "model.logit_cap=-1 must be at least 0"),
+        ("model.normalizer=softmax2", "model.normalizer='softmax2' must be one of softmax"),
+        ("model.num_kv_heads=3", "model.num_kv_heads=3 does not divide model.num_heads=8"),
+        ("model.qk_norm_joint=true", "set model.qk_norm=True too"),
+        ("model.embedding=adaptive,model.vocab_rows=9", "model.embedding=adaptive has no"),
+        ("model.width=100", "or set model.head_size"),
+        ("model.norm=batch", "model.norm='batch' must be one of layer, layer_no_bias, rms"),
+        # Parallel layers have nothing behind which a norm could stand.
+        *(
+            (
+                f"model.parallel={parallel},model.norms={norms}",
+                f"norms={norms} doesn't go with model.parallel={parallel}",
+            )
+            for parallel, norms in ((True, "after"), (True, "behind"), (False, "before_each"))
+        ),
+        ("model.skip_epsilon=-0.1", r"model\.skip_epsilon=.* must be"),
+        ("model.skip_epsilon=1.0", r"model\.skip_epsilon=.* must be"),
+        ("position=pope,model.num_kv_heads=2", "position=pope needs keys of each head; set model"),
+    ],
+)
+def test_options_are_refused_before_work(keys: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        build_model(make_config(keys), 100)
+    assert "\n" not in str(error.value)

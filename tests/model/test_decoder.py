@@ -9,8 +9,7 @@ import pytest
 
 from alibi.attention import tiles
 from alibi.attention.backends import compute
-from alibi.model.block import ACTIVATIONS
-from alibi.model.decoder import DecoderLM, build_model, count_parameters
+from alibi.model.decoder import DecoderLM, build_model
 from tests.model.made import VOCABULARY, changed, make, tokens
 from tests.programs import AS_USERS
 
@@ -38,30 +37,19 @@ def test_padding_does_not_move_positions(tiny_config) -> None:
     np.testing.assert_allclose(left[:, 4:], alone, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    ("position", "same", "options"),
-    [
-        ("alibi_ntk", "alibi", {"slopes": (1 / 16, 1 / 256 / 2.5)}),
-        ("yarn", "yarn", {"factor": 2.5}),
-    ],
-)
-def test_a_model_tells_its_method_how_long_the_sequences_are(
-    tiny_config, position: str, same: str, options
-) -> None:
+def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config) -> None:
     """At 2.5 L a dynamic method equals the method with options for 2.5 L; a silent fallback is the
     plain method.
     """
-    inputs = tokens(40)
-    model, variables = make(tiny_config, position)
-    known, _ = make(
-        tiny_config, same, **{f"position_options__{name}": value for name, value in options.items()}
+    keys = (("yarn", {}), ("yarn", {"position_options__factor": 2.5}), ("rotary", {}))
+    (model, variables), (known, _), (plain, _) = (
+        make(tiny_config, position, **options) for position, options in keys
     )
-    logits = jax.jit(model.apply)(variables, inputs)
-    np.testing.assert_allclose(logits, jax.jit(known.apply)(variables, inputs), atol=2e-5)
-    plain, _ = make(
-        tiny_config, position.split("_")[0] if position.startswith("alibi") else "rotary"
+    logits, expected, silent = (
+        jax.jit(one.apply)(variables, tokens(40)) for one in (model, known, plain)
     )
-    assert np.abs(logits - jax.jit(plain.apply)(variables, inputs)).max() > 1e-3
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+    assert np.abs(logits - silent).max() > 1e-3
 
 
 def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:
@@ -86,13 +74,6 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
     np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs), expected, atol=2e-5)
     with pytest.raises(ValueError, match="max_position=256 is less than a sequence of 257 tokens"):
         model.apply(variables, tokens(257))
-    model, variables = make(
-        tiny_config, "rotary", model__max_position=256, model__attention="saved"
-    )
-    with pytest.raises(
-        ValueError, match="'saved' can't do this call: positions are not known when it is traced"
-    ):
-        model.apply(variables, inputs, positions=jnp.arange(12))
 
 
 def test_one_model_at_many_lengths(tiny_config) -> None:
@@ -176,25 +157,6 @@ def test_memory_of_a_training_step_grows_linearly_with_the_length(tiny_config) -
     assert used[16_384] < 256 * 2**20
 
 
-def test_a_window_is_what_each_layer_sees(tiny_config) -> None:
-    """By gradient: two layers of window 3 reach back 2 tokens each, so 4 in all, and no farther."""
-    model, variables = make(tiny_config, "sinusoidal", model__num_layers=2, model__window=3)
-    embedding = variables["params"]["embedding"]
-
-    def last_logits(rows: jax.Array) -> jax.Array:
-        params = variables["params"] | {"embedding": jnp.concatenate([embedding, rows])}
-        wide = model.clone(vocab_size=VOCABULARY + 12)
-        return wide.apply({"params": params}, VOCABULARY + jnp.arange(12)[None])[
-            0, -1, :VOCABULARY
-        ].sum()
-
-    reach = jnp.abs(jax.jit(jax.grad(last_logits))(embedding[tokens(12, batch=1)[0]])).sum(-1)
-    np.testing.assert_array_equal(reach[:7], 0.0)
-    assert (reach[7:] > 0).all()
-    with pytest.raises(ValueError, match=r"model\.window=-1 must be"):
-        build_model(tiny_config(model__window=-1), VOCABULARY)
-
-
 def test_skip_epsilon_reaches_attention(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
     """In tiles of 8 by 8, a single head at a time."""
     monkeypatch.setattr(tiles, "BLOCK", 8)
@@ -205,9 +167,6 @@ def test_skip_epsilon_reaches_attention(tiny_config, monkeypatch: pytest.MonkeyP
     inputs = tokens(256, batch=1)
     exact, rough = (jax.jit(model.apply)(variables, inputs) for model in (exact, rough))
     assert 0 < jnp.abs(exact - rough).max() < 0.1
-    for wrong in (-0.1, 1.0):
-        with pytest.raises(ValueError, match=r"model\.skip_epsilon=.* must be"):
-            build_model(tiny_config(model__skip_epsilon=wrong), VOCABULARY)
 
 
 def test_plain_products_are_the_same_and_differentiable_in_forward_mode(tiny_config) -> None:
@@ -267,15 +226,6 @@ def test_each_dropout_acts(tiny_config) -> None:
         assert float(jnp.abs(dropped - still).max()) > 1e-3, rate
 
 
-def test_parameter_count(tiny_config) -> None:
-    """V w + layers (4 w^2 + 4 w + 2 w f + f + w + 4 w) + 2 w, counted by hand: tied embeddings,
-    biases, norms.
-    """
-    config = tiny_config(model__width=32, model__num_layers=3, model__feed_forward=64)
-    layer = 4 * 32 * 32 + 4 * 32 + 2 * 32 * 64 + 64 + 32 + 4 * 32
-    assert count_parameters(build_model(config, VOCABULARY)) == VOCABULARY * 32 + 3 * layer + 64
-
-
 @pytest.mark.parametrize(
     ("position", "packed", "window"),
     [
@@ -300,11 +250,3 @@ def test_the_last_positions_alone_equal_those_of_all(
 
     every, last = both(variables)
     np.testing.assert_allclose(last, every[:, -5:], atol=1e-5)
-
-
-def test_exact_gelu_is_the_form_by_erf() -> None:
-    """PyTorch, and so the paper's code, calls this gelu; Flax's own default is off by up to 5e-4."""
-    x = jnp.linspace(-4, 4, 81)
-    by_erf = x * (1 + jax.scipy.special.erf(x / 2**0.5)) / 2
-    np.testing.assert_allclose(ACTIVATIONS["gelu_exact"](x), by_erf, atol=1e-6)
-    assert 1e-4 < jnp.abs(ACTIVATIONS["gelu"](x) - by_erf).max() < 1e-3

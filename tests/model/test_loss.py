@@ -1,15 +1,12 @@
 """The chunked loss equals the whole loss, in value and gradient, in a fraction of its memory."""
 
-import dataclasses
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from alibi.config import Config, TrainConfig, replaced
+from alibi.config import replaced
 from alibi.model.decoder import build_model
 from alibi.model.loss import Head, TokenLoss, cross_entropy, training_loss
 from alibi.numerics.products import Products
@@ -82,36 +79,6 @@ def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_aga
     assert program.count("reduce_max") == 1, "of the forward pass"
 
 
-@pytest.mark.parametrize(
-    ("z_loss", "smoothing", "dtype"),
-    [(0.0, 0.1, jnp.float32), (1e-2, 0.1, jnp.bfloat16)],
-)
-def test_losses_of_training_are_their_formulas(z_loss: float, smoothing: float, dtype: Any) -> None:
-    """In float64 on the float32 logits; the smoothed one is optax's, too."""
-    rng = np.random.default_rng(0)
-    features, embedding = rng.standard_normal((2, 11, 8)), rng.standard_normal((20, 8))
-    targets = rng.integers(0, 20, (2, 11))
-    ours = dataclasses.replace(head(6), dtype=dtype)
-    logits = ours.logits(jnp.float32(features), jnp.float32(embedding))
-    loss = training_loss(Config(train=TrainConfig(z_loss=z_loss, label_smoothing=smoothing)))
-    (values, nll), back = jax.vjp(
-        lambda x: ours.token_losses(lambda x: x, x, jnp.asarray(targets), loss), logits
-    )
-    (gradient,) = back((jnp.ones_like(values), jnp.ones_like(nll)))
-
-    exact, one_hot = np.float64(logits), np.eye(20)[targets]
-    log_z = np.log(np.exp(exact).sum(-1, keepdims=True))
-    wanted = (1 - smoothing) * one_hot + smoothing / 20
-    smoothed, squared = (wanted * (log_z - exact)).sum(-1), log_z[..., 0] ** 2
-    np.testing.assert_allclose(values, smoothed + z_loss * squared, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(nll, (one_hot * (log_z - exact)).sum(-1), rtol=1e-6, atol=1e-6)
-    of_logits = np.exp(exact - log_z) * (1 + 2 * z_loss * log_z) - wanted
-    np.testing.assert_allclose(gradient, of_logits, atol=1e-6)
-    labels = optax.smooth_labels(jnp.float32(one_hot), smoothing)
-    theirs = optax.softmax_cross_entropy(logits, labels)
-    np.testing.assert_allclose(values - z_loss * squared, theirs, rtol=1e-6, atol=1e-6)
-
-
 def test_training_follows_its_loss_and_reports_the_cross_entropy(tiny_config) -> None:
     """In chunks, with the vocabulary and the batch split over devices; the last row is short."""
     config = tiny_config(
@@ -154,7 +121,7 @@ def test_huge_logits_stay_finite() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) -> None:
+def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_3_gib(tiny_config) -> None:
     """All logits of 16,384 tokens at 33,280 words would alone be 2 GiB, and their gradient as much
     again.
     """
@@ -173,5 +140,4 @@ def test_a_step_on_16k_tokens_with_a_word_vocabulary_fits_in_4_gib(tiny_config) 
         .memory_analysis()
     )
     total = memory.temp_size_in_bytes + memory.argument_size_in_bytes
-    assert total < 4 * 2**30
     assert total < 3 * 2**30, "the logits of a chunk of 2,048 tokens are 0.25 GiB"

@@ -2,6 +2,7 @@
 layers.
 """
 
+import dataclasses
 import logging
 
 import jax
@@ -9,14 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.config import make_config
+from alibi.config import Config, flatten, make_config, read_config
 from alibi.generation import generate, new_cache, read
 from alibi.generation.decoding import prefill
 from alibi.model import positions
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.flops import forward_flops, keys_seen
 from alibi.model.layers import stacked
+from configs import irope
+from tests.attention.calls import formula
 from tests.model.made import changed, make, tokens
+from tests.model.test_generation import read_in_pieces
 
 
 def methods(arg: str) -> list[tuple]:
@@ -154,35 +158,23 @@ def test_methods_share_parameters_between_their_own_layers(tiny_config) -> None:
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(gradient))
 
 
-def read_in_pieces(
-    model: DecoderLM, params: dict, inputs: jax.Array, pieces: list[int], **sizes: int
-):
-    cache, logits = new_cache(model, inputs.shape[0], inputs.shape[1], **sizes), []
-    for piece in np.split(inputs, np.cumsum(pieces)[:-1], axis=1):
-        new, cache = read(model, params, cache, piece)
-        logits.append(np.asarray(new))
-    return np.concatenate(logits, axis=1), cache
-
-
 def test_each_window_has_slots_of_its_own(tiny_config) -> None:
     """A layer under a window keeps a window and a chunk, a layer without one keeps all tokens."""
-    keys = {"model__num_layers": 3, "model__window": (4, 6, 0)}
-    model, variables = make(tiny_config, "fox,rotary,alibi", **keys)
+    keys = {"model__num_layers": 2, "model__window": (4, 0)}
+    model, variables = make(tiny_config, "fox,alibi", **keys)
     inputs, pieces = tokens(16), [3, 3, 1, 1, 3, 3, 1, 1]
     whole = jax.jit(model.apply)(variables, inputs)
     sizes = {"total": 16, "chunk": 3}
     got, cache = read_in_pieces(model, variables["params"], inputs, pieces, **sizes)
     np.testing.assert_allclose(got, whole, atol=2e-5)
-    held = [cache[f"layers_{layer}"]["held"].key.shape[-1] for layer in range(3)]
-    assert held == [4 + 3 - 1, 6 + 3 - 1, 16]
+    held = [cache[f"layers_{layer}"]["held"].key.shape[-1] for layer in range(2)]
+    assert held == [4 + 3 - 1, 16]
     with pytest.raises(ValueError, match="4 tokens at one time would overwrite keys"):
         read_in_pieces(model, variables["params"], inputs, [4, 12], **sizes)
-    with pytest.raises(ValueError, match="16 slots can't serve 30 tokens: only a sliding window"):
-        read_in_pieces(model, variables["params"], inputs, [3, 13], total=30, chunk=3)
     prompt = np.asarray(inputs)
     made = jax.eval_shape(lambda: prefill(model, variables["params"], prompt, None, 3, 5, None)[2])
-    held = [made[f"layers_{layer}"]["held"].key.shape[-1] for layer in range(3)]
-    assert held == [4 + 5 - 1, 6 + 5 - 1, 16 + 3], "generate holds no more under a window"
+    held = [made[f"layers_{layer}"]["held"].key.shape[-1] for layer in range(2)]
+    assert held == [4 + 5 - 1, 16 + 3], "generate holds no more under a window"
     answer = generate(model, variables["params"], prompt, 3, chunk=5)
     logits = jax.jit(model.apply)(variables, np.concatenate([inputs, answer], axis=1))
     np.testing.assert_array_equal(np.asarray(logits)[:, 15:-1].argmax(axis=-1), answer)
@@ -213,7 +205,8 @@ def test_remat_computes_each_layer_of_a_scanned_pattern_by_itself(tiny_config) -
     """
     for window, found in (((4, 0), (3, 0)), (4, (0, 1))):
         keys = {"model__num_layers": 5, "model__window": window, "model__remat": True}
-        model, variables = make(tiny_config, "rotary", **keys, model__scan_layers=True)
+        model = build_model(tiny_config(position="rotary", **keys, model__scan_layers=True), 40)
+        variables = jax.eval_shape(model.init, jax.random.key(0), tokens(12))
         program = str(jax.make_jaxpr(model.apply)(variables, tokens(12)))
         assert tuple(program.count(f"prevent_cse={flag}") for flag in (True, False)) == found
 
@@ -226,3 +219,95 @@ def test_operations_count_each_layers_window() -> None:
     assert windows == (none + all_under) / 2
     per_key = 2 * 2 * 128  # two operations each in logits and in values, width 128
     assert none - windows == 2 * per_key * (keys_seen(0, 128) - keys_seen(32, 128)) / 128
+
+
+LENGTH, WINDOW = 16, 4  # of the tiny models
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One layer's positions, as its source describes them."""
+
+    base: float | None = None
+    window: int = 10**6
+    grows: bool = False
+
+
+IROPE = [*[Layer(base=500_000.0, window=WINDOW)] * 3, Layer(grows=True)]
+
+
+def tiny(tiny_config) -> Config:
+    """Returns the tests' model with the layer pattern of configs/irope.py and shorter windows."""
+    whole = read_config(irope.get_config())
+    keys = {
+        key.replace(".", "__"): value
+        for key, value in flatten(whole).items()
+        if key in ("position", "model.num_layers", "model.logit_scale")
+        or key.startswith("position_options.")
+    }
+    keys["model__window"] = tuple(WINDOW if each else 0 for each in whole.model.window)
+    return tiny_config(**keys, train__steps=4)
+
+
+def logits(params: dict, tokens: np.ndarray, layers: list[Layer]) -> np.ndarray:
+    """Returns the logits of a sequence, float64, by the definitions."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    position = np.arange(tokens.size)
+    distance = position[:, None] - position
+
+    def norm(of: dict, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        return (
+            centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * of["scale"]
+            + of["bias"]
+        )
+
+    def turned(x: np.ndarray, base: float) -> np.ndarray:
+        half = x.shape[-1] // 2
+        angle = (position[:, None] * base ** (-np.arange(half) / half))[:, None]
+        as_complex = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)
+        return np.concatenate([as_complex.real, as_complex.imag], axis=-1)
+
+    x = params["embedding"][tokens] * np.sqrt(params["embedding"].shape[1])
+    for number, layer in enumerate(layers):
+        of, attention = params[f"layers_{number}"], params[f"layers_{number}"]["attention"]
+        y = norm(of["attention_norm"], x)
+        query, key, value = (
+            np.einsum("td,dhe->the", y, attention[name]["kernel"]) + attention[name]["bias"]
+            for name in ("query", "key", "value")
+        )
+        if layer.base:
+            query, key = turned(query, layer.base), turned(key, layer.base)
+        if layer.grows:
+            query = query * (1 + 0.1 * np.log((position + 1) // LENGTH + 1))[:, None, None]
+        visible = (distance >= 0) & (distance < layer.window)
+        (out,) = formula(query[None], key[None], value[None], visible=visible)
+        x = x + np.einsum("qhe,hed->qd", out, attention["out"]["kernel"]) + attention["out"]["bias"]
+        y = norm(of["feed_forward_norm"], x) @ of["up"]["kernel"] + of["up"]["bias"]
+        x = x + np.maximum(y, 0) @ of["down"]["kernel"] + of["down"]["bias"]
+    return norm(params["final_norm"], x) @ params["embedding"].T
+
+
+@pytest.mark.slow
+def test_a_pattern_of_layers(tiny_config) -> None:
+    """At 16 times the training length it is the formula, and decodes as its full pass, through slots
+    of a window and a chunk.
+    """
+    model = build_model(tiny(tiny_config), 256)
+    tokens = np.random.default_rng(0).integers(0, 256, (1, 16 * LENGTH))
+    params = jax.tree.map(  # off their initial values, which are zeros for the biases
+        lambda leaf: (
+            leaf + 0.02 * np.cos(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape)
+        ),
+        jax.device_get(jax.jit(model.init)(jax.random.key(0), tokens[:, :1])["params"]),
+    )
+    whole = jax.jit(model.apply)({"params": params}, tokens)
+    np.testing.assert_allclose(whole[0], logits(params, tokens[0], IROPE), atol=2e-5)
+    cache, found = new_cache(model, 1, tokens.size, tokens.size, 100), []
+    for start, end in ((0, 100), (100, 200), *((at, at + 1) for at in range(200, 210))):
+        piece, cache = read(model, params, cache, tokens[:, start:end])
+        found.append(np.asarray(piece))
+    found = np.concatenate(found, axis=1)
+    np.testing.assert_allclose(found, whole[:, :210], atol=5e-5)
+    held = [cache[f"layers_{number}"]["held"].key.shape[-1] for number in range(len(IROPE))]
+    assert held == [WINDOW + 99 if layer.window == WINDOW else 16 * LENGTH for layer in IROPE]

@@ -83,20 +83,6 @@ def test_answers_are_the_likeliest_tokens_of_full_passes(runs, tokenizer, keys):
         assert run.tokenizer.decode(prompt.ids) + answer.text == whole, "with a space between words"
 
 
-def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(runs, monkeypatch):
-    writer = Writer(TrainedRun(runs()), GREEDY, 40, ["def", "xyz"])
-    answer, shown = Answer(prompt_of("a")), []
-    for part in (b"ab\xc3", b"\xa9d", b"ez d", b"e", b"fgh"):
-        writer._add(answer, list(part), [0.5] * len(part))
-        shown.append(writer.settled(answer))
-    assert shown == ["ab", "abé", "abédez ", "abédez ", "abédez "]
-    assert (answer.text, answer.end) == ("abédez ", "stop")
-    assert bytes(answer.tokens) == "abédez def".encode()
-    assert len(answer.nll) == len(answer.tokens)
-    writer._add(answer, [1], [1.0])
-    assert bytes(answer.tokens) == "abédez def".encode(), "nothing comes after the end"
-
-
 def one_by_one(decode, tokens, stops):
     """The text and the tokens of an answer whose text is looked at after each token."""
     for count in range(1, len(tokens) + 1):
@@ -132,6 +118,7 @@ def test_the_stop_that_ends_first_wins_whatever_is_looked_at_together(runs):
                     part = tokens[start : start + each]
                     writer._add(answer, part, [0.5] * len(part))
                 assert (answer.text, answer.tokens, answer.end) == right, (text, stops, each)
+                assert len(answer.nll) == len(answer.tokens)
                 ended.add(answer.end)
     assert ended == {"stop"}
 

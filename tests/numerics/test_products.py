@@ -44,19 +44,22 @@ def _operands(lhs_shape, rhs_shape, dtype=jnp.float32):
     return tuple(jnp.asarray(rng.standard_normal(shape), dtype) for shape in (lhs_shape, rhs_shape))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def value_and_gradients(function, incoming, *operands):
+    out, back = jax.vjp(function, *operands)
+    return out, *back(incoming)
+
+
 @pytest.mark.parametrize(("lhs_shape", "rhs_shape", "dimensions"), DENSE + OTHERS)
 def test_value_and_gradients_are_those_of_lax(lhs_shape, rhs_shape, dimensions):
-    @functools.partial(jax.jit, static_argnums=0)
-    def value_and_gradients(product, *operands):
-        out, vjp = jax.vjp(functools.partial(product, dimension_numbers=dimensions), *operands)
-        return out, *vjp(
-            jnp.asarray(np.random.default_rng(1).standard_normal(out.shape), jnp.float32)
-        )
-
-    expected, actual = (
-        value_and_gradients(product, *_operands(lhs_shape, rhs_shape))
+    operands = _operands(lhs_shape, rhs_shape)
+    products = [
+        functools.partial(product, dimension_numbers=dimensions)
         for product in (lax.dot_general, FlatProduct(jnp.float32))
-    )
+    ]
+    shape = jax.eval_shape(products[0], *operands).shape
+    incoming = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+    expected, actual = (value_and_gradients(product, incoming, *operands) for product in products)
     for got, needed in zip(actual, expected, strict=True):
         np.testing.assert_allclose(got, needed, atol=1e-5)
 
@@ -67,13 +70,11 @@ def test_bfloat16_rounds_the_operands_alone(element_type):
     (x, kernel), incoming = _operands((2, 3, 8), (8, 4)), _operands((2, 3, 4), ())[0]
     incoming = incoming.astype(element_type or jnp.float32)
 
-    @jax.jit
-    def value_and_gradients(x, kernel):
-        product = functools.partial(FlatProduct(jnp.bfloat16), preferred_element_type=element_type)
-        dimensions = (((2,), (0,)), ((), ()))
-        out, vjp = jax.vjp(lambda x, kernel: product(x, kernel, dimensions), x, kernel)
-        return out, *vjp(incoming)
-
+    product = functools.partial(
+        FlatProduct(jnp.bfloat16),
+        dimension_numbers=(((2,), (0,)), ((), ())),
+        preferred_element_type=element_type,
+    )
     rows, weights, rounded = (
         np.asarray(array.astype(jnp.bfloat16), np.float64) for array in (x, kernel, incoming)
     )
@@ -82,7 +83,7 @@ def test_bfloat16_rounds_the_operands_alone(element_type):
         rounded @ weights.T,
         rows.reshape(6, 8).T @ rounded.reshape(6, 4),
     )
-    actual = value_and_gradients(x, kernel)
+    actual = value_and_gradients(product, incoming, x, kernel)
     assert [a.dtype for a in actual] == [incoming.dtype, jnp.float32, jnp.float32]
     for got, right in zip(actual, exact, strict=True):
         share = 2**-8 if got.dtype == jnp.bfloat16 else 1e-5
@@ -106,10 +107,9 @@ def test_second_derivatives_in_reverse_mode():
 @pytest.mark.parametrize(
     "words",
     [
-        "model.attention=blocked,model.normalizer=sink",
         "position=t5,model.num_kv_heads=1,model.scan_layers=True,model.remat=True,model.qk_norm=True,"
         "model.attention_gate=True",
-        "model.embedding=adaptive,model.cutoffs=(100,),model.adaptive_factor=2",
+        "model.attention=blocked,model.normalizer=sink,model.embedding=adaptive,model.cutoffs=(100,),model.adaptive_factor=2",
     ],
 )
 def test_products_of_a_step_in_bfloat16_take_bfloat16(words):
@@ -153,22 +153,19 @@ def test_only_the_cpu_gets_it(monkeypatch):
         assert Products.of("auto", half) == Products(False, lax.dot_general, half, False)
 
 
-@pytest.mark.parametrize("shape", [(8,), (3, 8), (2, 3, 8), (2, 0, 8)])
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 8), (2, 0, 8)])
 def test_layer_norm_by_rows_is_that_of_flax(shape):
     rng = np.random.default_rng(0)
     x, incoming = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in range(2))
     norm = nn.LayerNorm(1e-5)
     params = jax.tree.map(lambda p: p + jnp.arange(8.0), norm.init(jax.random.key(0), x))
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def value_and_gradients(apply, params, x):
-        out, vjp = jax.vjp(apply, params, x)
-        return out, *vjp(incoming)
-
     def rowwise(params, x):
         return Products.of("auto", jnp.float32).norm(functools.partial(norm.apply, params), x)
 
-    expected, actual = (value_and_gradients(apply, params, x) for apply in (norm.apply, rowwise))
+    expected, actual = (
+        value_and_gradients(apply, incoming, params, x) for apply in (norm.apply, rowwise)
+    )
     jax.tree.map(
         lambda got, right: np.testing.assert_allclose(got, right, atol=2e-5), actual, expected
     )

@@ -15,34 +15,31 @@ SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 
 def formula(num_heads: int, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     slopes = np.asarray(alibi_slopes(num_heads), np.float64)
-    return -slopes[:, None, None] * (queries[:, None] - keys[None, :])
+    return -slopes[:, None, None] * (queries[..., None, :, None] - keys[..., None, None, :])
 
 
 compiled_bias = jax.jit(alibi_bias, static_argnums=0, static_argnames="symmetric")
 
 
-@pytest.mark.parametrize("num_heads", [1, 8, 12])
-def test_formula(num_heads: int) -> None:
-    queries, keys = np.arange(3, 8), np.arange(11)
+@pytest.mark.parametrize("num_heads", [1, 12])
+@pytest.mark.parametrize(
+    ("queries", "keys", "shape"),
+    [
+        (np.arange(3, 8), np.arange(11), (5, 11)),
+        (*[np.asarray([[0, 1, 2], [5, 7, 9]])] * 2, (3, 3)),  # of each batch entry
+    ],
+)
+def test_formula(num_heads: int, queries: np.ndarray, keys: np.ndarray, shape: tuple) -> None:
     bias = alibi_bias(num_heads, jnp.asarray(queries), jnp.asarray(keys))
-    assert bias.shape == (num_heads, 5, 11)
+    assert bias.shape == (*queries.shape[:-1], num_heads, *shape)
     assert bias.dtype == jnp.float32
     np.testing.assert_allclose(bias, formula(num_heads, queries, keys), rtol=1e-6)
 
 
-@pytest.mark.parametrize("length", [16_384, 65_536])
-def test_nearest_keys_stay_apart_at_long_lengths(length: int) -> None:
-    """Built from positions in bf16 or fp16, neighbouring keys would be equal (Falcon, BLOOM,
-    flash-attention).
-    """
-    bias = np.asarray(compiled_bias(16, np.asarray([length - 1]), np.arange(length - 64, length)))
-    assert (np.diff(bias, axis=-1) > 0).all(), "a nearer key must have a strictly greater bias"
-    np.testing.assert_array_equal(bias[..., -1], 0.0)
-
-
 def test_softmax_of_64k_positions_is_that_of_float64() -> None:
     """In float32 the form +m j, equal in exact arithmetic, would be off by 5e-4 in L1 here; in bf16
-    by 1.9.
+    by 1.9. Built from positions in bf16 or fp16, neighbouring keys would be equal (Falcon, BLOOM,
+    flash-attention).
     """
     keys = np.arange(65_536)
     bias = np.asarray(compiled_bias(16, keys[-1:], keys))[:, 0]
@@ -50,15 +47,6 @@ def test_softmax_of_64k_positions_is_that_of_float64() -> None:
     np.testing.assert_allclose(bias, exact, rtol=2**-24)  # one rounding, of the product
     weights = np.exp(exact) / np.exp(exact).sum(axis=-1, keepdims=True)
     assert np.abs(np.asarray(jax.jit(jax.nn.softmax)(bias)) - weights).sum(axis=-1).max() < 1e-5
-
-
-def test_batched_positions_give_a_bias_for_each_entry() -> None:
-    positions = np.asarray([[0, 1, 2], [5, 7, 9]])
-    bias = np.asarray(compiled_bias(2, positions, positions))
-    assert bias.shape == (2, 2, 3, 3)
-    np.testing.assert_allclose(
-        bias[1], formula(2, np.array([5, 7, 9]), np.array([5, 7, 9])), rtol=1e-6
-    )
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -89,8 +77,6 @@ def test_ntk_flattens_head_h_by_a_power(heads: int, stretch: float) -> None:
     h, a = np.arange(1, heads + 1), max(1.0, stretch)
     expected = 2.0 ** (-8 * h / heads) * a ** -((h - 1) / max(heads - 1, 1))
     np.testing.assert_allclose(method.bias({}).slopes, expected, rtol=1e-6)
-    of_paper = make_position("alibi_ntk", **sizes).at_length(16).bias({}).slopes
-    np.testing.assert_allclose(of_paper, alibi_slopes(heads), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -100,16 +86,13 @@ def test_ntk_flattens_slopes_in_no_order_by_their_logarithms(
     heads: int, heights: list[float]
 ) -> None:
     """The paper's slopes of other numbers of heads are no geometric series, and don't descend: m_h
-    is 2^-height.
+    is 2^-height. The steepest stays, and the flattest is divided by 4.
     """
     sizes = {"num_heads": heads, "head_dim": 2, "width": 2 * heads, "train_length": 16}
     slopes = 2.0 ** -np.asarray(heights)
-    np.testing.assert_allclose(alibi_slopes(heads), slopes, rtol=1e-6)
     got = make_position("alibi_ntk", **sizes).at_length(64).bias({}).slopes
     power = (np.asarray(heights) - min(heights)) / (max(heights) - min(heights))
     np.testing.assert_allclose(got, slopes * 4.0**-power, rtol=1e-6)
-    assert got[np.argmin(heights)] == alibi_slopes(heads).max(), "the steepest stays"
-    np.testing.assert_allclose(got[np.argmax(heights)], 2.0**-8 / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["alibi", "alibi_ntk", "alibi_learned"])

@@ -1,20 +1,15 @@
 """Methods that read content, as attention, against formulas in float64."""
 
-import jax
 import numpy as np
 import pytest
 
-from alibi.attention import AttentionOptions, method_attention_fn
-from alibi.testing import check_cache
-from alibi.testing.model import SmallModel
+from tests.attention.calls import check_layer
 from tests.positions.test_biases import (
     HEAD_DIM,
     HEADS,
     LENGTH,
     D,
-    check_derivatives,
     deberta,
-    double,
     make,
     params_of,
     shaw,
@@ -88,7 +83,6 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name, options, log
     """Shaw's vectors also stand with the values; DeBERTa divides all of a logit by sqrt(3 head_dim)."""
     method, sides = make(name, **options), tokens()
     params = params_of(method)
-    wanted = np.random.default_rng(1).normal(size=(2, LENGTH, HEADS, HEAD_DIM))
 
     def formula(given):
         weights = np.exp(np.where((D >= 0) | (not method.causal), logits(given), -np.inf))
@@ -99,26 +93,5 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name, options, log
             out += np.einsum("bhij,ijd->bihd", weights, vectors)
         return out
 
-    @jax.jit
-    def run(given):
-        def loss(given):
-            positions = {side: np.arange(LENGTH) for side in ("query_positions", "key_positions")}
-            attend = method_attention_fn(
-                method, given, given["x"], **positions, options=AttentionOptions()
-            )
-            out = attend(given["query"], given["key"], given["value"])
-            return (out * wanted.astype(np.float32)).sum(), out
-
-        return jax.grad(loss, has_aux=True)(given)
-
-    gradients, out = run(params | sides)
-    exact = double(params | sides)
-    np.testing.assert_allclose(out, formula(exact), atol=3e-6)
-    moved = {leaf: gradient for leaf, gradient in gradients.items() if np.abs(gradient).max() > 0}
-    assert moved.keys() >= {*params, "query", "key", "value"}
-    check_derivatives(lambda given: (formula(given) * wanted).sum(), exact, moved)
-
-
-def test_a_convolution_longer_than_a_piece_goes_on_in_the_cache() -> None:
-    """Pieces of 4 tokens, then single ones, with padding between: 7 taps reach across several."""
-    check_cache(SmallModel(make("selective_rope", taps=7)))
+    moved = check_layer(method, params | sides, formula, atol=3e-6)
+    assert moved >= {*params, "query", "key", "value"}

@@ -94,29 +94,19 @@ def test_a_list_of_slopes_is_an_option(name: str) -> None:
     np.testing.assert_allclose(method.bias(params).slopes, [0.5, 0.25, 0.125, 1.0], rtol=1e-6)
 
 
-def test_unknown_names_suggest_the_nearest() -> None:
-    with pytest.raises(ValueError, match="unknown position method 'alibbi'; did you mean 'alibi'"):
-        make("alibbi")
-    with pytest.raises(ValueError, match="no option 'num_bucket'; did you mean 'num_buckets'"):
-        make("t5", num_bucket=3)
-    with pytest.raises(ValueError, match="no option 'bucket'; it has none"):
-        make("none", bucket=3)
-    # The field's other names are not the nearest by letters: those of RoPE are pope and none.
-    for name, ours in {"RoPE": "rotary", "NoPE": "none", "kerple": "kerple_log"}.items():
-        with pytest.raises(
-            ValueError, match=f"{name}'; did you mean '{ours}'\\? there are: alibi,"
-        ):
-            make(name)
-    with pytest.raises(ValueError, match="unknown position method 'xyzzy'; there are: alibi,"):
-        make("xyzzy")
-    with pytest.raises(ValueError, match="did you mean 'sinusoidal'"):
-        make("sinusoid")
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "options", "needed"),
     [
+        ("alibbi", {}, "unknown position method 'alibbi'; did you mean 'alibi'"),
+        ("t5", {"num_bucket": 3}, "no option 'num_bucket'; did you mean 'num_buckets'"),
+        ("none", {"bucket": 3}, "no option 'bucket'; it has none"),
+        # The field's other names are not the nearest by letters: those of RoPE are pope and none.
+        ("RoPE", {}, "RoPE'; did you mean 'rotary'? there are: alibi,"),
+        ("NoPE", {}, "NoPE'; did you mean 'none'? there are: alibi,"),
+        ("kerple", {}, "kerple'; did you mean 'kerple_log'? there are: alibi,"),
+        ("xyzzy", {}, "unknown position method 'xyzzy'; there are: alibi,"),
+        ("sinusoid", {}, "did you mean 'sinusoidal'"),
         ("t5", {"num_buckets": None}, "must be of type int, such as 32"),
         (
             "t5",
@@ -156,6 +146,11 @@ def test_unknown_names_suggest_the_nearest() -> None:
         ),
         ("rotary", {"share_of": 3}, "must be of type str, such as 'features'"),
         (
+            f"{__name__}:Elsewhere",
+            {"size": "x"},
+            "Elsewhere' must be of type int, such as",
+        ),
+        (
             "alibi",
             {"slopes": ("x", 1, 1, 1)},
             "must be of type str | tuple[float | int, ...], such as 'paper'",
@@ -172,7 +167,9 @@ def test_unknown_names_suggest_the_nearest() -> None:
         ),
     ],
 )
-def test_options_of_another_type_are_named(name: str, options: dict[str, Any], needed: str) -> None:
+def test_unknown_names_and_options_of_another_type_are_named(
+    name: str, options: dict[str, Any], needed: str
+) -> None:
     sizes = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
     causal = options.pop("causal", True)
     with pytest.raises(ValueError, match=re.escape(needed)) as error:
@@ -239,13 +236,6 @@ def test_an_annotation_that_names_what_is_not_there_leaves_the_type_of_the_defau
         ).size
         == 5
     )
-    with pytest.raises(
-        ValueError,
-        match="option size='x' of position method 'Elsewhere' must be of type int, such as",
-    ):
-        make_position(
-            Elsewhere, num_heads=1, head_dim=2, width=2, train_length=4, options={"size": "x"}
-        )
 
 
 def test_a_function_of_distance_is_evaluated_once_a_distance() -> None:
@@ -297,13 +287,6 @@ def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
     counts = np.bincount(drawn.reshape(-1), minlength=64)
     # 512 draws with a chance of 16 in 64 each: 128 times, with a standard deviation of 9.8.
     assert abs(counts - 128).max() < 5 * 9.8
-
-
-@pytest.mark.parametrize("length", [16, 32, 64])
-def test_randomised_positions_stand_in_evaluation_where_they_do_on_average(length: int) -> None:
-    """The mean of the i-th smallest of n numbers drawn from 1, ..., N is i (N + 1) / (n + 1)."""
-    placed = randomised_positions(np.arange(length), length, 64, 3, None)
-    np.testing.assert_array_equal(placed, np.arange(1, length + 1) * 65 // (length + 1) - 1)
 
 
 @pytest.mark.parametrize(

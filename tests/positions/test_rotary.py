@@ -291,49 +291,19 @@ def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "changed", "message"),
     [
-        (
-            "rotary",
-            {"share": 0.0},
-            "option share=0.0 of position method 'rotary' must be above 0 and at most 1",
+        *(
+            (name, {"head_dim": 5}, "even head_dim and got 5; change num_heads or width")
+            for name in ("rotary", "yarn", "rotary_ntk", "xpos")
         ),
-        ("yarn", {"share": 0.3}, "share that makes whole pairs .* and got share=0.3"),
-        (
-            "rotary",
-            {"share_of": "heads"},
-            "share_of='heads' .* must be one of features, frequencies",
-        ),
-        (
-            "rotary_ntk",
-            {"factor": 0.5},
-            "factor=0.5 .* must be at least 1",
-        ),
-        ("rotary_ntk", {"share": 0.125}, "rotary_ntk needs a head_dim of at least 4 and got 2"),
-        (
-            "yarn",
-            {"slow": 32.0, "fast": 32.0},
-            "slow < fast turns, such as 1 and 32, or fast=0 .* got slow=32.0, fast=32.0",
-        ),
-        ("yarn", {"base": 1.0}, "base=1.0 .* must be above 1"),
+        ("xpos", {"causal": False}, "products with later keys would grow"),
     ],
 )
-def test_options_that_are_refused(
-    unchecked: None, name: str, options: dict[str, object], message: str
-) -> None:
+def test_sizes_that_are_refused(name: str, changed: dict, message: str) -> None:
+    sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 8}
     with pytest.raises(ValueError, match=message):
-        make(name, **options)
-
-
-def test_sizes_that_are_refused() -> None:
-    for name in ("rotary", "yarn", "rotary_ntk", "xpos"):
-        with pytest.raises(ValueError, match="even head_dim and got 5; change num_heads or width"):
-            make_position(name, num_heads=2, head_dim=5, width=10, train_length=8)
-    with pytest.raises(
-        ValueError,
-        match="products with later keys would grow",
-    ):
-        make_position("xpos", num_heads=2, head_dim=4, width=8, train_length=8, causal=False)
+        make_position(name, **sizes | changed)
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,20 @@
 window and in segments, at 16 L, by the dense formula and by tiles.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from alibi.attention import AttentionOptions, attend, method_attention_fn
 from alibi.attention.backends import BACKENDS, Backend
-from alibi.config import ModelConfig
-from alibi.model.decoder import DecoderLM
-from alibi.model.positions import LayerKind
 from alibi.positions import Bias, make_position
 from alibi.positions.alibi import AlibiBias
 from alibi.positions.stick_breaking import UNDERFLOW, StickBreaking
 from alibi.testing.samples import params_of
+from tests.attention.calls import check_layer
 from tests.programs import AS_USERS
 
 HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH = 4, 8, 32, 8
@@ -116,84 +115,15 @@ def test_attention_and_its_gradients_are_those_of_the_formula(name: str) -> None
     seen = np.broadcast_to(
         near & (segments[:, None, :, None] == segments[:, None, None]), (2, HEADS, length, length)
     )
-    wanted = np.random.default_rng(1).normal(size=(2, length, HEADS, HEAD_DIM))
 
     def formula(given):
         z = np.einsum("bihd,bjhd->bhij", given["query"], given["key"]) / np.sqrt(HEAD_DIM)
         weights = np.where(seen, CASES[name][1](z, seen, given), 0.0)
         return np.einsum("bhij,bjhd->bihd", weights, given["value"])
 
-    def run(given, backend):
-        def loss(given):
-            positions = {side: np.arange(length) for side in ("query_positions", "key_positions")}
-            options = AttentionOptions(window=window, backend=backend, block=16)
-            layer = method_attention_fn(
-                method,
-                given,
-                given["x"],
-                **positions,
-                segment_ids=jnp.asarray(segments),
-                options=options,
-            )
-            out = layer(given["query"], given["key"], given["value"])
-            return (out * wanted.astype(np.float32)).sum(), out
-
-        return jax.jit(jax.grad(loss, has_aux=True))(given)
-
-    exact = {key: np.asarray(x, np.float64) for key, x in given.items()}
-    expected = formula(exact)
-    found = {backend: run(given, backend) for backend in ("reference", "blocked")}
-    for gradients, out in found.values():
-        np.testing.assert_allclose(out, expected, atol=1e-5)
-        rng = np.random.default_rng(2)
-        for key, gradient in gradients.items():
-            assert np.abs(gradient).max() > 0 or (key, name != "asentmax") == ("x", True), (
-                f"{key} matters"
-            )
-            direction = rng.normal(size=np.shape(gradient))
-            ahead, behind = (
-                (formula(exact | {key: exact[key] + sign * 1e-6 * direction}) * wanted).sum()
-                for sign in (1, -1)
-            )
-            scale = 1.0 + np.abs(np.asarray(gradient) * direction).sum()
-            slope = (ahead - behind) / 2e-6
-            assert np.sum(gradient * direction) == pytest.approx(slope, abs=2e-5 * scale), key
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_model_learns_and_reads_16_times_its_length(name: str) -> None:
-    """Which token comes after which, in a text of 7 tokens, of which each has one successor but the
-    last two: these need the token before.
-    """
-    method = make_position(name, **SIZES, options=CASES[name][0])
-    config = ModelConfig(num_layers=1, width=WIDTH, num_heads=HEADS, feed_forward=WIDTH)
-    model = DecoderLM(config, (LayerKind(method),), vocab_size=8)
-    text = jnp.asarray(np.tile([0, 1, 2, 3, 4, 5, 6, 5], 33)[: 16 * TRAIN_LENGTH * 2 + 1])
-    rows = jnp.stack([text[start : start + TRAIN_LENGTH + 1] for start in range(16)])
-    optimizer = optax.adam(3e-3)
-
-    def loss(params, tokens):
-        nll = model.apply({"params": params}, tokens[:, :-1], tokens[:, 1:], method="token_nll")
-        return nll.mean()
-
-    @jax.jit
-    def trained(params):
-        def update(state, _):
-            params, own = state
-            value, gradient = jax.value_and_grad(loss)(params, rows)
-            changes, own = optimizer.update(gradient, own)
-            return (optax.apply_updates(params, changes), own), value
-
-        start = params, optimizer.init(params)
-        (params, _), losses = jax.lax.scan(update, start, length=150)
-        return losses, loss(params, text[None, : 16 * TRAIN_LENGTH + 1])
-
-    params = jax.jit(model.init)(jax.random.key(0), rows[:, :-1])["params"]
-    losses, far = trained(params)
-    assert float(losses[0]) > 1.5
-    assert float(losses[-1]) < 0.5
-    assert float(far) < 1.5, "below the ln 8 = 2.1 of guessing"
+    for backend in ("reference", "blocked"):
+        how = {"window": window, "block": 16, "segment_ids": jnp.asarray(segments)}
+        check_layer(method, given, formula, atol=1e-5, share=2e-5, backend=backend, **how)
 
 
 class Rows(Bias):
@@ -209,28 +139,30 @@ class Rows(Bias):
 
 def test_only_backends_that_name_rows_take_them() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 6, 2, 4)), jnp.float32)
-    for name, backend in BACKENDS.items():
-        if "rows" not in backend.features:
-            with pytest.raises(ValueError, match=f"{name}' can't do .*: its bias reads the logits"):
-                attend(x, x, x, bias=Rows(), backend=name)
+    falls = dict.fromkeys(("query_positions", "key_positions"), np.arange(6)[::-1])
+    refused = [
+        ({"bias": Rows(), "backend": name}, f"{name}' can't do .*: its bias reads the logits")
+        for name, backend in BACKENDS.items()
+        if "rows" not in backend.features
+    ]
+    refused += [
+        (
+            {"bias": type("Wrong", (AlibiBias,), {name: True})(jnp.ones(2)), "backend": backend},
+            f"declares {name}=True, which only whole rows have",
+        )
+        for name, backend in (("gives_weights", "reference"), ("mixes_heads", "blocked"))
+    ]
+    refused += [
+        ({"bias": Rows(), "sink": jnp.zeros(2)}, r"Rows of .*rows gives weights, .* give no sink"),
+        ({"bias": Rows(), **falls}, "key_positions fall; sort keys, values"),
+    ]
+    for how, message in refused:
+        with pytest.raises(ValueError, match=message):
+            attend(x, x, x, **how)
     with pytest.raises(TypeError, match="features"):
         Backend(BACKENDS["reference"].run)  # no feature is had unless it is named
     one = attend(x[:, -1:], x, x, bias=Rows(), backend="single")
     np.testing.assert_allclose(one, attend(x, x, x, bias=Rows())[:, -1:], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"Rows of .*rows gives weights, .* give no sink"):
-        attend(x, x, x, bias=Rows(), sink=jnp.zeros(2))
-    falls = {"query_positions": np.arange(6)[::-1], "key_positions": np.arange(6)[::-1]}
-    with pytest.raises(ValueError, match="key_positions fall; sort keys, values"):
-        attend(x, x, x, bias=Rows(), **falls)
-    for name, backend in (("gives_weights", "reference"), ("mixes_heads", "blocked")):
-        with pytest.raises(ValueError, match=f"declares {name}=True, which only whole rows have"):
-            attend(
-                x,
-                x,
-                x,
-                bias=type("Wrong", (AlibiBias,), {name: True})(jnp.ones(2)),
-                backend=backend,
-            )
 
 
 def test_tiles_behind_which_no_weight_is_left_are_not_needed() -> None:
@@ -255,13 +187,16 @@ def test_rows_take_any_batch_shape_mask_dropout_and_cap() -> None:
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(2, 3, 40, 2, 4)), jnp.float32) for _ in "qkv")
     mask = jnp.asarray(rng.random((2, 1, 1, 40, 40)) < 0.7)
+    how = {"bias": Rows(), "mask": mask, "logit_cap": 1.5}
     results = [
-        attend(query, key, value, bias=Rows(), mask=mask, logit_cap=1.5, backend=backend)
+        jax.jit(functools.partial(attend, **how, backend=backend))(query, key, value)
         for backend in ("reference", "blocked")
     ]
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
     ones, rngs = jnp.ones_like(value), {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}
-    shares = attend(query, key, ones, bias=Rows(), backend="blocked", **rngs)
+    shares = jax.jit(functools.partial(attend, bias=Rows(), backend="blocked", **rngs))(
+        query, key, ones
+    )
     assert 0.8 < float(shares[..., -20:, :, :].mean()) < 1.2, "factors of 2 and 0 in equal numbers"
 
 
