@@ -146,6 +146,20 @@ def test_all_orders_and_smoothings_are_the_written_formulas(train, scored, symbo
             np.testing.assert_array_equal(highest.nats[name], nats, "an order needs no higher one")
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+def test_the_probabilities_of_all_bytes_sum_to_one(seen):
+    """After contexts of the train text, and after others."""
+    train = drawn(2, (200, 30), 20)
+    random = np.random.default_rng(3)
+    context = train[0][40:48] if seen else random.integers(0, 250, 8)
+    scored = [np.append(context, byte) for byte in range(256)]
+    for scores in ngram_scores(train, scored, 256):
+        for name, nats in scores.nats.items():
+            last = nats.reshape(256, 9)[:, -1]
+            assert np.exp(-last).sum() == pytest.approx(1, abs=1e-12), (name, scores.order)
+    assert scores.order == 8
+
+
 def test_an_empty_text_is_refused():
     text, none = np.array([1, 2]), np.zeros(0, np.uint8)
     for train, scored, name in (([none], [text], "to count"), ([text], [], "to score")):
