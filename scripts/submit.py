@@ -78,12 +78,10 @@ def main() -> int:
     for name, config in configs.items():
         try:
             check_trainable(config, _DEVICES.value)
-            names_files = make_corpus(config.data).splits_are_files
-            for split in ("train", "valid"):  # which may be on the cluster alone
-                if names_files and not getattr(config.data, split):
-                    raise ValueError(
-                        f"data.{split} is empty, but data.corpus={config.data.corpus} reads files; set it"
-                    )
+            if make_corpus(config.data).splits_are_files and not config.data.train:
+                raise ValueError(
+                    f"data.train is empty, but data.corpus={config.data.corpus} reads files; set it"
+                )
         except ValueError as error:
             raise ValueError(f"{name}{error}") from None
     template, runs = pathlib.Path(_TEMPLATE.value), len(sweep.runs) if sweep else 1

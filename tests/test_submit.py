@@ -45,8 +45,8 @@ def submit(
         ([SLURM, SWEEP, "--tasks=9"], "--tasks=9: there are 4 runs; give at most as many tasks"),
         ([JOBSET, "--config=/elsewhere/x.py"], "there is no config file"),
         (
-            [JOBSET, "--config=configs/cc100_1b3.py", "--config.data.train=a.txt"],
-            "data.valid is empty, but data.corpus=text reads files; set it",
+            [JOBSET, "--config=configs/cc100_1b3.py"],
+            "data.train is empty, but data.corpus=text reads files; set it",
         ),
         ([SLURM, SWEEP, TIME, "--go"], "there is no sbatch on this machine"),
     ],

@@ -80,7 +80,7 @@ class Slots(flax.struct.PyTreeNode):
 
         Args:
           positions: the tokens' positions in their sequences, below 0 for padding.
-          stand: their positions for the method, for the slots: the same, or those of `model.max_position`.
+          stand: the positions that the slots keep: `positions`, or those drawn below `model.max_position`.
         """
         held = jnp.where(positions < 0, EMPTY, stand)
         last = jnp.max(positions, axis=1) + 1

@@ -85,7 +85,7 @@ def _check_options(options: AttentionOptions) -> None:
 
 def _check_lengths(bias: Bias, sizes: dict[str, int]) -> None:
     """Raises ValueError for a field with another number of queries or keys than the call: a tile that
-    reaches beyond it would silently get others.
+    reaches beyond it would silently read the numbers of other tokens.
     """
     for field in dataclasses.fields(bias):
         value = getattr(bias, field.name)
@@ -110,12 +110,15 @@ def _check_bias(call: AttentionCall) -> None:
             f"bias is {got}; it must be an alibi.positions.Bias, such as alibi.make_position(...).bias(params), or "
             "give slopes=alibi.alibi_slopes(num_heads) for ALiBi"
         )
-    _check_lengths(call.bias, {"queries": call.query.shape[-3], "keys": call.key.shape[-3]})
+    *batch, heads, q_length, k_length = call.weights_shape
+    sizes = {"queries": q_length, "keys": k_length}
     # Without this check a tile for a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
 
     def tile(bias: Bias, *sides: Any) -> Any:
-        own, one = bias.cut(first), jnp.zeros((*call.weights_shape[:-2], 1, 1), jnp.float32)
+        bias = bias.folded(len(batch))  # its axes count one batch dimension
+        _check_lengths(bias, sizes)
+        own, one = bias.cut(first), jnp.zeros((math.prod(batch), heads, 1, 1), jnp.float32)
         return own.of_rows(one, one == 0, *sides) if own.reads_rows else own(*sides)
 
     block = jax.eval_shape(tile, call.bias, position, position)

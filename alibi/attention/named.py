@@ -174,8 +174,9 @@ def layer_attention_fn(
             query, key, value = (
                 side.reshape(count, *side.shape[-3:]) for side in (query, key, value)
             )
-            if offset is not None and jnp.ndim(offset):
-                offset = jnp.broadcast_to(offset, batch).reshape(count)
+            if offset is not None and np.ndim(offset):
+                of = jnp if isinstance(offset, jax.Array) else np
+                offset = of.broadcast_to(offset, batch).reshape(count)
             if mask is not None:
                 mask = jnp.broadcast_to(mask, (*batch, *mask.shape[-3:]))
                 mask = mask.reshape(count, *mask.shape[-3:])

@@ -168,10 +168,8 @@ def mean_results(name: str, values: Float[np.ndarray, " items"]) -> dict[str, An
     sums by part.
 
     Raises:
-      NoResultError: there is no value, or one is not finite.
+      NoResultError: a value is not finite.
     """
-    if not values.size:
-        raise NoResultError("the text has nothing that could be measured")
     if not np.isfinite(values).all():
         raise NoResultError("a value is not finite; the model overflows at this length")
     parts = six_digits(part_sums(values))

@@ -52,7 +52,7 @@ class Echo(OfText):
         if self.echo_gap and self.echo_gap > min(lengths) - ECHO:
             raise ValueError(
                 f"echo_gap={self.echo_gap} is too long for windows of {min(lengths)} tokens: the passage and its "
-                f"echo need {self.echo_gap + ECHO}; leave out lengths below"
+                f"echo need {self.echo_gap + ECHO}; leave out shorter windows"
             )
 
     def cells(self, config: Config, lengths: Sequence[int]) -> list[Cell]:

@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from alibi.config import Config
-from alibi.evaluation.base import Subject, Text, mean_results, option, refuse_other_objectives
+from alibi.evaluation.base import (
+    NoResultError,
+    Subject,
+    Text,
+    mean_results,
+    option,
+    refuse_other_objectives,
+)
 from alibi.evaluation.perplexity import OfText
 from alibi.evaluation.windows import Windows
 from alibi.reporting.panels import Panel
@@ -37,6 +44,8 @@ class ReceptiveField(OfText):
         spacing = len(text.tokens) // count
         last = Windows(length - 1, (count - 1) * spacing + length, length, 1, spacing)
         found = subject.score(text.tokens, last, self.title(row.cell), fields).values
+        if not found.any():
+            raise NoResultError("no window has a token with influence on its prediction")
         return mean_results("field", found[found != 0])
 
     def windows(self, panel: Panel) -> str:

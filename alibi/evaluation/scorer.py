@@ -27,8 +27,8 @@ from alibi.objectives import Batch, Objective, Sequences, make_objective
 from alibi.parallel.sharding import batch_parts, local_rows
 from alibi.runs.trained import TrainedRun
 
-# (params, *Batch) -> numbers [rows, scored], such as the NLL in nats. With a causal objective that of a
-# target does not depend on inputs after its own.
+# (params, *Batch) -> numbers [rows, scored], such as the NLL in nats. With a causal objective the
+# number of a target does not depend on inputs after its own.
 TokenFunction = Callable[..., Array]
 
 
@@ -50,7 +50,7 @@ class Scorer:
     """Scores streams with a function, compiled once for each batch shape.
 
     Args:
-      function: see `model_nll`.
+      function: gives each token's number, as `model_nll`.
       objective: makes inputs and targets from a stream's tokens.
       batch_tokens: inputs per device and batch, but at least a window: longer windows come in
         smaller batches.
@@ -98,7 +98,7 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns each token's NLL in windows with `length` inputs that score `stride` tokens (defaults to
+        """Returns each token's number in windows with `length` inputs that score `stride` tokens (defaults to
         `length`).
 
         It depends neither on the batch nor on the devices.
@@ -120,14 +120,14 @@ class Scorer:
         *,
         progress: Callable[[int], object] = lambda tokens: None,
     ) -> Score:
-        """Returns the NLL of the tokens that `windows` score and the objective predicts, in their order.
+        """Returns the numbers of the tokens that `windows` score and the objective predicts, in their order.
 
         Args:
           progress: as in `score`.
         """
         self.compile(params, windows)
-        nll, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
-        left = nll
+        values, start = np.empty(windows.num_tokens, np.float32), time.perf_counter()
+        left = values
         for size, result in self.batches(params, tokens, windows):
             # tokens after the scored ones have a number too
             scored = np.asarray(result)[:, : result.shape[1] - windows.after]
@@ -136,8 +136,8 @@ class Scorer:
             progress(size)
         seconds = time.perf_counter() - start
         if self._objective.selects:
-            nll = nll[np.concatenate([*predicted(self._objective, tokens, windows)])]
-        return Score(nll, seconds)
+            values = values[np.concatenate([*predicted(self._objective, tokens, windows)])]
+        return Score(values, seconds)
 
     def compile(self, params: PyTree, windows: Windows) -> None:
         """Compiles the programs for `windows`, so that their time does not count as scoring."""

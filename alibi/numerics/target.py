@@ -23,9 +23,9 @@ def traced_for(platform: str, devices: int) -> Iterator[None]:
 
 def current_target() -> tuple[str, int]:
     """Returns the platform of traced programs, "cpu", "gpu" or "tpu", and the number of devices;
-    defaults to those of `jax.default_device`, or else of JAX.
+    defaults to `jax.default_device` alone where it is set, or else to those of JAX.
     """
     device = jax.config.values["jax_default_device"]  # a device, a platform's name, or None
     platform = getattr(device, "platform", device) or jax.default_backend()
     platform = platform if platform in ("cpu", "tpu") else "gpu"  # "cuda" and "rocm" are GPUs too
-    return _TARGET.get() or (platform, jax.device_count())
+    return _TARGET.get() or (platform, 1 if device else jax.device_count())

@@ -135,6 +135,9 @@ def test_slopes_of_each_batch_entry_in_a_layer_and_on_several_devices() -> None:
     np.testing.assert_allclose(expected[1:], alone, atol=1e-6)
     found = alibi_attention_fn(HEADS, causal=False, slopes=slopes)(*arrays)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    thrice = [jnp.stack([jnp.asarray(x)] * 3) for x in (*arrays, slopes)]
+    found = attend(*thrice[:3], slopes=thrice[3], causal=False)
+    np.testing.assert_allclose(found[1], expected, atol=1e-6)
     axes = {"axis_types": (AxisType.Auto,) * 2, "devices": jax.devices()[:4]}
     sharding = NamedSharding(
         jax.make_mesh((2, 2), ("data", "tensor"), **axes), P("data", None, "tensor")

@@ -10,13 +10,17 @@ import tokenizers as hf
 from safetensors.numpy import load_file
 
 from alibi.cli import command_line, fill_mask, vectors
-from alibi.config import Config
+from alibi.config import Config, make_config
 from alibi.convert.importing import import_model
 from alibi.data.tokenizers import BpeTokenizer
+from alibi.evaluation.evaluate import EvaluationOptions, evaluate_runs
+from alibi.evaluation.perplexity import Perplexity
 from alibi.evaluation.scorer import run_objective
+from alibi.evaluation.windows import read_sequences, windows_of
 from alibi.generation import GREEDY, encoders
 from alibi.generation.encoders import Vectors, encode, fill_masks, write_vectors
 from alibi.generation.texts import Writer
+from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from tests.convert.described_encoders import ENCODERS
 from tests.convert.imported import of_description, save_tokenizer
@@ -250,3 +254,41 @@ def test_texts_share_few_shapes(masked: TrainedRun, monkeypatch: pytest.MonkeyPa
     assert shapes() == [([7, 5], 48), ([3], 32), ([2, 4, 1], 24), ([6, 0], 16)]
     monkeypatch.setattr(TrainedRun, "undefined", lambda run, length: "no row" * (length > 40))
     assert shapes()[0] == ([7, 5], 40)
+
+
+def test_the_masked_score_is_that_of_documents_on_their_own(
+    tmp_path: pathlib.Path, bare: TrainedRun
+) -> None:
+    """At L and 2 L, by the evaluation's command. Documents are isolated by the import's config, so each
+    part of a document in a window is computed alone by the description.
+    """
+    jina(tmp_path)
+    isolated = make_config("data.tokenizer=bpe,data.isolate_documents=restart")
+    run = TrainedRun(import_model(str(tmp_path / "hub"), tmp_path / "alone", isolated).path)
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"{line} {line}" for line in LINES * 4) + "\n")
+    evaluator = Perplexity(text_file=str(text), document_end="line")
+    options = EvaluationOptions(tmp_path / "out", (16, 32), evaluators=(evaluator,))
+    assert evaluate_runs([run.directory.path], options) == []
+    rows = read_rows(tmp_path / "out" / "results.jsonl")
+    stream = np.concatenate([run.tokenizer.encode(f"{line} {line}") for line in LINES * 4])
+    assert [row.cell["length"] for row in rows] == [16, 32]
+    for row in rows:
+        total, count = 0.0, 0
+        for group in windows_of(stream.size, row.cell["length"], causal=False).groups:
+            sequences = read_sequences(stream, group, np.arange(len(group)))
+            batch = run_objective(run).batch(sequences)
+            for inputs, targets, segments in zip(
+                batch.inputs, batch.targets, batch.segment_ids, strict=True
+            ):
+                for segment in np.unique(segments[targets >= 0]):
+                    own = segments == segment
+                    logits = described(run, "jina_bert", inputs[own])[targets[own] >= 0]
+                    chosen = targets[own & (targets >= 0)]
+                    log_z = np.log(np.exp(logits).sum(-1))
+                    total += (log_z - logits[np.arange(len(chosen)), chosen]).sum()
+                    count += len(chosen)
+        assert row.results["tokens"] == count > 20
+        assert row.results["nll_nats"] == pytest.approx(total, rel=1e-5)
+    with pytest.raises(ValueError, match=r"without a head for masked tokens, and an evaluation"):
+        run_objective(bare)

@@ -3,6 +3,8 @@
 import dataclasses
 import errno
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alibi.config import DataConfig
+from alibi.data.books import BOOKS
 from alibi.data.corpus import Piece
 from alibi.data.tokenizers import (
     BpeTokenizer,
@@ -382,3 +385,20 @@ def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
         ValueError, match=r"words/dict\.txt was altered: its SHA-256 is not that of"
     ):
         load_tokenizer(tmp_path / "words")
+
+
+@pytest.mark.slow
+def test_bpe_training_is_deterministic_across_processes(trained_bpe):
+    code = (
+        "import lzma; from alibi.data.tokenizers import BpeTokenizer, train_bpe\n"
+        f"text = lzma.open({str(BOOKS / 'valid.txt.xz')!r}, 'rt', encoding='utf-8', newline='').read()\n"
+        "print(BpeTokenizer(train_bpe([text[:100_000]], 400), '<|endoftext|>').fingerprint())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=BOOKS.parents[2],
+    )
+    assert done.stdout.strip() == trained_bpe.fingerprint()

@@ -12,12 +12,12 @@ import pytest
 from alibi.config import replaced
 from alibi.evaluation import output
 from alibi.evaluation.dumps import read_dump
-from alibi.evaluation.evaluate import OutputError, evaluate_runs
+from alibi.evaluation.evaluate import OutputError, evaluate_run, evaluate_runs
 from alibi.reporting.recorded import merge_rows, record_row
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.evaluation.runs import make_run, options_of, rows_of, subject_of
 from tests.reporting.rowmaker import make_row
 
 
@@ -148,3 +148,13 @@ def test_existing_rows_decide_the_name_of_a_text(tmp_path):
     names = output.Output(tmp_path).name_text
     assert names("text.txt", "valid", "0123456789") == "text"
     assert names("text", "valid", "9876543210") == "text#987654"
+
+
+def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
+    """Both find nothing done when they start, and both compute everything."""
+    options = options_of(output_dir=tmp_path, lengths=(16, 24))
+    both = [subject_of(alibi_run, options) for _ in range(2)]
+    for one in both:
+        evaluate_run(one, options)
+        one.output.finish(report=False, workdirs=())
+    assert [row.length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.evaluation.base import NoResultError, mean_results
+from alibi.config import load_config
 from alibi.evaluation.echo import Echo
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.in_context import InContext
@@ -86,8 +86,12 @@ def test_a_window_without_influence_has_no_receptive_field(runs, number):
     params = jax.tree.map(lambda x: x * number, run.params)
     found = jax.jit(fields(run.model))(params, jnp.ones((1, 8), int), jnp.ones((1, 1), int))
     np.testing.assert_array_equal(found, [[number]])
-    with pytest.raises(NoResultError, match="nothing that could be measured"):
-        mean_results("field", np.zeros(0))
+
+
+def test_a_receptive_field_is_of_plain_text():
+    """In an example of a task only answers have a loss."""
+    with pytest.raises(ValueError, match="objective=answers with receptive_field, which scores"):
+        ReceptiveField().check(load_config("configs/task.py:data.task=copy"), (64,))
 
 
 def test_an_echo_saves_what_its_copy_saves(runs, tmp_path):

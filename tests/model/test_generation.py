@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from alibi.data.tokenizers import ByteTokenizer
-from alibi.generation import Sampling, generate, new_cache, read, stream, unrolled
+from alibi.generation import Sampling, decode, generate, new_cache, read, stream, unrolled
 from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
 from tests.model import made
@@ -288,3 +288,22 @@ def test_a_prompt_that_cannot_be(tiny_config) -> None:
     assert generate(model, params, [[1, 2, 3], [4, 5]], 1).shape == (2, 1), "lists are taken too"
     traced = jax.jit(lambda prompt: generate(model, params, prompt, 1))
     assert traced(np.asarray([[1, 2]])).shape == (1, 1)
+
+
+def test_decoding_goes_on_from_what_it_returns(tiny_config) -> None:
+    model, params = make(tiny_config, "alibi")
+    prompt, keys = np.asarray([[3, 1, 2]]), jax.vmap(jax.random.key)(jnp.asarray([5]))
+    logits, cache = read(model, params, new_cache(model, 1, 12), prompt, last=1)
+    sample, parts = Sampling(), []
+    for first, count in ((0, 4), (4, 4)):
+        tokens, nll, logits, cache = decode(
+            model, params, cache, logits, keys, first, sample=sample, count=count
+        )
+        parts.append((tokens, nll))
+    tokens, nll = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
+    whole = generate(model, params, prompt, 8, sample=sample, seed=5)
+    np.testing.assert_array_equal(tokens, whole)
+    text = jnp.asarray(np.concatenate([prompt, tokens], axis=1))
+    score = jax.jit(functools.partial(model.apply, method="token_nll"))
+    of_model = score({"params": params}, text[:, :-1], text[:, 1:])
+    np.testing.assert_allclose(nll, np.asarray(of_model)[:, 2:], atol=1e-5)

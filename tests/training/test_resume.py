@@ -161,3 +161,21 @@ def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, caps
     # A run that was stopped before it first saved begins again.
     run.write_status("interrupted", step=1, steps=6)
     run.check_checkpoints()
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(
+    tiny_config, whole, tmp_path: pathlib.Path, monkeypatch
+) -> None:
+    config = tiny_config()
+
+    def crash() -> None:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, crash)
+        with pytest.raises(MemoryError):
+            loop.train(config, str(tmp_path / "parts"))
+    status = RunDirectory(tmp_path / "parts").status()
+    assert (status["state"], status["reason"]) == ("failed", "MemoryError: no memory")
+    loop.train(config, str(tmp_path / "parts"))
+    assert_same(final_state(config, tmp_path / "parts"), final_state(config, whole))
