@@ -6,7 +6,8 @@ python train.py --config=configs/gpt2_small.py --plan --devices=1 --device_kind=
 
 Nobody ran it to the end: no GPU was at hand for so long. The learning rate is GPT-3's for this size
 (arXiv 2005.14165, table 2.1), with half of its batch and of its warm-up. 24 tokens a parameter are a few
-more than the 20 of arXiv 2203.15556. train.max_device_tokens splits an update into parts that fit 24 GB.
+more than the 20 of arXiv 2203.15556. train.max_device_tokens splits an update into parts that fit 24 GB, as
+--plan estimates.
 """
 
 import ml_collections

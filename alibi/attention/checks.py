@@ -1,6 +1,5 @@
 """The checks of a call's arguments."""
 
-import dataclasses
 import math
 import numbers
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.positions.bias import Bias, Part
+from alibi.positions.bias import Bias, Part, misfits
 from alibi.positions.distance import check_integers
 from alibi.positions.shapes import LAYOUT
 
@@ -83,23 +82,6 @@ def _check_options(options: AttentionOptions) -> None:
         )
 
 
-def _check_lengths(bias: Bias, sizes: dict[str, int]) -> None:
-    """Raises ValueError for a field with another number of queries or keys than the call: a tile that
-    reaches beyond it would silently read the numbers of other tokens.
-    """
-    for field in dataclasses.fields(bias):
-        value = getattr(bias, field.name)
-        if isinstance(value, Bias):
-            _check_lengths(value, sizes)
-        for of, axis in field.metadata.get("axes", {}).items():
-            if value is not None and of in sizes and value.shape[axis] != sizes[of]:
-                raise ValueError(
-                    f"{type(bias).__qualname__}.{field.name} is an array of shape {list(value.shape)}, with "
-                    f"{value.shape[axis]} {of} along axis {axis}; the call has {sizes[of]} {of}, and both must "
-                    "be the same"
-                )
-
-
 def _check_bias(call: AttentionCall) -> None:
     if call.bias is None:
         return
@@ -111,13 +93,17 @@ def _check_bias(call: AttentionCall) -> None:
             "give slopes=alibi.alibi_slopes(num_heads) for ALiBi"
         )
     *batch, heads, q_length, k_length = call.weights_shape
-    sizes = {"queries": q_length, "keys": k_length}
     # Without this check a tile for a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
 
     def tile(bias: Bias, *sides: Any) -> Any:
         bias = bias.folded(len(batch))  # its axes count one batch dimension
-        _check_lengths(bias, sizes)
+        for owner, field, shape, needed in misfits(bias, {"queries": q_length, "keys": k_length}):
+            # a tile beyond it would silently read the numbers of other tokens
+            raise ValueError(
+                f"{type(owner).__qualname__}.{field.name} is an array of shape {list(shape or ())}, and the call has "
+                f"{' and '.join(needed)}; both must be the same"
+            )
         own, one = bias.cut(first), jnp.zeros((math.prod(batch), heads, 1, 1), jnp.float32)
         return own.of_rows(one, one == 0, *sides) if own.reads_rows else own(*sides)
 

@@ -175,8 +175,8 @@ def layer_attention_fn(
                 side.reshape(count, *side.shape[-3:]) for side in (query, key, value)
             )
             if offset is not None and np.ndim(offset):
-                of = jnp if isinstance(offset, jax.Array) else np
-                offset = of.broadcast_to(offset, batch).reshape(count)
+                xp = jnp if isinstance(offset, jax.Array) else np  # known numbers stay known
+                offset = xp.broadcast_to(offset, batch).reshape(count)
             if mask is not None:
                 mask = jnp.broadcast_to(mask, (*batch, *mask.shape[-3:]))
                 mask = mask.reshape(count, *mask.shape[-3:])

@@ -66,7 +66,7 @@ def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
 
     try:
         with safe_open(os.fspath(file), "np") as opened:
-            parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118, it is no mapping
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{file} is truncated, or no file of safetensors ({error}); download it again"

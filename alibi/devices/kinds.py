@@ -118,6 +118,7 @@ def this_machine() -> DeviceKind:
         one = jax.numpy.ones(
             (MEASURED_SIZE, MEASURED_SIZE), dtype, device=jax.local_devices(backend="cpu")[0]
         )
+        # called in this turn of the loop alone
         times = timeit.repeat(lambda: (one @ one).block_until_ready(), number=1, repeat=20)  # noqa: B023
         speeds[dtype] = 2 * MEASURED_SIZE**3 / min(times)  # the first compiles
     return DeviceKind(

@@ -248,15 +248,15 @@ def wrong_tokens(model: DecoderLM) -> TokenFunction:
     """
 
     def wrong(params: PyTree, *arrays: Array) -> Array:
-        batch = Batch(*arrays)
-        sides = {name: getattr(batch, name) for name in ("positions", "segment_ids", "reach")}
+        inputs, targets, positions, segment_ids, reach = Batch(*arrays)
 
         def last_logits(model: DecoderLM) -> Array:
-            features = model.features(batch.inputs, last=batch.targets.shape[1], **sides)
+            sides = {"positions": positions, "segment_ids": segment_ids, "reach": reach}
+            features = model.features(inputs, last=targets.shape[1], **sides)
             return model.vocabulary.logits(features, True)
 
         with unrounded(model):
             logits = jnp.asarray(model.apply({"params": params}, method=last_logits))
-        return jnp.asarray(model.writable(logits).argmax(axis=-1) != batch.targets, jnp.float32)
+        return jnp.asarray(model.writable(logits).argmax(axis=-1) != targets, jnp.float32)
 
     return wrong

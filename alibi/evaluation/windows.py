@@ -5,9 +5,9 @@ token before t[i], and t[i] is the target of u[i]. Window k scores the targets t
 stride S. It reads their inputs and up to L - S inputs before them, with length L. With S = L the
 windows do not overlap. Each token is scored exactly once.
 
-A model that sees both sides reads a window's own tokens t, without overlap (S = L), or scores a part in
-the middle (`same_token_windows`). A shorter last
-window is a row with its own length, since the model would see padding.
+A model that sees both sides reads a window's own tokens t, without overlap (S = L). In
+`same_token_windows` it scores those in the middle. A shorter last window is a row with its own length,
+since the model would see padding.
 
 With S < L the first L // S windows begin with the stream: each is the beginning of the last one, so
 a causal model computes all of them in a single row. All further windows have L inputs, and score

@@ -131,7 +131,7 @@ class Objective(abc.ABC):
         options = {name: getattr(self, name) for name in REGISTRY.fields(kind)}
         return {"name": REGISTRY.name_of(kind)} | options
 
-    def check(self, config: Config) -> None:  # noqa: B027
+    def check(self, config: Config) -> None:  # noqa: B027, most serve any
         """Raises ValueError for a config that the objective can't serve."""
 
     @abc.abstractmethod

@@ -5,7 +5,7 @@ such as bounded or linear in distance. It never asks for a class.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import flax.struct
@@ -338,6 +338,32 @@ class Bias(flax.struct.PyTreeNode):
                 for field, x in self._arrays()
             }
         )
+
+
+def misfits(
+    bias: Bias, sizes: Mapping[str, int]
+) -> Iterator[tuple[Bias, dataclasses.Field, tuple[int, ...] | None, list[str]]]:
+    """Yields each field that is no array, or whose declared axis has another size: its bias, which may be
+    a field of `bias`, the field, its shape (None if it has none) and the sizes that it needs, in words.
+
+    Args:
+      sizes: of the axes "batch", "heads", "queries" and "keys". Axes without a size are not compared.
+    """
+    for field in dataclasses.fields(bias):
+        value, axes = getattr(bias, field.name), field.metadata.get("axes", {})
+        if value is None or not field.metadata.get("pytree_node", True):
+            continue
+        if isinstance(value, Bias):
+            yield from misfits(value, sizes)
+            continue
+        shape = getattr(value, "shape", None)
+        needed = [
+            f"{sizes[of]} {of} along axis {axis}"
+            for of, axis in axes.items()
+            if of in sizes and (shape is None or axis >= len(shape) or shape[axis] != sizes[of])
+        ]
+        if needed or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
+            yield bias, field, shape, needed
 
 
 def like(tile: Array, logits: Array) -> Array:

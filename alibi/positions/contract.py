@@ -1,7 +1,6 @@
 """The check of a method from outside: its functions return what the contract says."""
 
 import contextlib
-import dataclasses
 import inspect
 import traceback
 from typing import Any
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from alibi.positions.base import PositionMethod
-from alibi.positions.bias import Bias, Blocks
+from alibi.positions.bias import Bias, Blocks, misfits
 from alibi.positions.distance import DistanceBias
 
 FLOATS = ("float32", "float64")
@@ -126,27 +125,14 @@ def check_contract(name: str, method: PositionMethod, kv_heads: int = 0) -> None
 
 def _check_fields(name: str, bias: Bias, sizes: dict[str, int]) -> None:
     """Raises ValueError for a field that is no array, or has no such axis as it declares."""
-    for field in dataclasses.fields(bias):
-        value, axes = getattr(bias, field.name), field.metadata.get("axes", {})
-        if value is None or not field.metadata.get("pytree_node", True):
-            continue
-        if isinstance(value, Bias):
-            _check_fields(name, value, sizes)
-            continue
-        shape = getattr(value, "shape", None)
-        wrong = [
-            f"{sizes[of]} {of} along axis {axis}"
-            for of, axis in axes.items()
-            if shape is None or axis >= len(shape) or shape[axis] != sizes[of]
-        ]
-        if wrong or not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
-            got = f"an array of shape {list(shape)}" if shape is not None else repr(value)
-            raise ValueError(
-                f"position method {name!r}: {type(bias).__name__}.{field.name} "
-                f"({class_line(type(bias))}) is {got}, and it declares "
-                f"{' and '.join(wrong) or 'an array'}; declare it by per_head, per_query, per_key or shared as it "
-                "lies, or by static if it is no array"
-            )
+    for owner, field, shape, needed in misfits(bias, sizes):
+        value = getattr(owner, field.name)
+        got = f"an array of shape {list(shape)}" if shape is not None else repr(value)
+        raise ValueError(
+            f"position method {name!r}: {type(owner).__name__}.{field.name} ({class_line(type(owner))}) is {got}, and "
+            f"it declares {' and '.join(needed) or 'an array'}; declare it by per_head, per_query, per_key or shared "
+            "as it lies, or by static if it is no array"
+        )
 
 
 def class_line(kind: type) -> str:

@@ -67,19 +67,30 @@ def test_packed_documents_have_the_scores_of_single_ones(objective, position):
         nll = np.asarray(nll_of(params, *(x[:, start:stop] for x in batch[:2])))[0]
         expected += nll[batch.targets[0, start:stop] >= 0].tolist()
     np.testing.assert_allclose(found, expected, rtol=2e-5)
-    if objective is NEXT:  # whether a token is the likeliest one is decided in its document, too
-        right = Scorer(wrong_tokens(model), objective=isolated(NEXT), batch_tokens=64)
-        whole = right.score(params, TEXT, 12).values
-        alone = [
-            wrong_tokens(model)(params, batch.inputs[:, start:stop], batch.targets[:, start:stop])[
-                0
-            ]
-            for start, stop in ((0, 4), (4, 5), (5, 10), (10, 12))
-        ]
-        np.testing.assert_array_equal(whole, np.concatenate(alone))
     tokens, last = batch.inputs[:, 5:10], np.arange(5) == 4
     one, other = (nll_of(params, np.where(last, token, tokens), tokens)[0, 0] for token in (1, 2))
     assert (one != other) == (objective is MASKED), "the first token sees the last if masked"
+
+
+def test_the_likeliest_token_is_that_of_its_document():
+    """With the likeliest tokens of documents alone as targets none is wrong, but if documents see each
+    other.
+    """
+    model = build_model(
+        make_config("length=12,model.num_layers=1,model.width=16,model.num_heads=2"), VOCAB
+    )
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    params = jax.tree.map(lambda x: 4 * x, params)  # so that contexts decide
+    batch = isolated(NEXT).batch(whole_text())
+    logits = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
+    likeliest = [
+        logits(batch.inputs[:, start:stop]).argmax(axis=-1)
+        for start, stop in ((0, 4), (4, 5), (5, 10), (10, 12))
+    ]
+    batch = batch._replace(targets=np.concatenate(likeliest, axis=1))
+    wrong = jax.jit(wrong_tokens(model))
+    assert not wrong(params, *batch).any()
+    assert wrong(params, *batch[:2]).any()
 
 
 def test_training_sees_the_segments():
