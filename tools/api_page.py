@@ -1,4 +1,5 @@
-"""Writes docs/api.md: the public names of the package, from their docstrings.
+"""Writes docs/api.md, the public names of the package from their docstrings, and in docs/evaluation.md
+the table of the evaluators' options.
 
     python -m tools.api_page
 
@@ -14,9 +15,12 @@ from typing import Any
 
 import alibi
 from alibi.cli import command_line
+from alibi.evaluation.base import help_of, options_by_name
+from alibi.reporting.measure import EVALUATORS
 from tools import ROOT
 
 PAGE = ROOT / "docs" / "api.md"
+EVALUATION = ROOT / "docs" / "evaluation.md"
 HEAD = """\
 # Public names
 
@@ -149,9 +153,23 @@ def _without_prompts(example: str) -> str:
     )
 
 
+def with_options(text: str) -> str:
+    """Returns a page whose table with the heading "option" has a line for each option of an evaluator."""
+    lines = ["| option | evaluator | meaning |", "|---|---|---|"]
+    for name, field in options_by_name(EVALUATORS).items():
+        owners = [each for each in EVALUATORS if name in options_by_name([each])]
+        others = [each for each in EVALUATORS if each not in owners]
+        named = ", ".join(min(owners, others, key=len))
+        of = named if len(owners) <= len(others) else f"all but {named}"
+        lines.append(f"| `--{name}` | {of} | {help_of(field)} |")
+    table = "\n".join(lines) + "\n"
+    return re.sub(r"^\| option \|(.*\n)+?(?=\n)", lambda _: table, text, flags=re.MULTILINE)
+
+
 def main() -> None:
-    PAGE.write_text(page())
-    print(f"written: {PAGE.relative_to(ROOT)}")
+    for path, text in ((PAGE, page()), (EVALUATION, with_options(EVALUATION.read_text()))):
+        path.write_text(text)
+        print(f"written: {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from alibi.cli import command_line
 from alibi.config.fields import parsed
 from alibi.config.override import MODEL_KEYS, Override
 from alibi.config.tree import read_value
-from alibi.evaluation.base import Evaluator, make_evaluators, options_by_name
+from alibi.evaluation.base import Evaluator, help_of, make_evaluators, options_by_name
 from alibi.reporting.equivalence import Reference
 from alibi.reporting.measure import EVALUATORS
 from alibi.runs import RunDirectory
@@ -101,9 +101,7 @@ def define_evaluators() -> None:
         "evaluator_options", [], "KEY=VALUE,... of an evaluator of your own, such as bins=8"
     )
     for name, field in options_by_name(EVALUATORS).items():
-        text = field.metadata["meaning"]
-        if field.default not in (None, "", False):
-            text += f"; defaults to {field.default}"
+        text = help_of(field)
         if field.metadata.get("names"):
             flags.DEFINE_enum(name, None, field.metadata["names"], text)
         elif isinstance(field.default, bool):

@@ -192,6 +192,12 @@ def options_by_name(names: Iterable[str]) -> dict[str, dataclasses.Field]:
     }
 
 
+def help_of(field: dataclasses.Field) -> str:
+    """Returns what an option means, with its default, as flags and pages have it."""
+    default = "" if field.default in (None, "", False) else f"; defaults to {field.default}"
+    return field.metadata["meaning"] + default
+
+
 def make_evaluators(names: Sequence[str], options: Mapping[str, Any]) -> list[Evaluator]:
     """Returns the evaluators `names`, each with the `options` that it has.
 
