@@ -30,6 +30,7 @@ MODEL = {
     "optimizer.learning_rate": 1e-3,
     "eval.every_steps": 1_404,
     "eval.batch_tokens": 131_072,
+    "eval.dtype": "bfloat16",  # as the models were trained, and as the fast kernels on GPUs need it
     "checkpoint.every_steps": 1_404,
 }
 LENGTHS = {"lengths": [512, 1_024, 2_048, 4_096, 8_192]}
