@@ -22,7 +22,6 @@ from alibi.reporting.tables import (
     Table,
     compare,
     fact,
-    spread_note,
 )
 from alibi.reporting.writers import to_csv, to_latex, to_markdown, to_text
 from alibi.runs import evaluation_hash
@@ -73,16 +72,18 @@ def compare_with_paper(one: Reproduction) -> Table:
     references = {cell_index: _reference(one, *cell_index) for cell_index in quantities}
     cells = compare(grid, references, ratios=ratios)
     ours = [cell[1] for line in cells for cell in line if isinstance(cell[1], Number)]
+    marks = tables.spread_marks(ours)
     has_losses = tables.PERPLEXITY in {quantity.kind for quantity in quantities.values()}
     caption = _caption(one, [row for row in rows.values() if row.is_measured], trainings)
     return Table(
-        caption=" ".join(filter(None, [caption, MARKED * has_losses, spread_note(ours)])),
+        caption=" ".join(filter(None, [caption, MARKED * has_losses, tables.spread_note(marks)])),
         label_header=paper.columns[:first],
         labels=tuple(tuple(map(one.setting.label, cells[:first])) for cells in paper.rows),
         header=tuple(map(one.setting.label, paper.columns[first:])),
         cells=cells,
         parts=("paper", "ours", "difference of ratios" if ratios else "difference"),
         ratios=ratios,
+        marks=marks,
         scale=one.setting.scale,
         name=f"{one.setting.scale}-{one.number:02d}",
     )

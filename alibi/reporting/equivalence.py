@@ -23,6 +23,7 @@ from alibi.reporting.tables import (
     Number,
     Table,
     perplexity,
+    spread_marks,
     spread_note,
 )
 
@@ -185,15 +186,17 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
             labels.append((panel.kind.title, panel.corpus, at, f"{longest:,} of {text.corpus}"))
     if not cells:
         return None
+    marks = spread_marks(cell[0][0] for cell in cells)
     return Table(
         caption="Do measures rank the runs as perplexity at the longest length does? Kendall's tau-b, 1 if the "
         "better is always the same, its mean over seeds; p: the share of the runs' permutations, all seeds of a run "
-        f"together, with a mean as far from zero. {spread_note(cell[0][0] for cell in cells)}".rstrip(),
+        f"together, with a mean as far from zero. {spread_note(marks)}".rstrip(),
         label_header=("measure", "text", "at", "perplexity at"),
         labels=tuple(labels),
         header=("Kendall's tau", "p", "runs", "seeds"),
         cells=tuple(cells),
         ratios=False,
+        marks=marks,
     )
 
 

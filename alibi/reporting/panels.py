@@ -242,6 +242,7 @@ def build_table(panel: Panel) -> Table:
             tuple((one.cells.get(column),) for column in panel.columns) for one in panel.series
         ),
         ratios=panel.kind.is_loss and panel.measure.is_by_length,
+        marks=tables.spread_marks(panel.numbers),
     )
 
 
@@ -257,7 +258,7 @@ def caption(panel: Panel) -> str:
         *origin(rows),
         fact("{} of its rows from uncommitted code", [str(dirty)] * bool(dirty)),
     ]
-    return f"{'; '.join(filter(None, facts))}. {tables.spread_note(panel.numbers)}".rstrip()
+    return f"{'; '.join(filter(None, facts))}. {tables.spread_note(tables.spread_marks(panel.numbers))}".rstrip()
 
 
 def origin(rows: Sequence[Row]) -> list[str]:

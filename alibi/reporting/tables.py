@@ -174,14 +174,27 @@ def fact(template: str, values: Iterable, separator: str = ", ") -> str:
 def spread_of(numbers: Iterable[Number]) -> str:
     """Returns in words which intervals `numbers` have, or "" if they have none."""
     covered = dict.fromkeys(number.interval.covers for number in numbers if number.interval)
-    over = ("over " + " and ".join(sources) + " alone" * (len(sources) == 1) for sources in covered)
-    return "95% interval " + " or ".join(over) if covered else ""
+    return "95% interval " + " or ".join(map(_over, covered)) if covered else ""
 
 
-def spread_note(numbers: Iterable[Number]) -> str:
+def _over(sources: tuple[str, ...]) -> str:
+    return "over " + " and ".join(sources) + " alone" * (len(sources) == 1)
+
+
+def spread_marks(numbers: Iterable[Number]) -> dict[tuple[str, ...], str]:
+    """Returns a mark for each kind of interval, by what it covers: none for the one that covers most."""
+    kinds = {number.interval.covers for number in numbers if number.interval}
+    by_number = sorted(kinds, key=lambda covers: (-len(covers), covers))
+    return dict(zip(by_number, ("", "†", "‡", "§"), strict=False))
+
+
+def spread_note(marks: Mapping[tuple[str, ...], str]) -> str:
     """Returns a sentence that says what ± covers in a table, or "" if it stands nowhere."""
-    spread = spread_of(numbers)
-    return spread and f"±: the larger side of the {spread}; another book or corpus is not covered."
+    spread = ", ".join(f"{mark} {_over(covers)}".strip() for covers, mark in marks.items())
+    note = (
+        f"±: the larger side of the 95% interval {spread}; another book or corpus is not covered."
+    )
+    return note if marks else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +270,9 @@ class Table:
     cells: tuple[tuple[Cell, ...], ...]  # by row and column
     parts: tuple[str, ...] = ()  # names of the parts of each cell; () for a single number
     ratios: bool = True  # whether numbers are written with their ratios
+    marks: Mapping[tuple[str, ...], str] = dataclasses.field(
+        default_factory=dict
+    )  # see `spread_marks`
     scale: str = ""  # the experiments', in a table of the paper
     name: str = "extrapolation"  # the label in LaTeX
 

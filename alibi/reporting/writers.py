@@ -173,7 +173,8 @@ def _texts(table: Table, content: Content) -> tuple[str, str]:
     """Returns the text of a part, and its ratio in brackets or ""."""
     if isinstance(content, Number):
         ratio = content.ratio if table.ratios else None
-        return content.text, "" if ratio is None else f" ({write_ratio(ratio)})"
+        mark = content.interval and table.marks.get(content.interval.covers)
+        return content.text + (mark or ""), "" if ratio is None else f" ({write_ratio(ratio)})"
     if isinstance(content, Missing) and content.is_reason:
         return f"no result {table.notes[content.text]}", ""
     return ("" if content is None else content.text), ""

@@ -139,6 +139,20 @@ def test_runs_that_differ_only_in_their_seed_become_a_mean_with_its_interval():
     )
 
 
+def test_each_cell_says_what_its_interval_covers_if_cells_differ():
+    """One series has the parts of the text, the other does not."""
+    seeds = range(3)
+    known = [with_parts(make_row("alibi", 128, 9.0 + seed, seed=seed)) for seed in seeds]
+    unknown = [make_row("rotary", 128, 9.0 + seed, seed=seed) for seed in seeds]
+    (panel,) = panels([*known, *unknown])
+    table = build_table(panel)
+    with_text, seeds_alone = body(table)
+    assert "†" not in with_text
+    assert "† (×1.00)" in seeds_alone
+    covered = "95% interval over seeds and the text, † over seeds alone; another book"
+    assert covered in table.caption
+
+
 def test_a_caption_says_where_and_when_the_rows_were_made():
     """Days become a range; rows of earlier versions know neither processor, version nor date."""
     made = {"processor": "AMD EPYC 7B13", "jax": "0.10.2"}
