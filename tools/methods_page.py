@@ -105,7 +105,10 @@ OPTIONS = (
     (
         "model.max_position=2048",
         "in training tokens stand at sorted random positions below 2048, otherwise evenly spread over them. Each "
-        "sequence has one sample, which all layers share. Its authors draw one for each batch and layer, in tests, too",
+        "sequence has one sample, which all layers share. Its authors draw one for each batch and layer, in tests, "
+        "too: `model.batch_draws=True`, `model.layer_draws=True` and `model.test_draws=1`, a seed. Their tests draw "
+        "anew for each batch; here all sequences share a sample, so that no result depends on the batch. The rows "
+        "are without these options",
         "Ruoss et al. 2023, [arXiv 2305.16843](https://arxiv.org/abs/2305.16843)",
         (("rotary", "randomised-rotary"),),
     ),

@@ -73,16 +73,9 @@ class Slots(flax.struct.PyTreeNode):
         """Returns the next tokens' default positions."""
         return self.following[:, None] + jnp.arange(tokens)[None]
 
-    def append(
-        self, positions: Int[Array, "batch tokens"], stand: Int[Array, "batch tokens"]
-    ) -> "Slots":
-        """Returns the slots with new tokens.
-
-        Args:
-          positions: the tokens' positions in their sequences, below 0 for padding.
-          stand: the positions that the slots keep: `positions`, or those drawn below `model.max_position`.
-        """
-        held = jnp.where(positions < 0, EMPTY, stand)
+    def append(self, positions: Int[Array, "batch tokens"]) -> "Slots":
+        """Returns the slots with new tokens, at these positions, below 0 for padding."""
+        held = jnp.where(positions < 0, EMPTY, positions)
         last = jnp.max(positions, axis=1) + 1
         return self.replace(
             positions=self.put(self.positions, held),

@@ -85,6 +85,12 @@ def define_model() -> None:
         lower_bound=0,
     )
     flags.DEFINE_integer(
+        "test_draws",
+        None,
+        "test with positions drawn below the run's model.max_position, with this seed (0: spread evenly)",
+        lower_bound=0,
+    )
+    flags.DEFINE_integer(
         "batch_tokens", None, "tokens a device holds; defaults to the run's eval.batch_tokens"
     )
 

@@ -131,6 +131,14 @@ class ModelConfig(Section):
     # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
     # 0, 1, 2, ...
     max_position: int = number(0, at_least=0, at_most=2**24, role=CHANGED)
+    # The next three keys change these draws alone. Each layer draws its own positions. Otherwise all
+    # layers share them.
+    layer_draws: bool = setting(False, CHANGED)
+    # All sequences of a batch share their positions. With train.accumulation each part draws its own.
+    batch_draws: bool = setting(False, CHANGED)
+    # Evaluation draws positions with this number as the seed. All sequences share them, so that no
+    # result depends on the batch. 0: it spreads them evenly.
+    test_draws: int = number(0, at_least=0, at_most=INT32, role=CHANGED)
     # Tokens that attention reaches back, its own included; 0 means all. A list such as 32,0 is repeated
     # over the layers.
     window: int | tuple[int, ...] = number(0, at_least=0, at_most=INT32, role=CHANGED)
@@ -172,6 +180,10 @@ class ModelConfig(Section):
         if self.qk_norm_joint and not self.qk_norm:
             raise ValueError(
                 "model.qk_norm_joint=True changes the norms of queries and keys; set model.qk_norm=True too"
+            )
+        if self.test_draws and not self.max_position:
+            raise ValueError(
+                f"model.test_draws={self.test_draws} draws positions below model.max_position=0; set both, or neither"
             )
         if self.embedding == "adaptive" and (
             self.vocab_rows or self.logits_scale != 1 or self.masked_head

@@ -6,7 +6,7 @@ from typing import Any
 
 from alibi.config.fields import as_text, without_lists
 
-MODEL_KEYS = ("window", "logit_scale", "max_position")
+MODEL_KEYS = ("window", "logit_scale", "max_position", "test_draws")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Override:
     Attributes:
       position: a position method's name, or a list as in a config.
       options: options for `position`, or for the run's own method without one.
-      window, logit_scale, max_position: keys of `config.model`.
+      window, logit_scale, max_position, test_draws: keys of `config.model`.
     """
 
     position: str | None = None
@@ -24,6 +24,7 @@ class Override:
     window: int | tuple[int, ...] | None = None
     logit_scale: str | tuple[str, ...] | None = None
     max_position: int | None = None
+    test_draws: int | None = None
 
     @property
     def model(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A layer: attention with any position method, and a feed-forward layer."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from alibi.attention.cache import Reading
+from alibi.attention.cache import EMPTY, Reading
 from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import AttentionFn
 from alibi.attention.methods import Cached, method_attention_fn
@@ -56,6 +57,15 @@ class BlockCall:
     ascending: bool = flax.struct.field(pytree_node=False, default=False)
     reach: Int[Array, "batch length"] | None = None
     causal: bool | None = flax.struct.field(pytree_node=False, default=None)
+
+    def placed(self, place: Callable[[Any], Array]) -> "BlockCall":
+        """Returns the call with position p at place(p), also for the tokens in the cache."""
+        reading = {}
+        for window, each in (self.reading or {}).items():
+            held = each.after.positions
+            held = jnp.where(held == EMPTY, EMPTY, place(held))
+            reading[window] = each.replace(after=each.after.replace(positions=held))
+        return dataclasses.replace(self, positions=place(self.positions), reading=reading or None)
 
 
 class Block(nn.Module):

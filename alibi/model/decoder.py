@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -335,11 +335,14 @@ class DecoderLM(nn.Module):
         read = in_order if positions is None else positions
         # A table has no row for padding in a prompt, and NaN would reach others even with weight zero.
         padded = slots is not None and positions is not None
-        placed = jnp.maximum(read, 0) if padded else read
+        placed = stand = jnp.maximum(read, 0) if padded else read
         # Every model draws this key, so that dropout doesn't depend on `max_position`.
         key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
+        place = functools.partial(
+            randomised_positions, length=total, config=config, batch=tokens.shape[0], key=key
+        )
         if config.max_position:
-            placed = randomised_positions(placed, total, config.max_position, tokens.shape[0], key)
+            placed = place(stand)
         scale = jnp.asarray(config.embedding_scale or config.width**0.5, jnp.float32)
         x = self.vocabulary.embed(tokens).astype(jnp.float32) * scale
         if self.types is not None:
@@ -351,19 +354,26 @@ class DecoderLM(nn.Module):
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         reading = None
         if caches is not None:
-            sides = (jnp.broadcast_to(side, tokens.shape) for side in (read, placed))
-            after = self.slots.append(caches, *sides)
-            padding = jnp.broadcast_to(read, tokens.shape) < 0 if padded else None
+            in_sequence = jnp.broadcast_to(read, tokens.shape)
+            after = self.slots.append(caches, in_sequence)
+            padding = in_sequence < 0 if padded else None
             reading = {
                 window: Reading(before, after[window], padding, fresh)
                 for window, before in caches.items()
             }
         ascending = positions is None and (slots is None or fresh)
         # None, not an array, if they are known: a recomputed layer would trace the array.
-        traced = None if placed is in_order and ascending else placed
+        traced = None if placed is in_order and ascending else stand
         call = BlockCall(traced, segment_ids, reading, ascending, reach, self.causal)
+        if config.max_position and not config.layer_draws:
+            call = call.placed(place)
+
+        def in_layer(depth: int | Array) -> BlockCall:
+            draws = config.max_position and config.layer_draws
+            return call.placed(functools.partial(place, depth=depth)) if draws else call
+
         layers = self._scanned if config.scan_layers else self._unrolled
-        x = layers(x, pattern, call, deterministic, length if last is None else last)
+        x = layers(x, pattern, in_layer, deterministic, length if last is None else last)
         if caches is not None:
             # Results beyond the cache, or without its tokens, are wrong, and must not look right.
             holds = functools.reduce(
@@ -404,7 +414,7 @@ class DecoderLM(nn.Module):
         self,
         x: Float[Array, "batch length width"],
         pattern: tuple[LayerKind, ...],
-        call: BlockCall,
+        in_layer: Callable[[int | Array], BlockCall],
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
@@ -414,6 +424,7 @@ class DecoderLM(nn.Module):
         for index, layer in enumerate(self.layers):
             kind = index % len(pattern)
             queries = last if layer is self.layers[-1] else x.shape[1]
+            call = in_layer(index)
             x = layer(x, pattern[kind], self.shared[kind], call, deterministic, queries)
         return x
 
@@ -421,7 +432,7 @@ class DecoderLM(nn.Module):
         self,
         x: Float[Array, "batch length width"],
         pattern: tuple[LayerKind, ...],
-        call: BlockCall,
+        in_layer: Callable[[int | Array], BlockCall],
         deterministic: bool,
         last: int,
     ) -> Float[Array, "batch last width"]:
@@ -442,6 +453,7 @@ class DecoderLM(nn.Module):
             pick = functools.partial(jax.lax.dynamic_index_in_dim, index=row, keepdims=False)
             params = jax.tree.map(pick, tree)
             rngs = {} if key is None else {"dropout": jax.random.fold_in(key, depth)}
+            call = in_layer(depth)
             arguments = (x, pattern[kind], self.shared[kind], call, deterministic, queries)
             return block.apply({"params": params}, *arguments, rngs=rngs)
 
@@ -526,12 +538,11 @@ class SlotsCache(nn.Module):
         self,
         slots: dict[int, Slots],
         positions: Int[Array, "batch length"],
-        placed: Int[Array, "batch length"],
     ) -> dict[int, Slots]:
         """Returns the slots with these tokens, and stores them."""
         if self.is_initializing():
             return slots
-        after = {window: each.append(positions, placed) for window, each in slots.items()}
+        after = {window: each.append(positions) for window, each in slots.items()}
         self.put_variable("cache", "slots", after)
         return after
 

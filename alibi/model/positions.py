@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from alibi.config import Config
+from alibi.config import Config, ModelConfig
 from alibi.config.fields import annotations, as_text, takes_several
 from alibi.config.model import by_layer
 from alibi.objectives import make_objective
@@ -141,22 +141,38 @@ def _say(message: str) -> None:
 
 
 def randomised_positions(
-    positions: KnownPositions, length: int, max_position: int, batch: int, key: PRNGKeyArray | None
+    positions: KnownPositions,
+    length: int,
+    config: ModelConfig,
+    batch: int,
+    key: PRNGKeyArray | None,
+    depth: int | Int[Array, ""] | None = None,
 ) -> Int[Array, "*batch length"]:
     """Returns randomised positions for sequences with `length` tokens (Ruoss et al. 2023, arXiv
     2305.16843).
 
     With a key, in training, each sequence gets a sorted sample without replacement from 0, ...,
     max_position - 1. Without a key positions are evenly spread, at the means of such samples. The
-    authors' code also draws in tests.
+    authors' code has a sample for each batch and layer, in tests too, as with `model.batch_draws`,
+    `model.layer_draws` and `model.test_draws`.
+
+    Args:
+      positions: from 0 to length - 1.
+      batch: the number of sequences.
+      depth: the layer that the positions are for. None is the embedding.
     """
+    max_position, rows = config.max_position, 1 if config.batch_draws else batch
+    if key is None and config.test_draws:
+        key, rows = jax.random.key(config.test_draws), 1
     if key is None:
         spread = np.arange(1, length + 1, dtype=np.int64) * (max_position + 1) // (length + 1) - 1
         return jnp.asarray(spread.astype(np.int32))[jnp.asarray(positions)]
-    lots = jax.random.uniform(key, (batch, max_position), jnp.float32)
+    if config.layer_draws and depth is not None:
+        key = jax.random.fold_in(key, depth)
+    lots = jax.random.uniform(key, (rows, max_position), jnp.float32)
     drawn = jnp.sort(jax.lax.top_k(lots, length)[1], axis=-1)
     positions = jnp.broadcast_to(jnp.asarray(positions), (batch, np.shape(positions)[-1]))
-    return jnp.take_along_axis(drawn, positions, axis=-1)
+    return jnp.take_along_axis(jnp.broadcast_to(drawn, (batch, length)), positions, axis=-1)
 
 
 def init_position(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) -> Params:

@@ -59,13 +59,14 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     """Returns the keys that forbid a run to go on with the config `now`, each with both values.
 
     Text files may move, since the run compares their tokens. Accumulation may change without
-    dropout, and `train.steps` may grow if the rates up to there stay the same.
+    dropout and drawn positions, and `train.steps` may grow if the rates up to there stay the same.
     """
     old, new = defining(trained), defining(now)
     allowed = set()
     if trained.data.corpus == now.data.corpus and REGISTRY.load(now.data.corpus).splits_are_files:
         allowed |= {f"data.{split}" for split in SPLITS if trained.data[split] and now.data[split]}
-    if not any(value for key, value in new.items() if key.endswith("dropout")):
+    draws = ("dropout", "max_position")  # anew in each micro-batch
+    if not any(value for key, value in new.items() if key.endswith(draws)):
         allowed.add("train.accumulation")
     if now.train.steps > trained.train.steps:
         from alibi.optimizers import first_other_rate  # imports JAX

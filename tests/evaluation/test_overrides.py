@@ -90,6 +90,10 @@ def test_a_model_is_tested_under_another_method_and_its_rows_say_so(
             Override(logit_scale="log_n", window=8),
             "model.logit_scale=log_n, model.window=8 exclude each other",
         ),
+        (
+            Override(test_draws=1),
+            "test_draws=1 draws positions below model.max_position=0; set both",
+        ),
         (Override(max_position=8), "model.max_position=8 must be at least train_length=16"),
         (Override(window=-1), "model.window=-1 must be at least 0"),
         (Override("alibbi"), "unknown position method 'alibbi'; did you mean 'alibi'"),

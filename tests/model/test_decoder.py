@@ -9,7 +9,10 @@ import pytest
 
 from alibi.attention import tiles
 from alibi.attention.backends import compute
+from alibi.attention.dispatch import watched
 from alibi.model.decoder import DecoderLM, build_model
+from alibi.model.layers import stacked
+from alibi.model.positions import randomised_positions
 from tests.model.made import VOCABULARY, changed, make, tokens
 from tests.programs import AS_USERS
 
@@ -74,6 +77,37 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
     np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs), expected, atol=2e-5)
     with pytest.raises(ValueError, match="max_position=256 is less than a sequence of 257 tokens"):
         model.apply(variables, tokens(257))
+
+
+def test_layers_draw_positions_of_their_own(tiny_config) -> None:
+    """With a seed for tests and in training, one by one and in a loop."""
+    keys = {"model__num_layers": 3, "model__max_position": 64}
+    drawing = keys | {"model__layer_draws": True, "model__test_draws": 3}
+    model, variables = make(tiny_config, "rotary", **drawing)
+    inputs, seen = tokens(12), list[jax.Array]()
+
+    def positions(variables: dict) -> jax.Array:
+        with watched(lambda call: seen.append(call.key_positions)):
+            model.apply(variables, inputs)
+        return jnp.stack(seen)
+
+    expected = [
+        randomised_positions(np.arange(12), 12, model.config, 2, None, depth) for depth in range(3)
+    ]
+    np.testing.assert_array_equal(jax.jit(positions)(variables), expected)
+    scanned, shared = (
+        changed(model, scan_layers=True, remat=True),
+        changed(model, layer_draws=False),
+    )
+    in_loop = {"params": stacked(variables["params"])}
+    for training in (False, True):
+        options = {"rngs": {"dropout": jax.random.key(0)}, "deterministic": not training}
+        logits, looped, other = (
+            jax.jit(functools.partial(one.apply, **options))(given, inputs)
+            for one, given in ((model, variables), (scanned, in_loop), (shared, variables))
+        )
+        np.testing.assert_allclose(looped, logits, atol=2e-5)
+        assert np.abs(other - logits).max() > 1e-3
 
 
 def test_one_model_at_many_lengths(tiny_config) -> None:

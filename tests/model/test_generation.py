@@ -34,6 +34,7 @@ def read_in_pieces(model, params, tokens, pieces, slots=16, **sizes):
     ("position", "keys"),
     [
         ("rotary", {"max_position": 256}),
+        ("rotary", {"max_position": 64, "layer_draws": True, "test_draws": 5, "num_layers": 2}),
         ("fox", {"logit_scale": "ssmax"}),
     ],
 )

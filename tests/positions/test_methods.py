@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes
-from alibi.config import make_config
+from alibi.config import ModelConfig, make_config
 from alibi.config.classes import installed
 from alibi.config.fields import annotations, checked
 from alibi.model.decoder import build_model
@@ -266,7 +266,8 @@ def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(
     """Known only when the program runs, they lie farther apart than there are tokens."""
     method = make(name)
     bias = method.bias(method.init(jax.random.key(0)))
-    drawn = randomised_positions(np.arange(16), 16, 300, 2, jax.random.key(1))
+    config = ModelConfig(max_position=300)
+    drawn = randomised_positions(np.arange(16), 16, config, 2, jax.random.key(1))
     table = bias.up_to(299)
     assert table.tabulated(drawn, drawn) is table
     assert table.values.shape == (4, 300)
@@ -277,7 +278,8 @@ def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(
 
 def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
     """New ones for each sequence and key; each of the 64 positions as often as any other."""
-    place = jax.jit(lambda key: randomised_positions(np.arange(16), 16, 64, 512, key))
+    config = ModelConfig(max_position=64)
+    place = jax.jit(lambda key: randomised_positions(np.arange(16), 16, config, 512, key))
     drawn = np.asarray(place(jax.random.key(0)))
     assert drawn.shape == (512, 16)
     assert (np.diff(drawn, axis=1) > 0).all(), "ascending, so also distinct"
@@ -287,6 +289,32 @@ def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
     counts = np.bincount(drawn.reshape(-1), minlength=64)
     # 512 draws with a chance of 16 in 64 each: 128 times, with a standard deviation of 9.8.
     assert abs(counts - 128).max() < 5 * 9.8
+
+
+def test_what_shares_a_sample_of_positions() -> None:
+    """A sequence's is the same in all layers; a batch, a layer and a test can have their own."""
+
+    def drawn(depth: int | None, key: int | None = 0, **keys: object):
+        config = ModelConfig(max_position=64, **keys)
+        key = None if key is None else jax.random.key(key)
+        return np.asarray(randomised_positions(np.arange(16), 16, config, 3, key, depth))
+
+    plain, batch = drawn(None), drawn(1, batch_draws=True)
+    np.testing.assert_array_equal(drawn(1), plain)
+    np.testing.assert_array_equal(batch, batch[:1].repeat(3, axis=0))
+    np.testing.assert_array_equal(drawn(0, batch_draws=True), batch)
+    layers = [drawn(depth, layer_draws=True) for depth in (None, 0, 1)]
+    np.testing.assert_array_equal(layers[0], plain)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (layers[one] != layers[other]).any(axis=1).all()
+    spread = (np.arange(16) + 1) * 65 // 17 - 1
+    np.testing.assert_array_equal(drawn(0, None, layer_draws=True), spread)
+    tests = [drawn(depth, None, layer_draws=True, test_draws=7) for depth in (0, 1)]
+    for found in tests:
+        assert (np.diff(found, axis=1) > 0).all()
+        np.testing.assert_array_equal(found, found[:1].repeat(3, axis=0))
+    assert len({tuple(row) for row in (*np.concatenate(tests), spread)}) == 3
+    assert (drawn(0, None, test_draws=8) != drawn(0, None, test_draws=7)).any()
 
 
 @pytest.mark.parametrize(

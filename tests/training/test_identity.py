@@ -56,6 +56,8 @@ def test_what_may_differ_as_a_run_goes_on(tiny_config) -> None:
     assert list(differing(dropping, replaced(dropping, more))) == ["train.accumulation"], (
         "each micro-batch draws its own dropout"
     )
+    drawing = replaced(config, {"model.max_position": 64})
+    assert list(differing(drawing, replaced(drawing, more))) == ["train.accumulation"]
     longer, restarts = {"train.steps": 9}, {"optimizer.schedule": "cosine_restarts"}
     assert differing(config, replaced(config, longer)) == {"train.steps": (6, 9)}
     endless = replaced(config, restarts)

@@ -27,12 +27,14 @@ from tests.training.runs import assert_same, final_state, interrupt, rows, stop_
 
 
 def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, monkeypatch) -> None:
-    """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, dropout's
-    too.
+    """Ctrl-C in the middle saves; going on gives the very bits of a run without a stop, those of
+    dropout and of drawn positions too.
     """
     # Stopped between two rows of metrics, after a row at update 3: the next one is of all updates
     # since.
-    config = tiny_config(model__dropout=0.2, model__attention_dropout=0.2, log__every_steps=3)
+    drawing = {"model__max_position": 64, "model__layer_draws": True, "model__test_draws": 1}
+    dropout = {"model__dropout": 0.2, "model__attention_dropout": 0.2}
+    config = tiny_config(**drawing, **dropout, log__every_steps=3)
     config = replaced(config, {"mesh.data": -1, "mesh.fsdp": 2, "mesh.tensor": 2})
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
     loop.train(config, str(tmp_path / "whole"))

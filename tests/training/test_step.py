@@ -44,7 +44,8 @@ def updated(config: Config, devices: int, micro_batches: int) -> tuple[TrainStat
 
 
 ADAPTIVE = {"model__embedding": "adaptive", "model__cutoffs": (16, 32), "model__adaptive_factor": 2}
-DROPPING = ADAPTIVE | {"position": "learned", "model__softmax_dropout": 0.5}
+DRAWING = {"position": "learned", "model__max_position": 24, "model__layer_draws": True}
+DROPPING = ADAPTIVE | DRAWING | {"model__softmax_dropout": 0.5}
 
 
 @pytest.mark.parametrize(("keys", "micro_batches"), [({}, 4), (DROPPING, 1)])
