@@ -176,12 +176,16 @@ def mean_results(name: str, values: Float[np.ndarray, " items"]) -> dict[str, An
     return {name: float(values.mean(dtype=np.float64)), "tokens": values.size, "parts": parts}
 
 
-def refuse_other_objectives(evaluator: str, config: Config) -> None:
-    """Raises ValueError for a run that isn't scored as plain text."""
+def refuse_other_objectives(evaluator: str, config: Config, *, whole: bool = False) -> None:
+    """Raises ValueError for a run that isn't scored as plain text, or with `whole` not in whole windows."""
     if not make_objective(config).scored_as_text:
         raise ValueError(
             f"objective={config.objective.name} with {evaluator}, which scores plain text from left to right, as "
             "objective=next_token does; leave it out"
+        )
+    if whole and config.data.isolate_documents:
+        raise ValueError(
+            f"documents are isolated, and {evaluator} is for models that see whole windows; leave it out"
         )
 
 

@@ -2,20 +2,110 @@
 
 In windows that don't overlap, a token near the start of its window has little context. Longer
 windows have fewer such tokens, and are better for that alone, even if the model does not use the
-longer context. Computed from NLL dumps, without a model.
+longer context. `analyse` computes both from NLL dumps, without a model. The evaluator measures a run,
+and reports show its rows.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from alibi.config import Config
+from alibi.evaluation.base import Subject, Text, refuse_other_objectives
 from alibi.evaluation.dumps import Dump
-from alibi.reporting.intervals import interval
+from alibi.evaluation.perplexity import OfWindows, text_results
+from alibi.evaluation.windows import windows_of
+from alibi.reporting.intervals import interval, part_sums, six_digits
+from alibi.reporting.names import grouped
+from alibi.reporting.panels import Panel, Series
+from alibi.reporting.rows import Entry, Row
+from alibi.reporting.tables import Number, fact, mean_kind
 
 Line = dict[str, Any]  # in by_context.jsonl
+NATS = mean_kind("Nats per token", "{:.3f}".format, "nats")
+
+
+@dataclasses.dataclass(frozen=True)
+class ByPosition(OfWindows):
+    """NLL by a token's position in windows without overlap, in ranges of positions: 1, 2, 3 to 4, 5 to
+    8, ... up to the length.
+    """
+
+    kinds: ClassVar = (NATS,)
+    labels: ClassVar = ("window",)
+    across: ClassVar = "position in the window, up to"
+
+    def check(self, config: Config, lengths: Sequence[int]) -> None:
+        super().check(config, lengths)
+        refuse_other_objectives(self.name(), config, whole=True)
+
+    def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
+        windows = self.begun(windows_of(len(text.tokens), row.cell["length"]), subject)
+        score = subject.score(text.tokens, windows, self.title(row.cell))
+        dump = Dump(row, score.values, np.zeros(0, np.int32))
+        return text_results(score.values, score.seconds) | {"by_position": range_sums(dump)}
+
+    # ---- how reports show it
+
+    def entries(self, row: Row) -> list[Entry]:
+        length = row.cell["length"]
+        if not row.results:
+            return [Entry(row, (length,), length, {})]
+        entries, tokens = [], row.results["tokens"]
+        left = tokens - np.arange(0, tokens, length)  # from the start of each window to the end
+        by_position = zip(ranges(length), row.results["by_position"], strict=True)
+        for (low, high), (nats, parts) in by_position:
+            counts = part_sums(np.clip(left, low - 1, high) - (low - 1))
+            found = {"tokens": int(counts.sum()), "tokens_of_parts": tuple(counts.tolist())}
+            found |= {"nats": nats / found["tokens"], "parts": parts}
+            entries.append(Entry(row, (length,), high, found))
+        return entries
+
+    def facts(self, panel: Panel) -> list[str]:
+        title, tokens, *others = super().facts(panel)
+        return [title, tokens.replace("in each cell", "in windows of each length"), *others]
+
+    def explanation(self, panel: Panel) -> str:
+        """Returns the gain of each run's longest windows, and the early token curse in it."""
+        measured = [one for one in panel.series if isinstance(one.cells[one.labels[0]], Number)]
+        by_run = grouped(measured, lambda one: one.label).values()
+        return fact(
+            "Nats per token that the longest windows save against the shortest, in brackets by fewer tokens with "
+            "little context alone (the early token curse): {}.",
+            (_saved(lines[0], lines[-1]) for lines in by_run if len(lines) > 1),
+        )
+
+
+def range_sums(dump: Dump) -> tuple[tuple[float, tuple[float, ...]], ...]:
+    """Returns the NLL summed over the tokens in each range of context, and its sums by part of the blocks."""
+    nll, blocks = dump.nll, np.arange(dump.nll_nats.size) // dump.length
+    by_block = [
+        np.bincount(blocks[inside], nll[inside], blocks[-1] + 1)
+        for *_, inside in _context_ranges(dump)
+    ]
+    return tuple((float(sums.sum()), six_digits(part_sums(sums))) for sums in by_block)
+
+
+def _saved(short: Series, long: Series) -> str:
+    """Returns the gain from `short` to `long` windows, and the gain of a model that pays in each range
+    as much as in the short ones, and beyond these as much as in their last range.
+    """
+    length, longer = (int(one.labels[0]) for one in (short, long))
+    costs, long_costs = (
+        [cell.mean for _, cell in sorted(one.cells.items()) if isinstance(cell, Number)]
+        for one in (short, long)
+    )
+    sizes, long_sizes = (
+        [high - low + 1 for low, high in ranges(each)] for each in (length, longer)
+    )
+    early = np.pad(costs, (0, len(long_costs) - len(costs)), "edge")
+    mean = np.average(costs, weights=sizes)
+    gain, by_early = (mean - np.average(each, weights=long_sizes) for each in (long_costs, early))
+    return f"{short.label} {gain:+.4f} ({by_early:+.4f}) from {length:,} to {longer:,}"
 
 
 def analyse(dumps: Sequence[Dump]) -> list[Line]:

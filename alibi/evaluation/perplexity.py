@@ -98,11 +98,7 @@ class OfWindows(OfText):
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         super().check(config, lengths)
         if self.bos:
-            refuse_other_objectives("--bos", config)
-        if self.bos and config.data.isolate_documents:
-            raise ValueError(
-                "documents are isolated, and --bos is for models that see whole windows; leave it out"
-            )
+            refuse_other_objectives("--bos", config, whole=True)
 
     def text(self, subject: Subject, cell: Cell) -> Text:
         if self.bos and subject.run.tokenizer.bos_id is None:
@@ -167,11 +163,7 @@ class Perplexity(OfWindows):
         super().check(config, lengths)
         for flag in ("dump_nll", "separately"):
             if getattr(self, flag):
-                refuse_other_objectives(f"--{flag}", config)
-        if self.dump_nll and config.data.isolate_documents:
-            raise ValueError(
-                "documents are isolated, and --dump_nll is for models that see whole windows; leave it out"
-            )
+                refuse_other_objectives(f"--{flag}", config, whole=flag == "dump_nll")
         for length in lengths:
             windows_of(1, length, self.stride, causal=make_objective(config).causal)
 

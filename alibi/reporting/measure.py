@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EVALUATORS = {
     "perplexity": "alibi.evaluation.perplexity:Perplexity",
     "context_use": "alibi.evaluation.context_use:ContextUse",
+    "by_position": "alibi.evaluation.by_position:ByPosition",
     "passkey": "alibi.evaluation.passkey:Passkey",
     "in_context": "alibi.evaluation.in_context:InContext",
     "receptive_field": "alibi.evaluation.receptive_field:ReceptiveField",

@@ -7,12 +7,23 @@ import json
 import numpy as np
 import pytest
 
-from alibi.evaluation.by_position import analyse, by_context, by_position, early_token_curse
+from alibi.config import load_config
+from alibi.evaluation.by_position import (
+    ByPosition,
+    analyse,
+    by_context,
+    by_position,
+    early_token_curse,
+    range_sums,
+)
 from alibi.evaluation.dumps import (
     Dump,
     read_dump,
     write_dump,
 )
+from alibi.reporting.measure import measure_of
+from alibi.reporting.panels import panel_groups
+from alibi.reporting.rows import read_rows
 from tests.hosts import ROOT
 from tests.reporting.rowmaker import make_row
 
@@ -200,3 +211,74 @@ def test_one_block_has_no_interval():
     row = early_token_curse(short, long, [short, long])
     assert row["gain_nats"] > 0.1
     assert (row["gain_interval"], row["composition_share"]) == (None, None)
+
+
+def row_by_position(dump):
+    """Returns the row that the evaluator makes of the same NLL."""
+    results = {"tokens": dump.nll_nats.size, "by_position": range_sums(dump)}
+    return dataclasses.replace(dump.row, evaluator="by_position", results=results)
+
+
+def test_the_report_has_the_curse_and_the_intervals_of_the_analysis():
+    dumps = [measured(up_to(24), length, length, tokens=4096) for length in (16, 32, 64)]
+    ((panel,),) = panel_groups(map(row_by_position, dumps))
+    assert panel.columns == [1, 2, 4, 8, 16, 32, 64]
+    for dump, series in zip(dumps, panel.series, strict=True):
+        assert series.labels == (dump.length,)
+        for line in by_context(dump):
+            cell = series.cells[line["context_to"]]
+            assert cell.mean == pytest.approx(line["nll_nats"] / line["tokens"], rel=1e-12)
+            assert cell.interval.bounds == pytest.approx(line["interval"], rel=1e-5)
+    curse = early_token_curse(dumps[0], dumps[-1], dumps)
+    gain, share = curse["gain_nats"], curse["composition_share"]
+    assert 0.3 < share < 0.9
+    about = panel.measure.explanation(panel)
+    assert about.endswith(f": run {gain:+.4f} ({gain * share:+.4f}) from 16 to 64.")
+    alone = panel_groups([row_by_position(dumps[0])])[0][0]
+    assert alone.measure.explanation(alone) == "", "a single length has no gain"
+
+
+def test_a_last_window_that_ends_early_counts_the_tokens_it_has():
+    dump = measured(up_to(8), 16, 16, tokens=1003)  # 62 windows, and 11 tokens
+    row = row_by_position(dump)
+    entries = measure_of(row).entries(row)
+    found = [(entry.column, entry.results["tokens"]) for entry in entries]
+    assert found == [(line["context_to"], line["tokens"]) for line in by_context(dump)]
+    assert entries[-1].results["tokens_of_parts"] == (8,) * 62 + (3,)
+
+
+def test_a_run_is_measured_reported_and_found_again(run_script, evaluated, alibi_run, tmp_path):
+    """Its numbers are those of the analysis of the run's dumps."""
+    words = (f"--workdirs={alibi_run}", "--evaluators=by_position", "--lengths=16,32,999")
+    words += (f"--output_dir={tmp_path}",)
+    done = run_script(ROOT / "eval_extrapolation.py", *words)
+    assert done.returncode == 0, done.stderr
+    rows = {row.length: row for row in read_rows(tmp_path / "results.jsonl")}
+    assert "fewer than the length 999" in rows[999].error
+    report = (tmp_path / "report.md").read_text()
+    for length in (16, 32):
+        (file,) = (evaluated / "nll").glob(f"alibi-run-length={length}-*")
+        lines = by_context(read_dump(file))
+        entries = measure_of(rows[length]).entries(rows[length])
+        expected = [line["nll_nats"] / line["tokens"] for line in lines]
+        assert [entry.results["nats"] for entry in entries] == pytest.approx(expected, rel=1e-6)
+        assert f"| alibi-run | {length} | {expected[0]:.3f} ± " in report
+    assert "155 tokens scored in windows of each length" in report
+    assert (tmp_path / "by_position.png").stat().st_size > 1000
+    again = run_script(ROOT / "eval_extrapolation.py", *words, "--noreport")
+    assert again.stderr.count("done before") == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("configs/mlm.py", "objective=masked with by_position, which scores plain text"),
+        (
+            "configs/books.py:data.isolate_documents=restart",
+            "by_position is for models that see whole",
+        ),
+    ],
+)
+def test_runs_whose_context_is_no_position_are_refused(keys, message):
+    with pytest.raises(ValueError, match=message):
+        ByPosition().check(load_config(keys), (64,))

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from alibi.config import load_config
+from alibi.evaluation.by_position import ByPosition
 from alibi.evaluation.echo import Echo
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.in_context import InContext
 from alibi.evaluation.longppl import LongPPL
 from alibi.evaluation.receptive_field import ReceptiveField, fields
+from alibi.reporting.measure import measure_of
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of, rows_of
 
@@ -51,6 +53,18 @@ def test_the_in_context_score_is_a_difference_of_two_places(runs, tmp_path):
     expected = (nll[:, 8] - nll[:, 1]).mean()
     assert by_length[16].results["score_nats"] == pytest.approx(expected, abs=1e-5)
     assert by_length[16].results["tokens"] == 9
+
+
+def test_the_nll_by_position_is_the_mean_over_each_range_of_places(runs, tmp_path):
+    (row,) = measured(ByPosition(), runs[:1], (12,), tmp_path / "out")
+    nll, position = nll_of(TrainedRun(runs[0]), 12), np.arange(150) % 12 + 1
+    ends = {1: [1], 2: [2], 4: [3, 4], 8: [5, 6, 7, 8], 12: [9, 10, 11, 12]}
+    for entry in measure_of(row).entries(row):
+        inside = np.isin(position, ends.pop(entry.column))
+        assert entry.results["tokens"] == inside.sum()
+        assert entry.results["nats"] == pytest.approx(nll[inside].mean(), abs=1e-5)
+    assert not ends
+    assert row.results["nll_nats"] == pytest.approx(nll.sum(), rel=1e-5), "as perplexity has it"
 
 
 def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
