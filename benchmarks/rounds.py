@@ -203,7 +203,7 @@ def measure(
 
     Args:
       row_of: from a contender's name, all runners and the peak to the benchmark's own values.
-      how: see `run_rounds`.
+      how: arguments for `run_rounds`.
     """
     runners, matmul = run_rounds(contenders, rounds, **how)
     peak = matmul.rate(matmul.facts["flops"])

@@ -29,10 +29,10 @@ _HEADS = flags.DEFINE_integer("heads", 8, "attention heads", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "features of a head", lower_bound=2)
 _LENGTH = flags.DEFINE_integer("length", 64, "tokens of a sequence", lower_bound=2)
 _TRAIN_LENGTH = flags.DEFINE_integer(
-    "train_length", 0, "tokens in training; 0: as many as --length", lower_bound=0
+    "train_length", 0, "tokens in training; 0 means as many as --length", lower_bound=0
 )
 _CAUSAL = flags.DEFINE_boolean(
-    "causal", True, "a token sees only those before it; --nocausal: both sides"
+    "causal", True, "a token sees only those before it; with --nocausal it sees both sides"
 )
 _OUTPUT_DIR = flags.DEFINE_string("output_dir", "workdirs/bias", "where the figures go")
 command_line.own_flags(__name__)

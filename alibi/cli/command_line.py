@@ -273,7 +273,7 @@ def define_jobs_flag() -> flags.FlagHolder[int]:
     return flags.DEFINE_integer(
         "jobs",
         1,
-        "runs at a time, each on its share of the cores; 0: one with a GPU or TPU, else one for each core up to 4",
+        "runs at a time, each on its share of the cores; 0 means one with a GPU or TPU, else one a core up to 4",
         lower_bound=0,
     )
 

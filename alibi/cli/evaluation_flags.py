@@ -71,7 +71,7 @@ def define_model() -> None:
     flags.DEFINE_string(
         "window",
         None,
-        "test with attention that reaches back so many tokens (0: all); 32,0: in turn over the layers",
+        "test with attention that reaches back so many tokens, 0 means all; 32,0 takes turns over the layers",
     )
     flags.DEFINE_string(
         "logit_scale",
@@ -81,7 +81,7 @@ def define_model() -> None:
     flags.DEFINE_integer(
         "max_position",
         None,
-        "test with positions spread below this number (0: none)",
+        "test with positions spread below this number; 0 means positions 0, 1, 2, ...",
         lower_bound=0,
     )
     flags.DEFINE_integer(

@@ -29,11 +29,11 @@ _PROMPT = flags.DEFINE_string("prompt", None, "the text that is continued")
 _PROMPTS = flags.DEFINE_string("prompts", None, "a file of JSON lines with prompts")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", 200, "the most tokens of an answer")
 _TEMPERATURE = flags.DEFINE_float(
-    "temperature", 1.0, "divides the logits; 0: the likeliest token is taken"
+    "temperature", 1.0, "divides the logits; 0 means the likeliest token"
 )
-_TOP_K = flags.DEFINE_integer("top_k", 0, "draw from so many of the likeliest tokens; 0: all")
+_TOP_K = flags.DEFINE_integer("top_k", 0, "draw from so many of the likeliest tokens; 0 means all")
 _TOP_P = flags.DEFINE_float(
-    "top_p", 1.0, "draw from the likeliest tokens that have this probability together; 1: all"
+    "top_p", 1.0, "draw from the likeliest tokens that have this probability together; 1 means all"
 )
 _MIN_P = flags.DEFINE_float(
     "min_p", 0.0, "draw from tokens of at least this share of the likeliest one's probability"

@@ -24,7 +24,7 @@ _NORMALISED = flags.DEFINE_bool("normalised", True, "divide each vector by its n
 _MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens",
     0,
-    "the most tokens of a line; 0: the training length, or the longest text of an import",
+    "the most tokens of a line; 0 means the training length, or the longest text of an import",
     lower_bound=0,
 )
 _CUT = flags.DEFINE_bool("cut", False, "cut longer lines; otherwise they are errors")

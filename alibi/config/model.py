@@ -43,7 +43,7 @@ class ModelConfig(Section):
     # features in a head; 0 means width / num_heads
     head_size: int = number(0, at_least=0, at_most=2**16)
     # Heads of keys and values, each for as many heads of queries (grouped-query attention, arXiv
-    # 2305.13245); must divide num_heads. 0: num_heads.
+    # 2305.13245); must divide num_heads. 0 means num_heads.
     num_kv_heads: int = number(0, at_least=0, at_most=2**16)
     # hidden features of the feed-forward layers
     feed_forward: int = number(512, at_least=1, at_most=2**24)
@@ -88,7 +88,7 @@ class ModelConfig(Section):
     logits_scale: float = number(
         1.0, above=0.0
     )  # multiplies the softmax's logits; not for adaptive
-    # rows that the tokens' types add to the embeddings (BERT's first and second text); 0: none
+    # rows that the tokens' types add to the embeddings (BERT's first and second text); 0 means none
     token_types: int = number(0, at_least=0, at_most=2**16)
     # A dense layer, the activation and a norm in front of the softmax, and a bias for each word in
     # it (BERT); not for adaptive
@@ -122,14 +122,14 @@ class ModelConfig(Section):
     # Logits of attention times a function of the number n of keys that the query sees. Whole
     # logits, with their bias: log_n: ln n / ln L; ssmax: s ln n, s learned by each head of each
     # layer. Products alone, to which the bias is added: log_n_beyond: max(1, ln n / ln L);
-    # ssmax_queries: s ln n; llama4: 1 + 0.1 ln(floor(n / L) + 1). Empty: unchanged. A list such as
-    # log_n,ssmax is repeated over the layers. In a layer at most one of this and the next two keys
-    # is set.
+    # ssmax_queries: s ln n; llama4: 1 + 0.1 ln(floor(n / L) + 1). Defaults to logits as they are. A
+    # list such as log_n,ssmax is repeated over the layers. In a layer at most one of this and the
+    # next two keys is set.
     logit_scale: str | tuple[str, ...] = choice(
         "", ("", "log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4"), role=CHANGED
     )
-    # Training draws sorted positions below this number, evaluation spreads them evenly. 0: they are
-    # 0, 1, 2, ...
+    # Training draws sorted positions below this number, evaluation spreads them evenly. 0 means
+    # positions 0, 1, 2, ...
     max_position: int = number(0, at_least=0, at_most=2**24, role=CHANGED)
     # The next three keys change these draws alone. Each layer draws its own positions. Otherwise all
     # layers share them.

@@ -52,7 +52,7 @@ class ObjectiveConfig(Section):
     mask_random: float = number(0.1, at_least=0.0, at_most=1.0)
     # share of these that stay as they are; the others become the mask token
     mask_kept: float = number(0.1, at_least=0.0, at_most=1.0)
-    # the mask token's id in the tokenizer's vocabulary; -1: a new one after the vocabulary
+    # the mask token's id in the tokenizer's vocabulary; -1 means a new one after it
     mask_id: int = number(-1, at_least=-1, at_most=INT32)
 
     def __post_init__(self) -> None:
@@ -74,8 +74,8 @@ class DataConfig(Section):
     # Options of the corpus, by the names of its class's fields.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # The source of each split. books, passkeys: their own names; text: files and globs, separated
-    # by commas; hub, tfds: a split expression such as "validation" or "train[:10%]". Empty: no such
-    # split.
+    # by commas; hub, tfds: a split expression such as "validation" or "train[:10%]". Empty means no
+    # such split.
     train: str = "train"
     valid: str = "valid"
     test: str = ""
@@ -83,12 +83,12 @@ class DataConfig(Section):
     # a sentence a line. Each row of a .jsonl, .csv or .parquet file is a document.
     document_end: str = choice("file", ("file", "blank_line", "line"))
     # Packed documents don't see each other; positions restart at each, or count through the
-    # sequence. Needs bpe, which ends documents by a token. Empty: a sequence is one text.
+    # sequence. Needs bpe, which ends documents with a token. Empty means a sequence is one text.
     isolate_documents: str = choice("", ("", "restart", "through"))
     # passkeys: most bytes between a key and its question
     passkey_distance: int = number(0, at_least=0, at_most=INT32)
-    # Longest gap in tokens after which a passage of 16 comes again, in one training block of eight; 0:
-    # none.
+    # Longest gap in tokens after which a passage of 16 comes again, in one training block of eight; 0
+    # means no echoes.
     echoes: int = number(0, at_least=0, at_most=INT32)
     # tasks: the task, see docs/tasks.md, and the tokens of a block, which holds whole examples
     task: str = ""
@@ -102,7 +102,7 @@ class DataConfig(Section):
     streaming: bool = False  # hub: reads over the network instead of downloading first
     # words: the paper's dictionary rule
     tokenizer: str = choice("bytes", ("bytes", "words", "bpe"))
-    # words: a dict.txt; bpe: a tokenizer.json or a SentencePiece .model; empty: made from train
+    # words: a dict.txt; bpe: a tokenizer.json or a SentencePiece .model. Defaults to one made from train
     tokenizer_file: str = ""
     # entries of a new BPE: 256 bytes, an end, merges
     bpe_vocab_size: int = number(2048, at_least=257, at_most=INT32)
@@ -129,7 +129,7 @@ class TrainConfig(Section):
     # tokens of an update, at any length, on all devices
     batch_tokens: int = number(2048, at_least=1, at_most=INT32)
     accumulation: int = number(1, at_least=1, at_most=INT32)  # micro-batches of an update
-    # Most tokens on a device at a time: accumulation grows to keep to this number. 0: no limit.
+    # Most tokens on a device at a time: accumulation grows to keep to this number. 0 means no limit.
     max_device_tokens: int = number(0, at_least=0, role=COMPUTED)
     # These two change the loss that training follows, not the reported losses; 0 means off.
     # times the squared logarithm of the softmax's denominator, added to the loss; PaLM's is 1e-4
@@ -200,7 +200,7 @@ class EvalConfig(Section):
     # The products' dtype, whatever model.dtype is: the paper trained in float16 and evaluated in
     # float32. bfloat16 takes less memory, and is less exact.
     dtype: str = choice("float32", DTYPES, **NO_DTYPES)
-    # a text that is continued at each validation, for the eye; empty: none
+    # a text that is continued at each validation, for the eye; empty means none
     sample_prompt: str = ""
     sample_tokens: int = number(100, at_least=1)  # tokens of its continuation
 
@@ -262,8 +262,8 @@ class Config(Section):
     # work directory of a run whose latest parameters this run starts with; train.py --init_from
     init_from: str = ""
     # update of init_from whose whole state this run goes on from: parameters, optimizer, order of
-    # text. Only train.steps and the schedule may differ, which must agree up to there. -1: its latest
-    # parameters alone.
+    # text. Only train.steps and the schedule may differ, which must agree up to there. -1 means its
+    # latest parameters alone.
     init_step: int = number(-1, at_least=1, at_most=INT32, or_all=-1)
     # Options of the position method, by the names of its class's fields (alibi/positions). A list
     # for an option that takes one value is repeated over the layers.

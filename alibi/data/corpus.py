@@ -122,7 +122,7 @@ class Corpus(abc.ABC):
         return {"description": described, "options": options} | made_by
 
     def shards(self, split: str, max_bytes: int, shard_bytes: int = SHARD_BYTES) -> Iterator[Shard]:
-        """Yields the first `max_bytes` (-1: all) of `split` in shards of `shard_bytes` or a little
+        """Yields the first `max_bytes` (-1 means all) of `split` in shards of `shard_bytes` or a little
         more, the same in each process.
 
         This method reads skipped shards too.
@@ -131,7 +131,7 @@ class Corpus(abc.ABC):
         return cut_shards(pieces, shard_bytes, cuts_documents=self.cuts_documents)
 
     def sample(self, split: str, max_bytes: int, sample_bytes: int) -> Iterator[Piece]:
-        """Yields about `sample_bytes` from the first `max_bytes` (-1: all) of `split`. This method
+        """Yields about `sample_bytes` from the first `max_bytes` (-1 means all) of `split`. This method
         yields the beginning.
         """
         return limit_bytes(
@@ -190,7 +190,7 @@ def _character_start(text: bytes, position: int) -> int:
 
 
 def limit_bytes(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Piece]:
-    """Yields the first `max_bytes` UTF-8 bytes (-1: all), cut between characters. The cut ends the
+    """Yields the first `max_bytes` UTF-8 bytes (-1 means all), cut between characters. The cut ends the
     document.
     """
     if max_bytes < 0:

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Making:
-    """A split's token file, cut at `max_bytes` (-1: whole), and the way to make it.
+    """A split's token file, cut at `max_bytes` (-1 means whole), and the way to make it.
 
     A shard is a file with ids and, once these are whole, a JSON file with counts, in a folder beside
     `directory`. The content does not depend on the process.

@@ -163,8 +163,8 @@ def same_token_results(
     """Returns a row's results from the NLL of the same tokens at each length, ascending.
 
     Args:
-      windows: those of `same_token_windows`.
-      nll: for each of them, of the tokens at `Windows.places`.
+      windows: windows from `same_token_windows`.
+      nll: for each of them, NLL at each token in `Windows.places`, in nats.
       scored: which of these tokens have an NLL, defaults to all.
 
     Raises:

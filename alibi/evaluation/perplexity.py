@@ -260,8 +260,8 @@ def text_results(
     `alibi.reporting.intervals.part_sums`.
 
     Args:
-      nll: of each scored token, in nats.
-      seconds: time of scoring.
+      nll: NLL at each scored token, in nats.
+      seconds: time for scoring.
       tokens: the text's tokens, if the NLL is of other symbols. Then the results have no parts.
       words, bytes: the text's size, None if only some tokens are scored.
       read: tokens that count in the speed, defaults to the scored tokens.

@@ -83,7 +83,7 @@ def windows_of(
       num_tokens: at least 1.
       length: inputs in a window, at least 1.
       stride: tokens that each window scores, 1 to `length`, defaults to `length`.
-      causal: see `Windows`.
+      causal: whether the model sees earlier tokens alone.
 
     Raises:
       ValueError: a number is out of its range, or the stride is below the length and the model sees

@@ -157,7 +157,7 @@ def stream(
       sample, chunk, total: as in `generate`.
 
     Raises:
-      ValueError: see `generate`.
+      ValueError: as in `generate`.
     """
     prompt, positions = padded_prompts(prompts)
     total = prompt.shape[1] + new_tokens if total is None else total

@@ -21,10 +21,10 @@ class Muon(AdamW):
     et al. 2025, arXiv 2502.16982, section 2.2). Weight decay is the same in both.
 
     Attributes:
-      beta: Nesterov's momentum, of matrices.
+      beta: Nesterov's momentum for matrices.
       iterations: steps of Newton and Schulz.
-      rms: root mean square of a matrix's update before the learning rate, about. 0: a factor
-        sqrt(max(1, outputs / inputs)) in its place.
+      rms: approximate root mean square of a matrix's update before the learning rate. 0 means a
+        factor sqrt(max(1, outputs / inputs)) in its place.
     """
 
     beta: float = number(0.95, at_least=0.0, below=1.0)

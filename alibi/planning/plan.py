@@ -55,7 +55,10 @@ class TrainingPlan:
 
     Attributes:
       mesh: devices along each axis.
-      length, micro_batches, memory: of the largest updates, if values change over updates.
+      length: tokens in a training sequence. If values change over updates, this and the next two
+        describe the largest updates.
+      micro_batches: micro-batches in an update.
+      memory: bytes on each device.
       parameters: learned numbers.
       flops_per_token: training operations, without the forward pass that remat repeats; the mean over
         the run.
@@ -168,6 +171,11 @@ def describe(plan: TrainingPlan) -> str:
     return "\n".join([lines, _memory_text(plan), _time_text(plan)])
 
 
+def device_hours_text(device_hours: float) -> str:
+    """Returns for example 0.123, 12.3 or 1,234."""
+    return f"{device_hours:,.0f}" if device_hours >= 100 else f"{device_hours:.3g}"
+
+
 def _memory_text(plan: TrainingPlan) -> str:
     """Returns a line for each part of the memory, and a line that says whether the run fits."""
     memory, model = plan.memory, plan.config.model
@@ -209,12 +217,8 @@ def _time_text(plan: TrainingPlan) -> str:
     rows = [["training", "time", "device-hours", "tokens/s"]]
     for share in UTILISATIONS:
         hours = plan.hours(share)
-        device_hours = plan.devices * hours
-        counted = f"{device_hours:,.0f}" if device_hours >= 100 else f"{device_hours:.3g}"
-        speed = f"{plan.tokens / hours / 3600:,.0f}"
-        rows.append(
-            [f"  at {share:.0%} of the peak", format_duration(3600 * hours), counted, speed]
-        )
+        time = format_duration(3600 * hours), device_hours_text(plan.devices * hours)
+        rows.append([f"  at {share:.0%} of the peak", *time, f"{plan.tokens / hours / 3600:,.0f}"])
     remat = "; with remat 75% can be reached at most" if plan.config.model.remat else ""
     each, every = plan.checkpoint_bytes, plan.config.checkpoint.every_steps
     kept = plan.config.checkpoint.keep + 1  # the latest, and the best or a spare

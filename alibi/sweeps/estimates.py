@@ -7,7 +7,7 @@ from alibi.config import replaced
 from alibi.devices.kinds import GIB, known_device_kind
 from alibi.model.decoder import build_model, count_parameters
 from alibi.model.flops import CPU_FLOPS_PER_SECOND, training_flops
-from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, make_plan
+from alibi.planning.plan import UTILISATIONS, TrainingPlan, Vocabulary, device_hours_text, make_plan
 from alibi.reporting.writers import aligned, format_duration
 from alibi.runs import usable_cores
 from alibi.sweeps.definition import Run
@@ -120,7 +120,7 @@ def _hours(plans: Sequence[TrainingPlan], devices: int) -> list[str]:
     hours = {share: sum(plan.hours(share) for plan in plans) for share in UTILISATIONS}
     return [
         *(format_duration(3600 * value) for value in hours.values()),
-        f"{devices * hours[0.5]:,.3g}",
+        device_hours_text(devices * hours[0.5]),
     ]
 
 

@@ -151,8 +151,8 @@ def make_train_step(
     these tokens), gradient_norm (before clipping), update_norm and learning_rate.
 
     Args:
-      seed: of dropout. With several, the state, arrays and metrics have a first axis of seeds, and each seed
-        is updated as by itself.
+      seed: seeds dropout. With several, the state, arrays and metrics have a first axis of seeds, and
+        each seed is updated as if alone.
       loss: a token's loss, as in `Head.token_losses`.
       schedule: learning rate of an update, from 0, for the metrics.
       state_shardings: shardings of the returned state. Defaults to the compiler's choice.

@@ -135,7 +135,7 @@ class Updates:
       stack: closes the runs' files and threads.
 
     Attributes:
-      program: of the next update.
+      program: compiled step, batches and validation for the next update.
       left: the runs that have not diverged.
       diverged: why the others of several seeds ended.
     """

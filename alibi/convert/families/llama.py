@@ -124,9 +124,9 @@ def rotary(hub: HubConfig, share: float | None = None, base: float = 1e4) -> dic
     """Returns the position method and its options. Raises ValueError for forms that are not implemented.
 
     Args:
-      share: how much of a head is turned, where config.json doesn't say. None: all, and another
-        `partial_rotary_factor` is refused.
-      base: of the frequencies, where config.json doesn't say.
+      share: share of a head that is rotated, where config.json doesn't say. None means all, and
+        another `partial_rotary_factor` is refused.
+      base: base of the frequencies, where config.json doesn't say.
     """
     scaling, parameters = (hub.take(key, default={}) for key in ("rope_scaling", "rope_parameters"))
     rope = HubConfig(scaling or parameters)
