@@ -43,7 +43,7 @@ def masked(text: str) -> str:
       >>> masked("s3://user:word@bucket/x?token=abc")
       's3://***@bucket/x?token=***'
     """
-    return _SECRETS.sub(lambda found: f"{found[found.lastindex or 0]}***", text)
+    return _SECRETS.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
 
 
 class UserError(RuntimeError):
@@ -62,7 +62,7 @@ def is_disk_full(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def disk_errors_named(place: object) -> Iterator[None]:
+def disk_errors_named(path: object) -> Iterator[None]:
     """Turns a full disk's error into a UserError with the remedy."""
     try:
         yield
@@ -70,7 +70,7 @@ def disk_errors_named(place: object) -> Iterator[None]:
         if not is_disk_full(error):
             raise
         raise UserError(
-            f"no space left to write {place}; what was saved before is whole: make space and repeat the command"
+            f"no space left to write {path}; what was saved before is whole: make space and repeat the command"
         ) from error
 
 
@@ -157,9 +157,9 @@ def signals_raised(signals: Iterable[signal.Signals] = SIGNALS) -> Iterator[list
     """
     received: list[int] = []
 
-    def handler(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        if len(received) == 1 or number == signal.SIGINT:
+    def handler(signum: int, _: FrameType | None) -> None:
+        received.append(signum)
+        if len(received) == 1 or signum == signal.SIGINT:
             raise Interrupted
 
     def send_again(lost: Any) -> None:

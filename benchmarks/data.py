@@ -51,8 +51,8 @@ def compare_tokenizers(arguments: argparse.Namespace) -> list[Row]:
             calls: dict[str, tuple] = {
                 title: (_timed, peer, path, root),
                 **{
-                    f"{name}, {number} workers": (_timed, _prepare, path, root, number)
-                    for number in workers
+                    f"{name}, {count} workers": (_timed, _prepare, path, root, count)
+                    for count in workers
                 },
             }
             in_process(_make_tokenizer, path, root)

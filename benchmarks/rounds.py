@@ -294,11 +294,11 @@ def print_rows(rows: list[Row], columns: list[Column]) -> None:
     names = ["", *(row["contender"] for row in rows)]
     left = [[column.title, *(column.cell(row) for row in rows)] for column in columns]
     while left:
-        width, part = max(map(len, names)) + 4, [names]
-        while left and (len(part) == 1 or width + max(map(len, left[0])) + 3 <= WIDEST):
+        width, table = max(map(len, names)) + 4, [names]
+        while left and (len(table) == 1 or width + max(map(len, left[0])) + 3 <= WIDEST):
             width += max(map(len, left[0])) + 3
-            part.append(left.pop(0))
-        titles, *cells = map(list, zip(*part, strict=True))
+            table.append(left.pop(0))
+        titles, *cells = map(list, zip(*table, strict=True))
         print_table(titles, cells)
         print("\n" * bool(left), end="")
 

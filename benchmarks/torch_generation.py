@@ -91,8 +91,8 @@ def generation_step(
     def decode(steps: int) -> None:
         for _ in range(steps):
             token = tokens[:, prompt : prompt + 1].contiguous()
-            for place in places[prompt:]:
-                token = read(token, place)[0].clone()
+            for position in places[prompt:]:
+                token = read(token, position)[0].clone()
             wait()
 
     @torch.inference_mode()

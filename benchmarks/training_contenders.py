@@ -121,8 +121,8 @@ def flax_program(
             embed = nn.Embed(vocab_size, sizes.width, dtype=sizes.dtype, name="embedding")
             x = embed(tokens) * sizes.width**0.5
             mask = None if attention else nn.make_causal_mask(tokens)
-            for number in range(sizes.num_layers):
-                x = FlaxLayer(name=f"layers_{number}")(x, mask)
+            for index in range(sizes.num_layers):
+                x = FlaxLayer(name=f"layers_{index}")(x, mask)
             return embed.attend(nn.LayerNorm(dtype=sizes.dtype, name="final_norm")(x))
 
     class FlaxLayer(nn.Module):

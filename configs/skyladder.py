@@ -19,8 +19,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     length, full = config.train_length, config.train.steps * 64 // 100
     # 1/8 + 7/8 t is a quarter, a half and 1 at t = 1/7, 3/7 and 1
     rows = [
-        (full * sevenths // 7, length // part)
-        for sevenths, part in ((0, 8), (1, 4), (3, 2), (7, 1))
+        (full * sevenths // 7, length // divisor)
+        for sevenths, divisor in ((0, 8), (1, 4), (3, 2), (7, 1))
     ]
     base.set_key(config, "train_length", rows)
     return config

@@ -33,7 +33,7 @@ def main(*directories: str) -> int:
     refreshed = sys.stdout.isatty() and not _ONCE.value
     while True:
         now, text, over = datetime.datetime.now(datetime.UTC), "", True
-        for store in (place for name in directories for place in holders(resolve(name))):
+        for store in (path for name in directories for path in holders(resolve(name))):
             runs = standings(store, now)
             text += f"{summary(store, runs)}{table(runs, now)}\n"
             over = over and all(one.is_over for one in runs)

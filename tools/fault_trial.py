@@ -39,7 +39,7 @@ OWN_KEYS = ("seconds", "date", "commit")
 def make_inputs(folder: pathlib.Path) -> None:
     """Writes a text with repeated words, a config and its sweep."""
     folder.mkdir(parents=True)
-    words, texts = [f"word{number}" for number in range(80)], {}
+    words, texts = [f"word{index}" for index in range(80)], {}
     for split, size in (("train", 60_000), ("valid", 400)):
         lines = (
             " ".join(random.Random(f"{split} {line}").choices(words, k=8))

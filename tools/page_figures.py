@@ -191,8 +191,8 @@ class Figures:
         (one,), (two,) = (self.rows(each, length, **where) for each in (series, other))
         sums = np.subtract(one.results["parts"], two.results["parts"])[start:stop]
         tokens = part_sizes(one.results["tokens"])[start:stop]
-        found = interval(sums[None], tokens)
-        return sums.sum() / tokens.sum(), *found.bounds
+        offset = interval(sums[None], tokens)
+        return sums.sum() / tokens.sum(), *offset.bounds
 
     def _gains(
         self, name: str, series: str | None, length: int, where: Mapping
@@ -243,10 +243,10 @@ class Figures:
 
     def bounds(self, series: str, length: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% interval over seeds and text of what the rows measure; perplexity in nats."""
-        found = self._sample(series, length, where).interval
-        if found is None:
+        of_rows = self._sample(series, length, where).interval
+        if of_rows is None:
             raise LookupError(f"one number of {series} at {length} has no interval")
-        return found.bounds
+        return of_rows.bounds
 
     def beside(
         self, series: str, other: str, length: int, margin: float = 0, **where: Any
@@ -260,10 +260,10 @@ class Figures:
             tested = equivalence(one, two, margin)
             assert tested is not None, (series, other)
             return *tested[0].bounds, tested[1]
-        found = difference(one, two)
-        assert found is not None, (series, other)
-        verdict = "lower" if found.high < 0 else "higher" if found.low > 0 else "undecided"
-        return *found.bounds, verdict
+        offset = difference(one, two)
+        assert offset is not None, (series, other)
+        verdict = "lower" if offset.high < 0 else "higher" if offset.low > 0 else "undecided"
+        return *offset.bounds, verdict
 
     def _sample(self, series: str, length: int, where: Mapping) -> Sample:
         where = {"evaluator": "perplexity"} | where
@@ -344,8 +344,8 @@ def tau(one: Sequence[PerSeed], other: Sequence[PerSeed]) -> tuple[float, float]
     """Returns Kendall's tau-b between the means of the same series by two measures, and p over all of
     their orders.
     """
-    found, p = agreement(*(np.array([[each.mean] for each in many]) for many in (one, other)))
-    return float(found.mean()), p
+    taus, p = agreement(*(np.array([[each.mean] for each in many]) for many in (one, other)))
+    return float(taus.mean()), p
 
 
 def _value(row: Row, key: str) -> Any:

@@ -109,9 +109,9 @@ def linked(path: pathlib.Path) -> Iterator[pathlib.Path]:
         text = path.read_text()
     else:
         return
-    for part in FENCE.split(COMMENT.sub("", text)):
-        if not part.startswith("```"):
-            for link in LINK.finditer(part):
+    for block in FENCE.split(COMMENT.sub("", text)):
+        if not block.startswith("```"):
+            for link in LINK.finditer(block):
                 yield pathlib.Path(os.path.normpath(path.parent / link[2]))
 
 

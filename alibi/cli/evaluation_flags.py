@@ -154,9 +154,9 @@ def length_options() -> dict[str, Any]:
     if values.output_dir is None:
         # a mistyped name must not become a directory of results
         RunDirectory(values.workdirs[0]).config()
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for flag in ("lengths", "multiples"):
-        given |= {flag: numbers} if (numbers := whole_numbers(flag)) else {}
+        options |= {flag: numbers} if (numbers := whole_numbers(flag)) else {}
     reference, margin = values.reference, values.margin
     if (reference is None) != (margin is None) or (margin is not None and margin <= 0):
         raise ValueError(
@@ -164,10 +164,10 @@ def length_options() -> dict[str, Any]:
             "margin above 0, or neither"
         )
     if reference is not None:
-        given["reference"] = Reference(reference, margin)
+        options["reference"] = Reference(reference, margin)
     return {
         "output_dir": values.output_dir or values.workdirs[0],
-        **given,
+        **options,
         "report": values.report,
     }
 

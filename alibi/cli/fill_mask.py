@@ -28,9 +28,9 @@ def main() -> None:
     texts = flags.FLAGS.text
     for text, masks in zip(texts, fill_masks(run, texts, _COUNT.value), strict=True):
         print(text)
-        for number, likeliest in enumerate(masks, 1):
+        for mask, likeliest in enumerate(masks, 1):
             shown = ", ".join(f"{token!r} {share:.4f}" for token, share in likeliest)
-            print(f"  {number}: {shown}")
+            print(f"  {mask}: {shown}")
 
 
 def run() -> None:

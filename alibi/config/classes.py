@@ -59,13 +59,13 @@ class Registry:
                 f"write {self.key}={other} for that {kind}",
                 stacklevel=2,
             )
-        known = {**installed(self.group), **self.names}
-        if ":" in name or name in known:
-            return known.get(name, name)
+        addresses = {**installed(self.group), **self.names}
+        if ":" in name or name in addresses:
+            return addresses.get(name, name)
         word = name.lower().replace("-", "_")
-        meant = did_you_mean(self.other_names.get(word, word), known)
+        meant = did_you_mean(self.other_names.get(word, word), addresses)
         raise ValueError(
-            f"unknown {self.kind} {name!r}; {meant}there are: {', '.join(known)}; your own is named "
+            f"unknown {self.kind} {name!r}; {meant}there are: {', '.join(addresses)}; your own is named "
             "package.module:Class"
         )
 
@@ -85,12 +85,12 @@ class Registry:
                 f"{named} is no subclass of {self.base.replace(':', '.')}, but {loaded!r}"
             )
         fields = getattr(loaded, "__dataclass_fields__", {})
-        own = {
+        annotated = {
             name
             for name, annotation in inspect.get_annotations(loaded).items()
             if "ClassVar" not in str(annotation)
         }
-        if lost := sorted(own - fields.keys()):
+        if lost := sorted(annotated - fields.keys()):
             raise ValueError(
                 f"{named} has {', '.join(lost)}, which are no options of it; put @dataclasses.dataclass above the "
                 f"class, as its base has it ({place_of(loaded)})"
@@ -100,21 +100,21 @@ class Registry:
     def name_of(self, kind: type) -> str:
         """Returns the name of a class in the library, or its address."""
         address = f"{kind.__module__}:{kind.__qualname__}"
-        return next((name for name, known in self.names.items() if known == address), address)
+        return next((name for name, listed in self.names.items() if listed == address), address)
 
     def fields(self, kind: Any) -> dict[str, dataclasses.Field]:
         """Returns the options of a class by name."""
-        known = getattr(load_class(self.key, self.base), "__dataclass_fields__", {})
+        inherited = getattr(load_class(self.key, self.base), "__dataclass_fields__", {})
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        return {field.name: field for field in fields if field.init and field.name not in known}
+        return {field.name: field for field in fields if field.init and field.name not in inherited}
 
     def options(
-        self, name: Any, given: Mapping[str, Any] | None, section: Section | None = None
+        self, name: Any, values: Mapping[str, Any] | None, section: Section | None = None
     ) -> dict[str, Any]:
         """Returns the options of a class with their types, to make it.
 
         Args:
-          given: values by name, texts of flags too.
+          values: values by name, texts of flags too.
           section: has the values of options without a default.
 
         Raises:
@@ -123,9 +123,9 @@ class Registry:
         """
         kind = self.load(name)
         name = name if isinstance(name, str) else kind.__name__
-        if not isinstance(given or {}, Mapping):
+        if not isinstance(values or {}, Mapping):
             raise ValueError(
-                f"options={given!r:.60} of {self.kind} {name!r} must be a mapping of names to values"
+                f"options={values!r:.60} of {self.kind} {name!r} must be a mapping of names to values"
             )
         fields, types, options = self.fields(kind), annotations(kind), dict[str, Any]()
         keys = getattr(section, "types", {})
@@ -136,7 +136,7 @@ class Registry:
                 f"{self.kind} {name!r} has a default for {hiding[0]!r}, which is a key of its section and would be "
                 f"ignored; leave the default out to take the key ({place_of(kind)})"
             )
-        for option, value in (given or {}).items():
+        for option, value in (values or {}).items():
             if option not in fields:
                 there = f"there are: {', '.join(fields)}" if fields else "it has none"
                 meant = did_you_mean(option, fields) if fields else ""
@@ -162,7 +162,7 @@ class Registry:
     def make(
         self,
         name: Any,
-        given: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
         section: Section | None = None,
         **base_fields: Any,
     ) -> Any:
@@ -170,7 +170,7 @@ class Registry:
         class and file if the class can't be made.
         """
         kind = self.load(name)
-        options = self.options(name, given, section)
+        options = self.options(name, values, section)
         try:
             return kind(**base_fields, **options)
         except (TypeError, AttributeError, LookupError) as error:

@@ -147,14 +147,14 @@ def as_text(value: Any) -> str:
     return ",".join(map(str, value)) if several else str(value)
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns the word in `known` most similar to `word`, or "" below `cutoff` (0 to 1)."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns the word in `names` most similar to `word`, or "" below `cutoff` (0 to 1)."""
+    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)), "")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns "did you mean ...? " for the nearest word in `known`, or ""."""
-    return f"did you mean {similar!r}? " if (similar := nearest(word, known)) else ""
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Returns "did you mean ...? " for the nearest word in `names`, or ""."""
+    return f"did you mean {similar!r}? " if (similar := nearest(word, names)) else ""
 
 
 def _literal(text: str) -> Any:

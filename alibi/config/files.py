@@ -98,10 +98,10 @@ def read_config(keys: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
         Config(), flatten({key: value for key, value in content.items() if key != "sha256"})
     )
     for key, pairs in config.over_updates.items():
-        if (own := functools.reduce(getattr, key.split("."), config)) != pairs[-1][1]:
+        if (value := functools.reduce(getattr, key.split("."), config)) != pairs[-1][1]:
             raise ValueError(
-                f"{key}={own} was assigned after the list {as_text(pairs)}; set both by base.set_key(config, {key!r}, "
-                "VALUE), which replaces the list"
+                f"{key}={value} was assigned after the list {as_text(pairs)}; set both by base.set_key(config, "
+                f"{key!r}, VALUE), which replaces the list"
             )
     return config
 
@@ -143,14 +143,14 @@ def set_key(config: ml_collections.ConfigDict, key: str, value: object) -> None:
         config.changes = *(one for one in config.changes if one[0] != key), *pairs
         value = pairs[-1][2] if pairs else value
     value = read_value(key, value)
-    place = functools.reduce(
+    owner = functools.reduce(
         lambda inner, part: inner[part], filter(None, section.split(".")), config
     )
     with (
         config.unlocked() if section in OPTIONS else contextlib.nullcontext(),
         config.ignore_type(),
     ):
-        place[name] = value
+        owner[name] = value
 
 
 def whole_sequences(

@@ -469,7 +469,7 @@ def read_over_updates(key: str, value: Any) -> tuple[tuple[str, int, Any], ...]:
     if isinstance(value, str):
         # 8:0 alone is a list over layers
         pairs = (
-            tuple(tuple(part.split(":", 1)) for part in value.split(";")) if ";" in value else ()
+            tuple(tuple(pair.split(":", 1)) for pair in value.split(";")) if ";" in value else ()
         )
     if not isinstance(pairs, tuple) or not any(isinstance(pair, tuple) for pair in pairs):
         return ()

@@ -218,9 +218,9 @@ def _write_tokenizer(
     if mask_id == -1 and name == "tokenizer.json":
         made = library().Tokenizer.from_str(content.decode())
         made.add_special_tokens([MASKS[0]])
-        if (found := made.token_to_id(MASKS[0])) != tokenizer.vocab_size:
+        if (token := made.token_to_id(MASKS[0])) != tokenizer.vocab_size:
             raise ValueError(
-                f"{MASKS[0]} would be token {found} of the exported tokenizer, and the run has it after its "
+                f"{MASKS[0]} would be token {token} of the exported tokenizer, and the run has it after its "
                 f"{tokenizer.vocab_size:,} tokens; train with a tokenizer that has {MASKS[0]}"
             )
         content = made.to_str(pretty=True).encode()

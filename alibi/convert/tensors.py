@@ -73,11 +73,11 @@ def list_safetensors(file: pathlib.Path) -> dict[str, Tensor]:
         ) from error
     return {
         name: Tensor(
-            tuple(part.get_shape()),
-            DTYPES.get(part.get_dtype(), part.get_dtype()),
+            tuple(tensor.get_shape()),
+            DTYPES.get(tensor.get_dtype(), tensor.get_dtype()),
             functools.partial(read, name),
         )
-        for name, part in parts.items()
+        for name, tensor in parts.items()
     }
 
 
@@ -106,8 +106,8 @@ def load_pickle(file: pathlib.Path, stand_ins: Mapping[str, type]) -> Any:
         with warnings.catch_warnings(), torch.serialization.safe_globals(classes):
             warnings.simplefilter("ignore")  # about the pickle's protocol
             content = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
-        if mapped and (part := zipfile.ZipFile(file).testzip()):  # PyTorch compares no checksums
-            raise ValueError(f"{part} has another checksum")
+        if mapped and (member := zipfile.ZipFile(file).testzip()):  # PyTorch compares no checksums
+            raise ValueError(f"{member} has another checksum")
     except Exception as error:  # PyTorch's reader meets damage with many classes
         if isinstance(error, pickle.UnpicklingError) and "unsupported" in str(error).lower():
             named = re.search(r"GLOBAL (\S+)", str(error))

@@ -224,6 +224,6 @@ class KeyPrompts:
             pieces = np.array_split(book[:before], distractors + 1)
             told = [self._before + each + self._end for each in (*others, key)]
             rest = book[before : before + distance - self.nearest]
-            prompt = [part for pair in zip(pieces, told, strict=True) for part in pair]
+            prompt = [piece for pair in zip(pieces, told, strict=True) for piece in pair]
             made.append(np.concatenate([*prompt, rest, self._asks + key]).astype(self.ids.dtype))
         return np.stack(made)

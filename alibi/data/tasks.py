@@ -123,10 +123,10 @@ def _sequence(order: Callable[[np.ndarray], np.ndarray], symbols: int = 10) -> M
 
     def make(random: np.random.Generator, length: int) -> Made:
         size = (length - 2) // 2
-        given = random.integers(symbols, size=size) + OWN
-        places = order(given)
+        sequence = random.integers(symbols, size=size) + OWN
+        places = order(sequence)
         gaps = np.arange(size) + size + 1 - places
-        return np.concatenate([given, [EQUALS], given[places]]), np.append(
+        return np.concatenate([sequence, [EQUALS], sequence[places]]), np.append(
             np.zeros(size + 1, int), gaps
         )
 
@@ -208,14 +208,14 @@ def _needles(keys: int = 1, values: int = 1, queries: int = 1) -> Make:
 
     def make(random: np.random.Generator, length: int) -> Made:
         names = np.repeat(random.choice(NAMES, keys, replace=False), values) + OWN + 1
-        found = random.integers(NAMES, size=keys * values) + OWN + 1 + NAMES
-        needles = np.stack([np.full(names.size, OWN), names, found], axis=1)
+        contents = random.integers(NAMES, size=keys * values) + OWN + 1 + NAMES
+        needles = np.stack([np.full(names.size, OWN), names, contents], axis=1)
         asked = queries * values
         size = length - 1 - 3 * asked
         tokens, places = _hidden(random, needles, size, OWN + 1 + 2 * NAMES)
         by_key = np.arange(keys * values).reshape(keys, values)
         which = random.permutation(by_key)[:queries].ravel()
-        ends = np.stack([np.full(asked, QUERY), names[which], found[which]], axis=1)
+        ends = np.stack([np.full(asked, QUERY), names[which], contents[which]], axis=1)
         gaps = np.zeros(size + 3 * asked, int)
         gaps[size + 2 :: 3] = size + 2 + 3 * np.arange(asked) - places[which]
         return np.append(tokens, ends), gaps
@@ -232,12 +232,12 @@ def _tracking(hops: int, chains: int = 2) -> Make:
         links = hops + 1
         names = random.choice(NAMES, (chains, links), replace=False) + OWN + 1
         values = random.integers(NAMES, size=(chains, 1)) + OWN + 1 + NAMES
-        given = np.concatenate([values, names[:, :-1]], axis=1)
-        needles = np.stack([np.full_like(names, OWN), names, given], axis=-1)
+        assigned = np.concatenate([values, names[:, :-1]], axis=1)
+        needles = np.stack([np.full_like(names, OWN), names, assigned], axis=-1)
         chain = random.permutation(np.repeat(np.arange(chains), links))  # of each needle
         in_order = np.zeros((chain.size, 3), int)
-        for number in range(chains):
-            in_order[chain == number] = needles[number]
+        for index in range(chains):
+            in_order[chain == index] = needles[index]
         tokens, places = _hidden(random, in_order, length - 4, OWN + 1 + 2 * NAMES)
         question = [QUERY, names[0, -1], values[0, 0]]
         gap = length - 2 - places[np.argmax(chain == 0)]
@@ -282,13 +282,13 @@ def _frequent(random: np.random.Generator, length: int) -> Made:
 
 TASKS: Mapping[str, Task] = {
     "copy": Task(
-        _sequence(lambda given: np.arange(given.size)),
+        _sequence(lambda sequence: np.arange(sequence.size)),
         4,
         1 / 10,
         "digits, and the same digits again (arXiv 2305.19466)",
     ),
     "reverse": Task(
-        _sequence(lambda given: np.arange(given.size)[::-1]),
+        _sequence(lambda sequence: np.arange(sequence.size)[::-1]),
         4,
         1 / 10,
         "digits, and the same from the last to the first (arXiv 2305.19466)",

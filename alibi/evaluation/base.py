@@ -158,8 +158,8 @@ class Evaluator(Measure, abc.ABC):
         """Returns the least and the greatest result in words, for a line on the terminal."""
         kind = self.kinds_of(row)[0]
         values = [kind.value(entry) for entry in self.entries(row) if kind.value]
-        known = {value for value in values if value is not None}
-        ends = dict.fromkeys((min(known), max(known)) if known else ())
+        numbers = {value for value in values if value is not None}
+        ends = dict.fromkeys((min(numbers), max(numbers)) if numbers else ())
         return f"{kind.title.lower()} {' to '.join(map(kind.write, ends)) or kind.missing}"
 
 

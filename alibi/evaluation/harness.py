@@ -100,14 +100,14 @@ class PairScorer:
                 windows = Windows(1, rows.size, size, size, spacing=size + 1)
                 left = iter(indices)
                 batches = self.scorers[greedy].batches(self.params, rows.ravel(), windows)
-                for _, found in batches:
+                for _, of_batch in batches:
                     for nll, is_likeliest, index in zip(
-                        *map(np.asarray, found), left, strict=False
+                        *map(np.asarray, of_batch), left, strict=False
                     ):
                         ids, count = requests[index]
-                        own = slice(len(ids) - 1 - count, len(ids) - 1)
-                        total = -nll[own].sum(dtype=np.float64)
-                        scores[index] = float(total), bool(is_likeliest[own].all())
+                        scored = slice(len(ids) - 1 - count, len(ids) - 1)
+                        total = -nll[scored].sum(dtype=np.float64)
+                        scores[index] = float(total), bool(is_likeliest[scored].all())
                         bar.update(1)
         return scores
 

@@ -64,14 +64,14 @@ def attention_sums(model: DecoderLM) -> Callable[..., OfLayers]:
             start = jnp.minimum(first, queries - size)
             isnt_counted = start + jnp.arange(size) < first
             tokens = start + call.key.shape[1] - queries
-            found = _of_queries(_part(call, start, size), tokens, trained)
-            found = {name: jnp.where(isnt_counted, 0.0, x) for name, x in found.items()}
-            return {"far": found.pop("far").max(-1)} | {
-                name: x.sum(-1) for name, x in found.items()
+            statistics = _of_queries(_part(call, start, size), tokens, trained)
+            statistics = {name: jnp.where(isnt_counted, 0.0, x) for name, x in statistics.items()}
+            return {"far": statistics.pop("far").max(-1)} | {
+                name: x.sum(-1) for name, x in statistics.items()
             }
 
-        found = jax.lax.map(block, jnp.arange(0, queries, size))
-        results = {name: x.max(0) if name == "far" else x.sum(0) for name, x in found.items()}
+        blocks = jax.lax.map(block, jnp.arange(0, queries, size))
+        results = {name: x.max(0) if name == "far" else x.sum(0) for name, x in blocks.items()}
         if call.bias is not None and call.bias.slopes is not None:
             results["slope"] = jnp.broadcast_to(call.bias.slopes, (rows, heads))
         return results
@@ -116,9 +116,9 @@ def _of_queries(
       start: the number of the first query's token among the keys.
       trained: tokens in a training sequence.
     """
-    found: list[Array] = []
-    dense(dataclasses.replace(call, sow=found.append))
-    (weights,), visible = found, call.visible()
+    sown: list[Array] = []
+    dense(dataclasses.replace(call, sow=sown.append))
+    (weights,), visible = sown, call.visible()
     queries, keys = weights.shape[2:]
     total = weights.sum(axis=-1)
     seen = jnp.ones((queries, keys), bool) if visible is None else visible
@@ -155,11 +155,11 @@ def bias_by_distance(model: DecoderLM) -> Callable[..., OfLayers]:
     def last(call: AttentionCall) -> dict[str, Array]:
         rows, queries, heads, _ = call.query.shape
         keys = call.key.shape[1]
-        part = _part(call, queries - 1, 1)
-        if part.bias is None or part.bias.reads_rows:
+        newest = _part(call, queries - 1, 1)
+        if newest.bias is None or newest.bias.reads_rows:
             return {}
-        bias = part.bias(*map(jnp.asarray, (part.query_positions, part.key_positions)))
-        visible = part.visible()
+        bias = newest.bias(*map(jnp.asarray, (newest.query_positions, newest.key_positions)))
+        visible = newest.visible()
         seen = jnp.ones((1, keys), bool) if visible is None else visible
         shape = (rows, heads, 1, keys)
         shown = jnp.where(jnp.broadcast_to(seen, shape), jnp.broadcast_to(bias, shape), jnp.nan)

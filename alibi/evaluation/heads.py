@@ -94,10 +94,10 @@ class Heads(OfText):
         scorer.compile(params, windows)
         batches, start = [], time.perf_counter()
         with Progress(title, windows.num_tokens, "token", show=is_primary()) as bar:
-            for size, found in scorer.batches(params, text.tokens, windows):
+            for size, of_batch in scorer.batches(params, text.tokens, windows):
                 count = size // windows.length
                 batches.append(
-                    {name: np.asarray(x, np.float64)[:count] for name, x in found.items()}
+                    {name: np.asarray(x, np.float64)[:count] for name, x in of_batch.items()}
                 )
                 bar.update(size)
         subject.seconds += time.perf_counter() - start
@@ -209,13 +209,13 @@ class HeadBias(Heads):
         from alibi.evaluation.head_sums import bias_by_distance
 
         windows = self.windows_of(subject, text, row)
-        found = self.results(subject, text, row, windows, bias_by_distance)
-        if not found:
+        results = self.results(subject, text, row, windows, bias_by_distance)
+        if not results:
             raise NoResultError(
                 "a layer has no bias of its logits, such as with rotary; head_bias is for methods that add one"
             )
         # NaN at hidden distances
-        mean = np.ma.masked_invalid(found["bias"]).mean(axis=0).filled(np.nan)
+        mean = np.ma.masked_invalid(results["bias"]).mean(axis=0).filled(np.nan)
         bias = tuple(  # None where the key is hidden
             tuple(float(f"{x:.6g}") if np.isfinite(x) else None for x in head)
             for head in mean.reshape(-1, mean.shape[-1])

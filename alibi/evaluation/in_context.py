@@ -55,5 +55,5 @@ class InContext(OfText):
 
     def facts(self, panel: Panel) -> list[str]:
         title, tokens, *others = super().facts(panel)
-        about = f"nats of token {self.late} less those of token {self.early}"
-        return [f"{title}, {about}", tokens.replace("tokens scored", "windows"), *others]
+        difference = f"nats of token {self.late} less those of token {self.early}"
+        return [f"{title}, {difference}", tokens.replace("tokens scored", "windows"), *others]

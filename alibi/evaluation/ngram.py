@@ -90,7 +90,7 @@ def ngram_scores(
 
     witten = lower = np.full(symbols.size, 1 / vocab_size)
     total, shorter = 0, None
-    for number, counted in enumerate(_orders(stream, first, order), start=1):
+    for n, counted in enumerate(_orders(stream, first, order), start=1):
         if shorter is not None:
             continued = np.where(shorter.at_start, shorter.counts, counted.before)
             lower = shorter.interpolated(kneser_ney(continued), lower)
@@ -99,7 +99,7 @@ def ngram_scores(
         witten = counted.interpolated(witten_bell(counted.counts), witten)
         kneser = counted.interpolated(kneser_ney(counted.counts), lower)
         nats = {"witten-bell": -np.log(witten[symbols]), "kneser-ney": -np.log(kneser[symbols])}
-        yield Scores(number, total, nats)
+        yield Scores(n, total, nats)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,11 +162,11 @@ def _orders(stream: Integer[np.ndarray, " symbols"], first: int, order: int) -> 
     places = places[places < stream.size - order].astype(np.min_scalar_type(stream.size))
     ids, grams = np.zeros_like(places), np.zeros_like(places, shape=1)
     new, inside = np.arange(places.size) == 0, np.array(True)
-    for number in range(1, order + 1):
-        symbols = stream[number - 1 :][places]
+    for n in range(1, order + 1):
+        symbols = stream[n - 1 :][places]
         new[1:] |= symbols[1:] != symbols[:-1]
         # a start can be the first symbol before others, and nothing else
-        inside = (symbols != stream[-1]) & (inside if number > 2 else True)
+        inside = (symbols != stream[-1]) & (inside if n > 2 else True)
         del symbols
         longer = np.empty_like(ids)
         longer[places] = np.cumsum(new, dtype=ids.dtype) - 1
@@ -183,7 +183,7 @@ def _orders(stream: Integer[np.ndarray, " symbols"], first: int, order: int) -> 
             counts=counts,
             at_start=stream[one_place] == stream[-1],
             before=distinct[shorter].astype(ids.dtype),
-            places=scored + number - (first + 1),
+            places=scored + n - (first + 1),
             scored_grams=longer[scored],
             scored_contexts=ids[scored],
         )
@@ -196,16 +196,16 @@ def _ascending(stream: Integer[np.ndarray, " symbols"], order: int) -> Int[np.nd
     Each round sorts by as many ranks of the round before as fit into 64 bits. In the first round these
     are symbols. Nothing follows the last symbol.
     """
-    ranks, known = stream, 1
+    ranks, compared = stream, 1
     while True:
         bits = int(ranks.max()).bit_length()
         keys = ranks.astype(np.uint64)
-        together = min(64 // bits, -(-order // known))
-        for ahead in range(known, together * known, known):
+        together = min(64 // bits, -(-order // compared))
+        for ahead in range(compared, together * compared, compared):
             keys <<= bits
             keys[:-ahead] |= ranks[ahead:]
-        places, known = np.argsort(keys), together * known
-        if known >= order:
+        places, compared = np.argsort(keys), together * compared
+        if compared >= order:
             return places
         keys = keys[places]
         ranks = np.empty(keys.size, np.min_scalar_type(keys.size))
@@ -242,16 +242,16 @@ def cache_probabilities(
     unigrams, bigrams, start = otherwise.copy(), otherwise.copy(), 0
     for document in documents:
         tokens, places = np.asarray(document, np.int64), np.arange(document.size)
-        own = slice(start, start := start + document.size)
+        span = slice(start, start := start + document.size)
         first = np.maximum(places - width, 0)
-        known = np.minimum(places, width)
-        unigram = np.where(known, _earlier(tokens, first) / np.maximum(known, 1), otherwise[own])
+        cached = np.minimum(places, width)
+        unigram = np.where(cached, _earlier(tokens, first) / np.maximum(cached, 1), otherwise[span])
         # pairs that lie in the cache as a whole; the first token has no pair, and a number of its own
         before = np.append(-1, tokens[:-1])
         contexts = _earlier(before, first + 1)
         pairs = _earlier(before * (tokens.max(initial=0) + 1) + tokens, first + 1)
-        unigrams[own] = unigram
-        bigrams[own] = np.where(contexts, pairs / np.maximum(contexts, 1), unigram)
+        unigrams[span] = unigram
+        bigrams[span] = np.where(contexts, pairs / np.maximum(contexts, 1), unigram)
     return unigrams, bigrams
 
 

@@ -83,7 +83,7 @@ class Texts:
 
     train: TokenFile  # in bytes or tokens, as the next
     scored: TokenFile
-    own: Manifest  # the scored text in the run's tokens, on which the perplexity is
+    run_text: Manifest  # the scored text in the run's tokens, on which the perplexity is
     title: str  # the scored text's, in rows
     config: Config  # the run's
     # mask over the run's tokens in the scored text, or None if all are predicted
@@ -102,12 +102,12 @@ class Texts:
     @property
     def in_own_tokens(self) -> bool:
         """Whether the n-grams are of the run's tokens."""
-        return self.scored.manifest.sha256 == self.own.sha256
+        return self.scored.manifest.sha256 == self.run_text.sha256
 
     @property
     def tokens(self) -> int:
         """The number of the run's tokens that count: all, or the predicted ones."""
-        return self.own.tokens if self.predicted is None else int(self.predicted.sum())
+        return self.run_text.tokens if self.predicted is None else int(self.predicted.sum())
 
 
 def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOptions) -> list[str]:
@@ -134,8 +134,8 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
             ngrams, best = _score(texts, options.order)
             counted[key] = ngrams, best, _with_caches(run, texts, best[-1], options)
         ngrams, best, cached = counted[key]
-        if (*key, texts.own.sha256) not in shown:
-            shown.add((*key, texts.own.sha256))
+        if (*key, texts.run_text.sha256) not in shown:
+            shown.add((*key, texts.run_text.sha256))
             print(_table(run, texts, ngrams, best))
             for one in cached:
                 weights = ", ".join(f"{weight:.3f}" for weight in one.weights)
@@ -148,9 +148,9 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
                 if options.dump_nll:
                     _dump(texts, one, row, output)
                 output.add(row)
-        widths = sorted(width for width in options.cache if width <= texts.own.tokens)
+        widths = sorted(width for width in options.cache if width <= texts.run_text.tokens)
         if texts.in_own_tokens and len(widths) > 1:
-            windows = same_token_windows(texts.own.tokens, widths, use.context_windows)
+            windows = same_token_windows(texts.run_text.tokens, widths, use.context_windows)
             by_width = dict(zip(options.cache, cached, strict=True))
             nll = [by_width[one.length].nats[one.places] for one in windows]
             every = dataclasses.replace(cached[0], smoothing=f"{best[-1].smoothing}-cache")
@@ -255,7 +255,7 @@ def _with_caches(
     vocab_size = texts.train.manifest.vocab_size
     *_, scores = ngram_scores(texts.train_documents, tuned, vocab_size, ngram.order)
     both = (tuned, scores.nats[ngram.smoothing]), (texts.scored_documents, ngram.nats)
-    found = []
+    results = []
     for width in options.cache:
         tuned_models, models = (
             np.stack([plain := np.exp(-nats), *cache_probabilities(documents, width, plain)])
@@ -263,7 +263,7 @@ def _with_caches(
         )
         weights = fitted_weights(tuned_models)
         nats = -np.log(weights @ models)
-        found.append(
+        results.append(
             dataclasses.replace(
                 ngram,
                 smoothing=f"{ngram.smoothing}-cache={width}",
@@ -274,12 +274,13 @@ def _with_caches(
                 nats=nats,
             )
         )
-    return found
+    return results
 
 
 def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Sequence[NGram]) -> str:
     """Returns perplexity and bits per byte for all orders and smoothings, the best with an asterisk."""
-    scored, unit = texts.own, "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
+    scored = texts.run_text
+    unit = "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
     size = scored.bytes * texts.tokens / scored.tokens
     heads = [head for one in best for head in (f"{one.smoothing}, perplexity", "bits per byte")]
     lines = [["order", f"{unit} of context", "distinct n-grams", *heads]]
@@ -299,7 +300,7 @@ def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Seque
 
 def _perplexity(texts: Texts, ngram: NGram) -> dict[str, Any]:
     """Returns the results of an n-gram's row, as a run's."""
-    scored, every = texts.own, texts.predicted is None
+    scored, every = texts.run_text, texts.predicted is None
     results = text_results(
         ngram.nats,
         ngram.seconds,
@@ -331,7 +332,7 @@ def _row(
     If n-grams of another text, or per token of another tokenizer, have its name, part of a hash
     follows.
     """
-    scored, objective = texts.own, make_objective(texts.config)
+    scored, objective = texts.run_text, make_objective(texts.config)
     content = {"train": texts.train_key, "tokenizer": scored.tokenizer_fingerprint}
     key = content_key(content | ({"tune": ngram.tuned_on} if ngram.tuned_on else {}))[:12]
     kind = "ngram" if options.unit == "bytes" else "token-ngram"

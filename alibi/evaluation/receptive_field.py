@@ -43,10 +43,10 @@ class ReceptiveField(OfText):
         count = min(self.field_windows, len(text.tokens) // length)
         spacing = len(text.tokens) // count
         last = Windows(length - 1, (count - 1) * spacing + length, length, 1, spacing)
-        found = subject.score(text.tokens, last, self.title(row.cell), fields).values
-        if not found.any():
+        sizes = subject.score(text.tokens, last, self.title(row.cell), fields).values
+        if not sizes.any():
             raise NoResultError("no window has a token with influence on its prediction")
-        return mean_results("field", found[found != 0])
+        return mean_results("field", sizes[sizes != 0])
 
     def windows(self, panel: Panel) -> str:
         return "tokens with 99% of the influence on the last one"

@@ -74,8 +74,8 @@ def has_head(config: Config) -> bool:
 
 def mask_id(run: TrainedRun) -> int:
     """Returns the id of the run's mask token."""
-    given = run.config.objective.mask_id
-    return run.tokenizer.vocab_size if given < 0 else given
+    token = run.config.objective.mask_id
+    return run.tokenizer.vocab_size if token < 0 else token
 
 
 def mask_name(run: TrainedRun) -> str:
@@ -124,11 +124,11 @@ def fill_masks(
         scores = jnp.asarray(run.model.apply({"params": params}, *batch, method=logits))
         shares = jax.nn.softmax(scores)
         # a new mask token and rows beyond the vocabulary are no text
-        known = shares[..., : run.tokenizer.vocab_size]
-        best, ids_of_best = jax.lax.top_k(known, min(count, known.shape[-1]))
+        words = shares[..., : run.tokenizer.vocab_size]
+        best, ids_of_best = jax.lax.top_k(words, min(count, words.shape[-1]))
         return best, ids_of_best
 
-    found: dict[int, list[list[tuple[str, float]]]] = {}
+    filled: dict[int, list[list[tuple[str, float]]]] = {}
     compiled = jax.jit(likeliest)
     for rows, (tokens, sizes) in batches(run, ids):
         places = np.zeros((len(tokens), most), np.int32)
@@ -136,14 +136,14 @@ def fill_masks(
             places[index, : len(masks[row])] = masks[row]
         shares, best = _on_devices(run, compiled, tokens, sizes, places)
         for index, row in enumerate(rows):
-            found[row] = [
+            filled[row] = [
                 [
                     (run.tokenizer.decode([token]), float(share))
                     for token, share in zip(best[index, mask], shares[index, mask], strict=True)
                 ]
                 for mask in range(len(masks[row]))
             ]
-    return [found[row] for row in range(len(ids))]
+    return [filled[row] for row in range(len(ids))]
 
 
 def _features(
@@ -240,10 +240,10 @@ def write_vectors(
     title, there = f"{run.name}: vectors", int(done.sum())
     with Progress(title, len(ids), "line", done=there, show=show) as bar:
         for rows, batch in batches(run, ids, done.tolist()):
-            found = _on_devices(run, compiled, *batch)[: len(rows)]
-            if np.isnan(found).any():
+            of_batch = _on_devices(run, compiled, *batch)[: len(rows)]
+            if np.isnan(of_batch).any():
                 raise ValueError(f"{run} gives NaN for a text of {len(ids[rows[0]])} tokens")
-            vectors[rows] = found
+            vectors[rows] = of_batch
             bar.update(len(rows))
     vectors.flush()
     partial.replace(path)

@@ -49,8 +49,8 @@ class AfterSeparator(NextToken):
 def _ends(tokens: np.ndarray, text: str) -> Bool[np.ndarray, "rows length"]:
     """Returns whether a text in bytes ends at each token."""
     wanted = np.frombuffer(text.encode(), np.uint8)
-    found = np.zeros(tokens.shape, bool)
+    ends = np.zeros(tokens.shape, bool)
     if (after := tokens.shape[1] - wanted.size + 1) > 0:
         shifts = [tokens[:, i : i + after] == byte for i, byte in enumerate(wanted)]
-        found[:, wanted.size - 1 :] = np.logical_and.reduce(shifts)
-    return found
+        ends[:, wanted.size - 1 :] = np.logical_and.reduce(shifts)
+    return ends

@@ -64,7 +64,7 @@ def _sees_targets(objective: Objective, batch: Batch) -> bool:
     """Returns whether an input that reaches the next one predicts it, or all inputs that predict see their
     targets: in a model for both sides some may, as a masked token may stay.
     """
-    predicted, own = batch.targets >= 0, batch.inputs == batch.targets
+    predicted, unchanged = batch.targets >= 0, batch.inputs == batch.targets
     following = (batch.inputs[:, 1:] == batch.targets[:, :-1]) & predicted[:, :-1]
     if batch.segment_ids is not None:
         following &= batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1]
@@ -74,6 +74,6 @@ def _sees_targets(objective: Objective, batch: Batch) -> bool:
         if (following & reached).any():
             return True
     if not objective.causal:
-        predicted[:, -1] &= own[:, -1]  # the last input has no next one
-        own[:, :-1] |= following
-    return bool(predicted.any() and own[predicted].all())
+        predicted[:, -1] &= unchanged[:, -1]  # the last input has no next one
+        unchanged[:, :-1] |= following
+    return bool(predicted.any() and unchanged[predicted].all())

@@ -54,7 +54,7 @@ class FillInTheMiddle(NextToken):
         """Returns tokens in the new order, with the marks. `one` and `other`, from 0 to below 1, are where
         the middle begins and ends, as shares of the row.
         """
-        start, stop = sorted(int(place * (len(tokens) + 1)) for place in (one, other))
+        start, stop = sorted(int(share * (len(tokens) + 1)) for share in (one, other))
         prefix, suffix, middle, end = np.arange(4, dtype=np.int32)[:, None] + self.vocab_size
         parts = prefix, tokens[:start], suffix, tokens[stop:], middle, tokens[start:stop], end
         return np.concatenate(parts, dtype=np.int32)

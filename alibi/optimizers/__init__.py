@@ -75,17 +75,17 @@ def make_schedule(optimizer: OptimizerConfig, steps: int) -> Schedule:
     )
     if type(made).__module__.startswith("alibi."):
         return made
-    place = f"schedule {optimizer.schedule!r} ({place_of(type(made))})"
+    named = f"schedule {optimizer.schedule!r} ({place_of(type(made))})"
     try:
         rate = jax.eval_shape(made, jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:  # the first line of JAX's page
         raise ValueError(
-            f"{place}: rate(step) fails under jax.jit: {type(error).__name__}: {str(error).splitlines()[0]}; use "
+            f"{named}: rate(step) fails under jax.jit: {type(error).__name__}: {str(error).splitlines()[0]}; use "
             "jax.numpy.where for conditions on step"
         ) from error
     if rate.shape or not jnp.issubdtype(rate.dtype, jnp.floating):
         raise ValueError(
-            f"{place}: rate(step) is {rate.dtype}{list(rate.shape)}; it must be a single float"
+            f"{named}: rate(step) is {rate.dtype}{list(rate.shape)}; it must be a single float"
         )
     return made
 

@@ -93,14 +93,14 @@ def share_of_use(
         return share, None
     covariance = np.cov(gains, reference) / count
     t = float(-scipy.special.stdtrit(count - 1, 0.025))
-    (own, both), (_, other) = covariance
-    g = t**2 * other / reference.mean() ** 2
+    (of_gains, both), (_, of_reference) = covariance
+    g = t**2 * of_reference / reference.mean() ** 2
     if g >= 1:
         return share, None
     # the roots of (mean gain - share x mean reference)^2 = t^2 var(gain - share x reference)
-    a = reference.mean() ** 2 - t**2 * other
+    a = reference.mean() ** 2 - t**2 * of_reference
     b = gains.mean() * reference.mean() - t**2 * both
-    c = gains.mean() ** 2 - t**2 * own
+    c = gains.mean() ** 2 - t**2 * of_gains
     root = float(np.sqrt(max(b**2 - a * c, 0.0)))
     return share, (float((b - root) / a), float((b + root) / a))
 
@@ -135,9 +135,9 @@ def agreement(
     if len(runs) > MOST_ENUMERATED:
         random = np.random.default_rng(0)
         orders = [runs, *(random.permutation(len(runs)).tolist() for _ in range(DRAWN - 1))]
-    found = taus(runs)
-    far = [abs(taus(order).mean()) > abs(found.mean()) - 1e-9 for order in orders]
-    return found, float(np.mean(far))
+    observed = taus(runs)
+    far = [abs(taus(order).mean()) > abs(observed.mean()) - 1e-9 for order in orders]
+    return observed, float(np.mean(far))
 
 
 def rankings(panels: Sequence[Panel]) -> Table | None:
@@ -153,11 +153,13 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
             continue
         (text, *_) = [one for one in texts if one.corpus == panel.corpus] or texts
         longest = text.columns[-1]
-        known = {one.label: _by_seed(one.cells.get(longest)) for one in text.series}
+        perplexities = {one.label: _by_seed(one.cells.get(longest)) for one in text.series}
         for line in dict.fromkeys(one.labels for one in panel.series):
             alike = [one for one in panel.series if one.labels == line]
             column = max(column for one in alike for column in one.cells)
-            pairs = [(known.get(one.label, {}), _by_seed(one.cells.get(column))) for one in alike]
+            pairs = [
+                (perplexities.get(one.label, {}), _by_seed(one.cells.get(column))) for one in alike
+            ]
             pairs = [pair for pair in pairs if all(pair)]
             seeds = sorted(set.intersection(*map(set, itertools.chain(*pairs)))) if pairs else []
             if len(pairs) < 3 or not seeds:
@@ -239,23 +241,23 @@ def comparison(panel: Panel, reference: Reference) -> Table | None:
     )
 
 
-def _compared(own: Content, other: Content, margin: float, is_gain: bool) -> tuple[Content, ...]:
+def _compared(one: Content, other: Content, margin: float, is_gain: bool) -> tuple[Content, ...]:
     """Returns the difference and the verdict for a cell, and for a gain its share."""
     empty = (None,) * (3 if is_gain else 2)
-    if not isinstance(own, Number) or not isinstance(other, Number):
+    if not isinstance(one, Number) or not isinstance(other, Number):
         return empty
-    if own.sample is None or other.sample is None:
+    if one.sample is None or other.sample is None:
         return empty
-    tested = equivalence(own.sample, other.sample, margin)
+    tested = equivalence(one.sample, other.sample, margin)
     if tested is None:
         return (None, Missing("not paired"), None)[: len(empty)]
     offset, verdict = tested
-    found = Number((sum(offset.bounds) / 2,), OFFSET, interval=offset), Missing(verdict)
+    compared = Number((sum(offset.bounds) / 2,), OFFSET, interval=offset), Missing(verdict)
     if not is_gain:
-        return found
-    by_seed, by_seed_other = _by_seed(own), _by_seed(other)
+        return compared
+    by_seed, by_seed_other = _by_seed(one), _by_seed(other)
     pairs = [(by_seed[seed], by_seed_other[seed]) for seed in by_seed if seed in by_seed_other]
     if not pairs:  # n-grams have no seeds
-        return *found, None
+        return *compared, None
     share, bounds = share_of_use(*np.array(pairs).T)
-    return *found, Number((share,), USE, interval=bounds and Interval(*bounds, (SEEDS,)))
+    return *compared, Number((share,), USE, interval=bounds and Interval(*bounds, (SEEDS,)))

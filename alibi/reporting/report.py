@@ -45,7 +45,7 @@ from alibi.reporting.rows import Row, latest
 from alibi.reporting.tables import Table
 from alibi.reporting.writers import to_html, to_markdown, to_text
 from alibi.storage.cache import cache_root, content_key, find_or_make
-from alibi.storage.files import read_rows, resolve, write_whole
+from alibi.storage.files import read_log, resolve, write_whole
 
 REPORT_FILE = "report.md"
 PAGE_FILE = "report.html"
@@ -156,7 +156,7 @@ def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
 
     In a long run each point is the mean over neighbouring rows, weighted by their tokens.
     """
-    rows = read_rows(workdir / "metrics.jsonl") if workdir is not None else []
+    rows = read_log(workdir / "metrics.jsonl") if workdir is not None else []
     trained = [row for row in rows if _is_number(row.get("train_nll"))]
     size, points = math.ceil(len(trained) / MOST_POINTS) or 1, []
     for first in range(0, len(trained), size):

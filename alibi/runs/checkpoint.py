@@ -262,8 +262,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
 
     def _check_seen(self, step: int) -> None:
         """Raises an error on all processes if any does not see the checkpoint."""
-        place = self._folder / str(step)
-        seen = hosts.gather(place.exists())
+        folder = self._folder / str(step)
+        seen = hosts.gather(folder.exists())
         if not any(seen):
             saved = ", ".join(map(str, sorted(self._manager.all_steps()))) or "none"
             raise DamagedError(
@@ -271,7 +271,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
             )
         if not all(seen):
             raise ValueError(
-                f"process {seen.index(False)} does not see {place}; all need the same work directory"
+                f"process {seen.index(False)} does not see {folder}; all need the same work directory"
             )
 
     def about(self, step: int) -> dict[str, Any]:
@@ -314,9 +314,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         self._manager.close()
 
 
-def validated(about: Mapping[str, Any]) -> tuple[int | None, int]:
+def validated(saved: Mapping[str, Any]) -> tuple[int | None, int]:
     """Returns what validations have in common whose losses compare: tokens, and BEGAN."""
-    return about.get(VALID_TOKENS), about.get(BEGAN, 0)
+    return saved.get(VALID_TOKENS), saved.get(BEGAN, 0)
 
 
 class _LatestAndBest:

@@ -59,7 +59,7 @@ def _checksums_of_parts(sharding: NamedSharding) -> Callable[[Array], Array]:
     """Returns a function from an array to each device's checksum, `[data, fsdp, tensor, 2]`."""
     axes = sharding.mesh.axis_names
     checksum = jax.shard_map(
-        lambda part: jnp.expand_dims(_checksum(part), tuple(range(len(axes)))),
+        lambda shard: jnp.expand_dims(_checksum(shard), tuple(range(len(axes)))),
         mesh=sharding.mesh,
         in_specs=sharding.spec,
         out_specs=P(*axes),
@@ -76,13 +76,13 @@ def _checksum(array: Array) -> UInt32[Array, "2"]:
     bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}")).astype(
         jnp.uint32
     )
-    place, size = jnp.zeros(array.shape, jnp.uint32), 1
+    index, size = jnp.zeros(array.shape, jnp.uint32), 1
     for axis in reversed(range(array.ndim)):
-        place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(
+        index += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * jnp.uint32(
             size * 0x9E3779B1 % 2**32
         )
         size *= array.shape[axis]
-    once = (bits ^ place) * jnp.uint32(0x85EBCA6B)
+    once = (bits ^ index) * jnp.uint32(0x85EBCA6B)
     once ^= once >> 15
     twice = once * jnp.uint32(0xC2B2AE35)
     return jnp.stack([once.sum(), (twice ^ twice >> 13).sum()])

@@ -113,8 +113,8 @@ def code_files(*modules: str) -> dict[str, str]:
     left, seen = [(name, _source(name)) for name in modules], set[str]()
     while left:
         name, file = left.pop()
-        if _is_own(name, file, packages) and (place := os.path.realpath(file)) not in seen:
-            seen.add(place)  # files may name each other
+        if _is_own(name, file, packages) and (path := os.path.realpath(file)) not in seen:
+            seen.add(path)  # files may name each other
             hashes[f"own file {name}"] = _file_hash(file)
             left += _mentioned(name, pathlib.Path(file))
     return hashes

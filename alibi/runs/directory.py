@@ -154,9 +154,9 @@ class RunDirectory:
                 "emptied since; restore it, train in another --workdir, or remove the work directory to start over"
             )
         for step in steps:
-            place = self.checkpoints / str(step)
+            folder = self.checkpoints / str(step)
             try:
-                record = read_about(place)
+                record = read_about(folder)
             except (OSError, ValueError):
                 continue  # damage is told as it is restored; or a later checkpoint has replaced it
             name, differences = "provenance.json", changed(record, self.provenance())
@@ -165,7 +165,7 @@ class RunDirectory:
                     name, differences = "config.json", keys
             for key, (theirs, ours) in differences.items():
                 raise ValueError(
-                    f"{self}/{name} and checkpoint {place} are of different runs: {key} is {ours!r} in the file and "
+                    f"{self}/{name} and checkpoint {folder} are of different runs: {key} is {ours!r} in the file and "
                     f"{theirs!r} in the checkpoint; restore the one that was copied from another run"
                 )
 

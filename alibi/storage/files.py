@@ -152,7 +152,7 @@ def digest(content: dict[str, Any]) -> str:
 def check_writable(folder: epath.Path) -> None:
     """Raises OSError if no file can be written in the folder, or a missing folder can't be made."""
     if not is_address(folder) and not folder.exists():
-        above = next(place for place in folder.parents if place.exists())
+        above = next(path for path in folder.parents if path.exists())
         if not above.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(above))
         if not os.access(above, os.W_OK | os.X_OK):
@@ -178,7 +178,7 @@ def append_row(log: epath.Path, row: dict[str, Any]) -> None:
             file.write(line)
 
 
-def read_rows(log: epath.Path) -> list[dict[str, Any]]:
+def read_log(log: epath.Path) -> list[dict[str, Any]]:
     """Returns the rows of `append_row` in order, without damaged lines."""
     files = [log] if log.exists() else listed(log.with_suffix(""))
     lines = [line for file in files for line in file.read_bytes().splitlines()]

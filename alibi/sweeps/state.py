@@ -217,13 +217,13 @@ def survey(runs: Sequence[Run], workdir: Directory) -> list[SweptRun]:
     return [_state_of(run, workdir, rows, failures.get(run.name, "")) for run in runs]
 
 
-def read_state(place: Directory, now: datetime.datetime) -> RunState:
+def read_state(workdir: Directory, now: datetime.datetime) -> RunState:
     """Returns the state of the run in a work directory, "interrupted" instead of "running" if its
     process has ended.
     """
-    name, updates, batch_tokens = epath.Path(place).name, 0, 0
+    name, updates, batch_tokens = epath.Path(workdir).name, 0, 0
     try:
-        directory = RunDirectory(place)
+        directory = RunDirectory(workdir)
         status = directory.status()
         updated = datetime.datetime.fromisoformat(status["updated"]) if "updated" in status else now
         if directory.is_imported():

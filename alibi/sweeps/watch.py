@@ -30,13 +30,13 @@ def holders(directory: epath.Path) -> list[epath.Path]:
     just below it; the directory alone if there is nothing.
     """
     below = [] if _is_run(directory) else listed(directory)
-    sweeps = [place for place in below if (place / SWEEP_FILE).exists()]
+    sweeps = [path for path in below if (path / SWEEP_FILE).exists()]
     alone = not sweeps or any(map(_is_run, below))
     return [directory] * alone + sweeps
 
 
-def _is_run(place: epath.Path) -> bool:
-    return any((place / name).exists() for name in RUN_FILES)
+def _is_run(path: epath.Path) -> bool:
+    return any((path / name).exists() for name in RUN_FILES)
 
 
 def standings(workdir: epath.Path, now: datetime.datetime) -> list[RunState]:
@@ -58,20 +58,18 @@ def standings(workdir: epath.Path, now: datetime.datetime) -> list[RunState]:
             )
     failures = read_failures(workdir)
 
-    def watched(place: epath.Path) -> RunState:
-        complete = place.name not in expected or is_complete(
-            workdir, place.name, expected[place.name]
-        )
-        at_work = is_held(workdir / TASKS / place.name) is True
-        recorded, failure = read_state(place, now), failures.get(place.name, "")
+    def watched(path: epath.Path) -> RunState:
+        complete = path.name not in expected or is_complete(workdir, path.name, expected[path.name])
+        at_work = is_held(workdir / TASKS / path.name) is True
+        recorded, failure = read_state(path, now), failures.get(path.name, "")
         state = recorded.state
         # A run can be complete without a directory: its rows were copied from another machine.
-        if state == "finished" or (state == "missing" and complete and place.name in expected):
+        if state == "finished" or (state == "missing" and complete and path.name in expected):
             state = "finished" if complete else "trained"
             if at_work or failure:
                 state = "evaluating" if at_work else "failed"
         elif state in ("missing", "interrupted", "failed"):
-            if at_work or is_held(place):
+            if at_work or is_held(path):
                 state = "starting"
             elif failure:
                 state = "failed"

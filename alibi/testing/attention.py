@@ -94,10 +94,10 @@ def _check_rows(method: PositionMethod, moved: float) -> None:
         logits = jnp.where(visible, logits, MASKED)
         whole = bias.of_rows(logits, visible, positions, positions)
         heads = None if bias.mixes_heads else (1, 1)
-        own = bias.cut(Part((1, 1), heads, (middle, length - middle)))
-        part = np.s_[1:2, slice(None) if heads is None else slice(1, 2), middle:]
-        cut = own.of_rows(logits[part], visible[part], positions[middle:], positions)
-        return whole, cut, whole[part]
+        piece = bias.cut(Part((1, 1), heads, (middle, length - middle)))
+        entries = np.s_[1:2, slice(None) if heads is None else slice(1, 2), middle:]
+        cut = piece.of_rows(logits[entries], visible[entries], positions[middle:], positions)
+        return whole, cut, whole[entries]
 
     whole, cut, right = jax.device_get(rows())
     kind = type(declared(method))

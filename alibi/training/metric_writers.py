@@ -134,7 +134,7 @@ def tracked(run: RunDirectory, project: str = "") -> dict[str, str]:
     with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError):
         content = json.loads((run.path / TRACKED_FILE).read_bytes())
         kept = {key: str(content[key]) for key in ("id", "project")}
-    above = [part for part in str(run).split("/")[:-1] if part and part != "runs"]
+    above = [folder for folder in str(run).split("/")[:-1] if folder and folder != "runs"]
     default = {
         "id": f"{_plain(run.name)[:50]}-{uuid.uuid4().hex[:8]}",
         "project": _plain((above or ["runs"])[-1])[:100],
@@ -164,8 +164,8 @@ class Service(MetricWriter):
         names = tracked(run, config.log.project)
         with self._errors_printed("no metrics are written there"):
             with _quiet():
-                self._log, self._finish, place = connect(run, names, dataclasses.asdict(config))
-            print_line(f"{self._name}: {place}")
+                self._log, self._finish, address = connect(run, names, dataclasses.asdict(config))
+            print_line(f"{self._name}: {address}")
 
     def write(self, step: int, values: Values) -> None:
         if self._log:

@@ -69,10 +69,10 @@ class Record:
         self._bar = Progress(run.name, steps, "update", done=step, show=shown, last=True)
         # Imported checkpoints have no sums; others were saved between two rows, and the next row
         # counts from the last.
-        about = checkpoints.about(step) if step and checkpoints.latest else {}
-        self._sums = np.array(about.get(UNLOGGED, [0.0, 0.0]))
+        saved = checkpoints.about(step) if step and checkpoints.latest else {}
+        self._sums = np.array(saved.get(UNLOGGED, [0.0, 0.0]))
         # of the last validation: its tokens, and the update after which its values apply
-        self._valid_tokens, self._valid_began = validated(about)
+        self._valid_tokens, self._valid_began = validated(saved)
         self._dispatched: tuple[int, Metrics] | None = None
         # seconds waited for data: now; at the last row, and its update
         self._waited, self._last_row = 0.0, (step, 0.0)

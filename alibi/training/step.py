@@ -110,15 +110,15 @@ def initial_state(
     Args:
       seed: with several, all leaves have a first axis of seeds, and each device has them whole.
     """
-    number, shardings = np.asarray(seed, np.uint32), NamedSharding(mesh, PartitionSpec())
+    seeds, shardings = np.asarray(seed, np.uint32), NamedSharding(mesh, PartitionSpec())
     if not isinstance(seed, int):
         each = jax.vmap(functools.partial(_initial, model, optimizer))
-        return jax.jit(each, out_shardings=shardings)(number)
+        return jax.jit(each, out_shardings=shardings)(seeds)
     abstract = abstract_state(model, optimizer, mesh)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     # by static arguments, so that a process traces it once for a model
     initial = jax.jit(_initial, static_argnums=(0, 1), out_shardings=shardings)
-    return initial(model, optimizer, number)
+    return initial(model, optimizer, seeds)
 
 
 @functools.partial(jax.jit, static_argnums=0)  # traced once for shapes and for values

@@ -50,7 +50,7 @@ class SeedRun:
         stack.enter_context(self.checkpoints)
         self.latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
         self.abstract = abstract_state(model, job.optimizer, job.mesh)
-        self.about = {  # content of provenance.json and of each checkpoint
+        self.provenance = {  # content of provenance.json and of each checkpoint
             "config": dataclasses.asdict(config),
             **make_provenance(
                 devices=sorted({device.device_kind for device in jax.devices()}),
@@ -71,14 +71,14 @@ class SeedRun:
         if state is None:
             state = self.checkpoints.restore_newest(self.abstract)
             if self.job.config.init_from:
-                self.about["parent"] = hosts.broadcast(lambda: run.provenance().get("parent"))
+                self.provenance["parent"] = hosts.broadcast(lambda: run.provenance().get("parent"))
         elif parent:
             state = parent.replace_in(state, self.job.mesh)
-            self.about["parent"] = parent.about()
+            self.provenance["parent"] = parent.about()
             if hosts.is_primary():
                 print(f"starting {parent.describe()}", file=sys.stderr)
         if hosts.is_primary():
-            run.write("provenance.json", self.about)
+            run.write("provenance.json", self.provenance)
         done = int(state.step)  # less than `latest` if that is damaged
         record = Record(self.job, self.checkpoints, done, self.index)
         self.record = stack.enter_context(contextlib.closing(record))
@@ -107,7 +107,7 @@ class SeedRun:
         save |= improved or self.index is not None
         if save:
             hosts.broadcast(self.job.run.check_claim)
-            self.checkpoints.save(state, step, self.about | self.record.for_checkpoint(), nll)
+            self.checkpoints.save(state, step, self.provenance | self.record.for_checkpoint(), nll)
         return save
 
     def end(self, state: str, step: int, reason: str = "") -> None:
@@ -163,7 +163,7 @@ class Updates:
                 abstract,
             )
         if hosts.is_primary() and not is_watched():
-            print(_headline(jobs, runs[0].about), file=sys.stderr)
+            print(_headline(jobs, runs[0].provenance), file=sys.stderr)
 
         self._abstract, self._shardings = abstract, shardings
         self._programs = dict[int, Program]()
@@ -194,11 +194,11 @@ class Updates:
     def _program(self, stretch: Stretch) -> Program:
         """Returns the compiled program of a stretch, the same for stretches of the same values."""
         alike = [each.config == stretch.config for each in self.job.stretches]
-        if (place := alike.index(True)) in self._programs:
-            return self._programs[place]
+        if (first := alike.index(True)) in self._programs:
+            return self._programs[first]
         config, model, mesh, files = stretch.config, stretch.model, self.job.mesh, self.job.files
         micro = micro_batches(config, batch_parts(batch_sharding(mesh)))
-        batches, *others = (job.stretches[place].batches for job in self._jobs)
+        batches, *others = (job.stretches[first].batches for job in self._jobs)
         feed = self._stack.enter_context(contextlib.closing(Feed(batches, mesh, micro, others)))
         step: Any = make_train_step(
             model,
@@ -211,7 +211,7 @@ class Updates:
         if not jax.config.values["jax_disable_jit"]:
             step = step.lower(self._abstract, *feed.abstract).compile()
         validator = make_validator(config, model, files["valid"]) if "valid" in files else None
-        return self._programs.setdefault(place, Program(stretch, feed, step, validator))
+        return self._programs.setdefault(first, Program(stretch, feed, step, validator))
 
     def _state_of(self, run: SeedRun, state: TrainState) -> TrainState:
         """Returns a run's own state."""
@@ -336,9 +336,9 @@ class StopRequest:
     def __init__(self) -> None:
         self._alone, self._received = jax.process_count() == 1, False
 
-    def answer(self, number: int, frame: FrameType | None) -> None:
+    def answer(self, signum: int, frame: FrameType | None) -> None:
         """Handles a signal."""
-        if self._received and number == signal.SIGINT:
+        if self._received and signum == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = True
         if not self._alone:
@@ -364,11 +364,11 @@ def _values(config: Config, done: int) -> str:
     return f"from update {done + 1:,} on {', '.join(values)}"
 
 
-def _headline(jobs: Sequence[Job], about: dict[str, Any]) -> str:
+def _headline(jobs: Sequence[Job], provenance: dict[str, Any]) -> str:
     """Returns four lines: devices, model, corpus, and where checkpoints go."""
     job, config = jobs[0], jobs[0].config
-    kinds = " and ".join(about["devices"])
-    hosted = f" of {count} processes" if (count := about["process_count"]) > 1 else ""
+    kinds = " and ".join(provenance["devices"])
+    hosted = f" of {count} processes" if (count := provenance["process_count"]) > 1 else ""
     axes = ", ".join(f"{axis}={size}" for axis, size in job.mesh.shape.items())
     steps, batch = config.train.steps, config.train.batch_tokens
     texts = (
@@ -379,7 +379,7 @@ def _headline(jobs: Sequence[Job], about: dict[str, Any]) -> str:
     valid = validation_windows(config, job.corpus.get("valid", {"tokens": 1})["tokens"])
     return (
         f"devices: {job.mesh.size} x {kinds}{hosted}, mesh {axes}\n"
-        f"model: {methods}, {about['parameters']:,} parameters; "
+        f"model: {methods}, {provenance['parameters']:,} parameters; "
         f"{batch:,} tokens a step, {steps * batch:,} in {steps:,} steps\n"
         f"corpus ({config.data.tokenizer}): {'; '.join(texts)}"
         + f"; a validation scores {valid.num_tokens:,} tokens, spread evenly (eval.max_tokens)"

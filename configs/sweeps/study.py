@@ -74,7 +74,9 @@ def run(name: str, length: int, seed: int) -> dict:
     if length == 128:
         evaluations += SLIDING * (name == "alibi")
         for override in TESTED_AS.get(name, ()):
-            evaluations += [part | {"override": override} for part in (BLOCKS, FAR_ECHO)]
+            evaluations += [
+                evaluation | {"override": override} for evaluation in (BLOCKS, FAR_ECHO)
+            ]
     return SHARED | {
         "name": f"{name}-L{length}-seed{seed}",
         "position": name,

@@ -36,12 +36,14 @@ def family_of(content: Mapping[str, Any], names: Collection[str] = ()) -> Family
     """Returns the family for a config.json and the `names` of its tensors. Raises ValueError, with the
     known architectures, if it has none.
     """
-    known = list(dict.fromkeys(x for family in FAMILIES.values() for x in family.architectures))
+    architectures = list(
+        dict.fromkeys(x for family in FAMILIES.values() for x in family.architectures)
+    )
     named = content.get("architectures") or [""]
-    if named[0] not in known:
+    if named[0] not in architectures:
         raise ValueError(
             f"config.json has the architecture {named[0]!r}, which is not known here; "
-            f"{did_you_mean(named[0], known)}there are: {', '.join(known)}"
+            f"{did_you_mean(named[0], architectures)}there are: {', '.join(architectures)}"
         )
     fitting = [family for family in FAMILIES.values() if named[0] in family.architectures]
     marked = (f for f in fitting if not f.mark or any(f.mark in name for name in names))

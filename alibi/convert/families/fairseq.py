@@ -37,9 +37,9 @@ MOST_BANDS = 16
 ENTRIES = (
     Entry(f"{EMBEDDINGS}.weight", ("embedding",)),
     *(
-        Entry(f"{EMBEDDINGS}.embeddings.{band}.{part}.weight", (f"adaptive/band_{band}/{ours}",))
+        Entry(f"{EMBEDDINGS}.embeddings.{band}.{layer}.weight", (f"adaptive/band_{band}/{ours}",))
         for band in range(MOST_BANDS)
-        for part, ours in enumerate(("embedding", "kernel"))
+        for layer, ours in enumerate(("embedding", "kernel"))
     ),
     Entry(f"{SOFTMAX}.head.class_proj.weight", ("adaptive/clusters",), inputs_first=True),
     *norm(f"{LAYER}.self_attn_layer_norm", "layers_{n}/attention_norm"),
@@ -57,9 +57,9 @@ TIED = {
     "decoder.output_projection.weight": f"{EMBEDDINGS}.weight",
     f"{SOFTMAX}.head.word_proj.weight": f"{EMBEDDINGS}.embeddings.0.0.weight",
     **{
-        f"{SOFTMAX}.tail.{band - 1}.{theirs}.weight": f"{EMBEDDINGS}.embeddings.{band}.{part}.weight"
+        f"{SOFTMAX}.tail.{band - 1}.{theirs}.weight": f"{EMBEDDINGS}.embeddings.{band}.{layer}.weight"
         for band in range(1, MOST_BANDS)
-        for theirs, part in ((0, 1), (2, 0))
+        for theirs, layer in ((0, 1), (2, 0))
     },
 }
 

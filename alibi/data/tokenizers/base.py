@@ -68,9 +68,9 @@ class Tokenizer(abc.ABC):
 
     def encode_whole(self, text: str, name: str, token: int) -> list[int]:
         """Returns a text's ids in the tokenizer's template, with the special token `token` for its `name`."""
-        first, *others = (self.encode_open(part) for part in text.split(name))
+        first, *others = map(self.encode_open, text.split(name))
         before, after = self.around
-        return [*before, *first, *(x for part in others for x in (token, *part)), *after]
+        return [*before, *first, *(x for ids in others for x in (token, *ids)), *after]
 
     def encode_beginning(self, text: str) -> list[int]:
         """Returns the ids for a document that goes on after `text`, or the boundary for an empty text."""
