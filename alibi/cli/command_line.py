@@ -253,7 +253,7 @@ def _check_values(addresses: Collection[str]) -> None:
 def define_config_flag(
     default: str | None = None, help: str = "a config file such as configs/quickstart.py"
 ) -> flags.FlagHolder:
-    """Defines --config=FILE.py:KEY=VALUE,.... Keys are also set by --config.KEY=VALUE."""
+    """Defines --config=FILE.py:KEY=VALUE,.... --config.KEY=VALUE sets keys, too."""
     return flags.DEFINE_string(
         "config", default, f"{help}, as FILE.py[:KEY=VALUE,...]", flag_values=flags.FLAGS
     )

@@ -199,7 +199,7 @@ def _whole_names(words: list[str]) -> list[str]:
 
 
 def _pairs(flag: str) -> dict[str, str]:
-    """Returns the texts of a flag KEY=VALUE,... by key."""
+    """Returns the text of each key in a flag KEY=VALUE,...."""
     options = {}
     # A comma in [0.5,0.25] or (0.5,0.25) separates no options.
     for word in filter(None, re.split(r",(?=\s*\w+\s*=)", ",".join(flags.FLAGS[flag].value or []))):

@@ -1,4 +1,4 @@
-"""The likeliest words for masked tokens, by a model that sees both sides.
+"""The likeliest words for masked tokens, from a model that sees both sides.
 
     python scripts/fill_mask.py --workdir=workdirs/bert --text="The capital of [MASK] is Paris."
     python scripts/fill_mask.py --workdir=workdirs/bert --text="A [MASK] [MASK]." --text="No [MASK]."

@@ -5,14 +5,14 @@
     python train.py --config=configs/quickstart.py --plan    # memory and hours on this machine's CPUs
     python train.py --config=configs/cc100_1b3.py --plan --devices=256 --device_kind="TPU v5e"  # or elsewhere
 
-Behind the colon and by --config.KEY=VALUE stand keys of the config, which alibi/config/tree.py
+Behind the colon and in --config.KEY=VALUE stand keys of the config, which alibi/config/tree.py
 lists. The same command, given again, goes on from the latest checkpoint in --workdir. The last line
 printed is the command that evaluates the run.
 
     python train.py --config=configs/task.py --seeds=0,1,2 --workdir=workdirs/copy-0,workdirs/copy-1,workdirs/copy-2
 
 trains a run for each seed, all in one program on one device: small models leave most of an accelerator
-idle. Each --workdir holds what its run would hold by itself. On several hosts give the same command on each, with
+idle. Each --workdir holds what its run would hold alone. On several hosts give the same command on each, with
 --multihost if the cluster describes itself (TPU pods, SLURM), or with --coordinator_address,
 --num_processes and --process_id.
 

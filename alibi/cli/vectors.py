@@ -1,4 +1,4 @@
-"""A vector for each line of a text, by a model that sees both sides.
+"""A vector for each line of a text, from a model that sees both sides.
 
     python scripts/vectors.py --workdir=workdirs/jina --text_file=lines.txt --output=vectors.npy
 

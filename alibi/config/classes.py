@@ -1,4 +1,4 @@
-"""Classes by name: a name in a registry or of an installed package, or package.module:Class."""
+"""Classes and their names: a name in a registry or of an installed package, or package.module:Class."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ class Registry:
       kind: the things that it names, such as "position method".
       names: the address of each class of the library, package.module:Class.
       base: their base class's address.
-      group: the entry points by which installed packages name theirs, or "" for none.
+      group: the entry points in which installed packages name theirs, or "" for none.
       other_names: names in papers and other libraries, for suggestions.
 
     Example:
@@ -103,7 +103,7 @@ class Registry:
         return next((name for name, listed in self.names.items() if listed == address), address)
 
     def fields(self, kind: Any) -> dict[str, dataclasses.Field]:
-        """Returns the options of a class by name."""
+        """Returns each option of a class."""
         inherited = getattr(load_class(self.key, self.base), "__dataclass_fields__", {})
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
         return {field.name: field for field in fields if field.init and field.name not in inherited}
@@ -114,7 +114,7 @@ class Registry:
         """Returns the options of a class with their types, to make it.
 
         Args:
-          values: values by name, texts of flags too.
+          values: the value of each option, or a flag's text for it.
           section: has the values of options without a default.
 
         Raises:

@@ -48,7 +48,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 
 def load_config(named: str, overrides: Mapping[str, Any] | None = None) -> Config:
-    """Returns the config in FILE.py or FILE.py:KEY=VALUE,..., with `overrides` by key.
+    """Returns the config in FILE.py or FILE.py:KEY=VALUE,..., with `overrides` of keys.
 
     If the overrides set `train.steps` below the file's warm-up, the warm-up becomes a tenth of them,
     with a line.
@@ -107,7 +107,7 @@ def read_config(keys: Mapping[str, Any] | ml_collections.ConfigDict) -> Config:
 
 
 def make_config(arg: str = "", **changes: Any) -> Config:
-    """Returns the default config with "KEY=VALUE,..." and `changes`, whose keys have __ for dots."""
+    """Returns the default config with "KEY=VALUE,..." and `changes`, with __ for dots in their keys."""
     dotted = {key.replace("__", "."): value for key, value in changes.items()}
     return replaced(Config(), flatten(_assignments(arg) | dotted))
 
@@ -217,7 +217,7 @@ def call(file: str | os.PathLike[str], function: str, example: str, *arguments: 
 
 
 def _assignments(arg: str) -> dict[str, Any]:
-    """Returns the texts of "KEY=VALUE,KEY=VALUE" by key."""
+    """Returns the text of each key in "KEY=VALUE,KEY=VALUE"."""
     texts = {}
     # a comma in position=rotary,none separates no keys
     for assignment in filter(None, map(str.strip, re.split(r",(?=\s*[\w.]+\s*=)", arg))):

@@ -349,7 +349,7 @@ class Config(Section):
 
     @property
     def last_length(self) -> int:
-        """The last train_length, by which position methods and logit scales are made for all updates."""
+        """The last train_length. Position methods and logit scales are made for it in all updates."""
         return self.pairs("train_length")[-1][1]
 
     def began(self, step: int) -> int:
@@ -369,7 +369,7 @@ class Config(Section):
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Returns the values of a config or mapping by dotted key, tuples as lists, as in JSON."""
+    """Returns the value of each dotted key in a config or mapping, tuples as lists, as in JSON."""
     leaves: dict[str, Any] = {}
     for key, value in (config if isinstance(config, Mapping) else vars(config)).items():
         if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
@@ -487,7 +487,7 @@ def replaced(config: Config, changes: Mapping[str, Any]) -> Config:
     """Returns `config` with other values for some keys.
 
     Args:
-      changes: values, lists over updates, or texts of either, by dotted key.
+      changes: a value, a list over updates, or the text of either, for each dotted key.
 
     Raises:
       ValueError: an unknown key, or a refused value.

@@ -50,7 +50,7 @@ def export_model(
 
     Args:
       output_dir: empty or absent.
-      family: its name. Defaults to the import's, or to the first whose config can say the run's: the
+      family: its name. Defaults to the import's, or to the first with a config that can say the run's: the
         parent's, then the others.
       checkpoint: "latest", "best" or a step.
       dtype: files have float32, bfloat16, float16, or with "keep" the run's own dtype.

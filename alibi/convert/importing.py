@@ -187,7 +187,7 @@ def import_fairseq(
     *,
     position: str = "",
 ) -> RunDirectory:
-    """Makes a work directory, as training leaves it, from a checkpoint by the paper's own code.
+    """Makes a work directory, as training leaves it, from a checkpoint of the paper's own code.
 
     Training continues with an empty momentum, at the learning rate of the checkpoint's update.
 

@@ -93,7 +93,7 @@ class TrainBatches:
         return self._objective.batch(sequences, self._seed, step, training=True)
 
     def _add_echo(self, tokens: np.ndarray, random: np.random.Generator) -> None:
-        """Writes a passage of one block in eight again after a gap, which is drawn by its logarithm."""
+        """Writes a passage of one block in eight again after a gap, with a uniform logarithm."""
         gap = int(LEAST_GAP * (self._echoes / LEAST_GAP) ** random.uniform())
         start = int(random.integers(1, len(tokens) - gap - ECHO + 1))
         if random.integers(ECHOED) == 0 and tokens.min() >= 0:

@@ -75,7 +75,7 @@ class BookList:
 
 
 def _problem(book: Book, file: pathlib.Path | None) -> str:
-    """Returns why `book` is missing. `file` is named by its title."""
+    """Returns why `book` is missing. `file` has its title as name."""
     listed = f"{book.bytes:,} bytes, SHA-256 {book.sha256}"
     if file is None:
         title = " ".join(book.title.split())  # some hold a line's end

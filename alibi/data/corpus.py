@@ -110,7 +110,7 @@ class Corpus(abc.ABC):
         """Returns JSON content that is equal only if the split's text is."""
 
     def cached_as(self, split: str) -> dict[str, Any]:
-        """Returns JSON content by which the cache knows the split's text: `description`, and for a class from
+        """Returns JSON content that identifies the split's text in the cache: `description`, and for a class from
         outside also its options and file.
         """
         described, kind = self.description(split), type(self)

@@ -56,7 +56,7 @@ class Making:
 
     @functools.cached_property
     def directory(self) -> pathlib.Path:
-        """The token file's place in the cache, named by its content."""
+        """The token file's place in the cache, named after its content."""
         content = {
             "format": FORMAT_VERSION,
             "text": self.corpus.cached_as(self.split),
@@ -74,7 +74,7 @@ class Making:
         return self.directory.with_name(f".{self.directory.name}.parts")
 
     def find_or_make(self, workers: int = 1, *, progress: bool) -> TokenFile:
-        """Returns the token file, made by so many `workers` if it is missing.
+        """Returns the token file. If it is missing, so many `workers` make it.
 
         Among all hosts that share the cache one process makes it, and the others wait. Whole shards are
         kept if it fails.

@@ -1,4 +1,4 @@
-"""Tasks whose answers need a known part of the context, such as copying, recall and needles.
+"""Tasks with answers that need a known part of the context, such as copying, recall and needles.
 
 An example is a sequence of symbols, some of which are answers. The gap of an answer is its distance in
 tokens from the symbol that decides it. Three symbols mark answers, so that training and evaluation find
@@ -76,7 +76,7 @@ def find_task(name: str) -> Task:
 
 
 class Tasks(Corpus):
-    """Endless examples of a task, cut by `data.max_train_bytes` and `data.max_valid_bytes`.
+    """Endless examples of a task, cut at `data.max_train_bytes` and `data.max_valid_bytes`.
 
     Each block of `data.task_length` tokens holds whole examples. Their lengths are drawn up to the
     block's. Splits with different names have different examples.
@@ -266,7 +266,7 @@ def _common(count: int, times: int) -> Make:
 
 
 def _frequent(random: np.random.Generator, length: int) -> Made:
-    """Words by a zeta distribution with exponent 2; the three most frequent are asked, in order."""
+    """Words from a zeta distribution with exponent 2. The three most frequent are asked, in order."""
     size = length - 5
     weights = np.arange(1.0, NAMES + 1) ** -2
     counts = np.zeros(NAMES, int)

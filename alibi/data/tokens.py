@@ -43,7 +43,7 @@ def make_corpus(data: DataConfig) -> Corpus:
 def check_sources(data: DataConfig, splits: Iterable[str]) -> None:
     """Raises ValueError if `prepare` would refuse the options, or a split's text is missing. It is cheap.
 
-    Text whose tokens are in the cache may be missing.
+    Text may be missing if its tokens are in the cache.
     """
     check_paths(data)
     corpus, tokenizer = make_corpus(data), given_tokenizer(data)

@@ -148,7 +148,7 @@ class Evaluator(Measure, abc.ABC):
 
     @abc.abstractmethod
     def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
-        """Returns the results for a row's cell by name: numbers, or tuples of numbers.
+        """Returns the named results for a row's cell: numbers, or tuples of numbers.
 
         Raises:
           NoResultError: there is no number. The row will have the reason.
@@ -165,7 +165,7 @@ class Evaluator(Measure, abc.ABC):
 
 def mean_results(name: str, values: Float[np.ndarray, " items"]) -> dict[str, Any]:
     """Returns the results of a mean over a text: the mean as `name`, the number of values, and their
-    sums by part.
+    sums over each part.
 
     Raises:
       NoResultError: a value is not finite.
@@ -190,7 +190,7 @@ def refuse_other_objectives(evaluator: str, config: Config, *, whole: bool = Fal
 
 
 def options_by_name(names: Iterable[str]) -> dict[str, dataclasses.Field]:
-    """Returns the options of the evaluators `names`, by their own names."""
+    """Returns each option of the evaluators `names`."""
     return {
         field.name: field for name in names for field in dataclasses.fields(REGISTRY.load(name))
     }

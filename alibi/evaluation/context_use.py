@@ -34,7 +34,7 @@ from alibi.reporting.tables import Kind, result
 
 
 def _gain(entry: Entry) -> float | None:
-    """Returns the gain, None at the shortest length, which gains nothing by definition."""
+    """Returns the gain, None at the shortest length, the base of all gains."""
     is_start = entry.column == entry.results.get("from_length")
     return None if is_start else entry.results.get("gain_nats")
 

@@ -1,4 +1,4 @@
-"""NLL dumps: each token's NLL on disk, for analyses by position and by context."""
+"""NLL dumps: each token's NLL on disk, for analyses of position and context."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ class Dump:
 
     @property
     def stride(self) -> int:
-        """The tokens scored by each window."""
+        """The tokens that each window scores."""
         return self.row.options.get("stride", self.length)
 
     @property

@@ -1,4 +1,4 @@
-"""Echoes: what a model saves on a passage that it has read before, by the distance to the first copy.
+"""Echoes: what a model saves on a passage that it has read before, at each distance from the first copy.
 
 A passage that comes again is the simplest use of a long context in natural text. Any run can be
 measured; `data.echoes` puts echoes into the text of training.
@@ -28,7 +28,7 @@ SAVED = mean_kind(
 
 @dataclasses.dataclass(frozen=True)
 class Echo(OfText):
-    """Nats per token saved on a passage of 16 tokens whose copy lies `gap` tokens back, beside the same
+    """Nats per token saved on a passage of 16 tokens with a copy `gap` tokens back, beside the same
     passage in the same window without the copy.
 
     Passages come from other places of the text than their windows.

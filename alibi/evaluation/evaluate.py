@@ -110,7 +110,7 @@ def evaluate_each(
     row.
 
     Raises:
-      ValueError: two work directories have the same name, by which rows are told apart, or processes
+      ValueError: two work directories have the same name, which identifies rows, or processes
         differ.
       OutputError: the output directory can't be written.
       MissingPackageError: the report needs a package.

@@ -1,7 +1,7 @@
 """Attention heads: where each one looks, how much the model needs it, and the bias it has.
 
 A model may extrapolate because its heads read near tokens alone. Michel et al. 2019 (arXiv
-1905.10650) measure a head by the loss without it. In BLOOM many heads do next to nothing (arXiv
+1905.10650) measure a head through the loss without it. In BLOOM many heads do next to nothing (arXiv
 2603.09616).
 """
 
@@ -104,7 +104,7 @@ class Heads(OfText):
         return {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
 
     def of_heads(self, means: Mapping[str, Float[np.ndarray, "layers heads"]]) -> dict[str, Any]:
-        """Returns the results of rows: the number of heads in a layer, and each number by head, the
+        """Returns the results of rows: the number of heads in a layer, and each number for each head, the
         heads of the first layer first.
 
         Raises:
@@ -199,7 +199,7 @@ class HeadLoss(Heads):
 
 @dataclasses.dataclass(frozen=True)
 class HeadBias(Heads):
-    """Measures the bias in the logits of the last query, by head and distance, as a mean over windows."""
+    """Measures the bias in the logits of the last query, for each head and distance, as a mean over windows."""
 
     kinds: ClassVar = (_kind("Bias", "{:+.2f}", "bias", " of the logits"),)
     labels: ClassVar = ("layer", "head")

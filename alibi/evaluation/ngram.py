@@ -1,6 +1,6 @@
-"""Interpolated n-grams of any order by sorting: all orders and both smoothings from one sort.
+"""Interpolated n-grams of any order: all orders and both smoothings from one sort.
 
-The places of both texts are sorted by the symbols that begin there. Places with the same n-gram are
+The places of both texts are sorted in the order of the symbols that begin there. Places with the same n-gram are
 then neighbours, for every order. The number of such a run is the n-gram's id, which ascends with
 the id of its context, and its length is the count.
 
@@ -22,7 +22,7 @@ Documents = Sequence[Integer[np.ndarray, " symbols"]]
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Each symbol's NLL by an order, which sees `order` - 1 symbols before it."""
+    """Each symbol's NLL under an order, which sees `order` - 1 symbols before it."""
 
     order: int
     grams: int  # distinct n-grams of this and the lower orders
@@ -61,7 +61,7 @@ def kneser_ney(
 def ngram_scores(
     train: Documents, scored: Documents, vocab_size: int, order: int = 8
 ) -> Iterator[Scores]:
-    """Yields the NLL of the symbols in `scored` by n-grams of `train`, from order 1 to `order`.
+    """Yields the NLL of the symbols in `scored` under n-grams of `train`, from order 1 to `order`.
 
     No n-gram joins two documents. A document's start is a symbol, which is seen but never predicted.
     Order 1 is interpolated with the uniform 1 / `vocab_size`. Lower orders of Kneser-Ney count the
@@ -130,7 +130,7 @@ class _Counted:
         smoothed: tuple[Float[np.ndarray, " grams"], Float[np.ndarray, " grams"]],
         lower: Float[np.ndarray, " places"],
     ) -> Float[np.ndarray, " places"]:
-        """Returns the probability of each symbol by this order and the `lower` probabilities, which
+        """Returns the probability of each symbol from this order and the `lower` probabilities, which
         stay where the context is shorter or was never seen.
 
         Args:
@@ -191,7 +191,7 @@ def _orders(stream: Integer[np.ndarray, " symbols"], first: int, order: int) -> 
 
 
 def _ascending(stream: Integer[np.ndarray, " symbols"], order: int) -> Int[np.ndarray, " symbols"]:
-    """Returns all places, ascending by at least the `order` symbols from each on.
+    """Returns all places, in the order of at least the `order` symbols from each on.
 
     Each round sorts by as many ranks of the round before as fit into 64 bits. In the first round these
     are symbols. Nothing follows the last symbol.
@@ -232,7 +232,7 @@ def cache_probabilities(
     width: int,
     otherwise: Float[np.ndarray, " tokens"],
 ) -> tuple[Float[np.ndarray, " tokens"], Float[np.ndarray, " tokens"]]:
-    """Returns the probability of each token by the unigrams and by the bigrams in the `width` tokens
+    """Returns the probability of each token under the unigrams and the bigrams in the `width` tokens
     before it, in its document.
 
     Args:
@@ -268,7 +268,7 @@ def _earlier(
 def fitted_weights(
     probabilities: Float[np.ndarray, "models tokens"], rounds: int = 100
 ) -> Float[np.ndarray, " models"]:
-    """Returns the weights of a mixture that make the tokens likeliest, by expectation maximisation."""
+    """Returns the weights of a mixture that make the tokens likeliest, from expectation maximisation."""
     weights = np.full(len(probabilities), 1 / len(probabilities))
     for _ in range(rounds):
         joint = weights[:, None] * probabilities

@@ -111,11 +111,11 @@ class Texts:
 
 
 def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOptions) -> list[str]:
-    """Scores each run's text by n-grams of its train text. Prints a table with all orders, and writes rows
+    """Scores each run's text with n-grams of its train text. Prints a table with all orders, and writes rows
     for the best order with each smoothing. Returns the failures.
 
     The best order is chosen on the scored text, which favours the baseline. Masked tokens are scored
-    by order 1, their frequency, since n-grams predict from the left. Runs need no checkpoint. Runs with
+    with order 1, their frequency, since n-grams predict from the left. Runs need no checkpoint. Runs with
     the same texts are counted once. See also `alibi.evaluation.evaluate.evaluate_each`.
     """
     counted: dict[tuple, tuple[list[NGram], list[NGram], list[NGram]]] = {}

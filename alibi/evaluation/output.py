@@ -147,7 +147,7 @@ def print_once(message: str) -> None:
 
 
 def made_here() -> dict[str, Any]:
-    """Returns the fields of a row that tell when, where and by which code it is made."""
+    """Returns the fields of a row that tell when, where and with which code it is made."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "processor": processor(),

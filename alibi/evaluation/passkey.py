@@ -1,4 +1,4 @@
-"""Passkey retrieval: accuracy by the key's distance and the window's length.
+"""Passkey retrieval: accuracy at each distance of the key and length of the window.
 
 Perplexity does not show whether a model uses a longer context or only survives it. Here a window
 holds book text and a key, at a known distance from the question at the window's end (after
@@ -26,7 +26,7 @@ ACCURACY = Kind("Keys found again", "{:.0%}".format, value=result("accuracy"), t
 
 @dataclasses.dataclass(frozen=True)
 class Passkey(Evaluator):
-    """The share of passkeys that greedy decoding finds, by window and distance."""
+    """The share of passkeys that greedy decoding finds, for each window and distance."""
 
     prompts: int = option(200, "keys to be found at each length and distance", at_least=1)
     distractors: int = option(

@@ -126,7 +126,7 @@ class OfWindows(OfText):
 
 @dataclasses.dataclass(frozen=True)
 class Perplexity(OfWindows):
-    """Perplexity and bits per byte, by window length. Each token is scored exactly once."""
+    """Perplexity and bits per byte, at each window length. Each token is scored exactly once."""
 
     stride: int | None = option(
         None,

@@ -45,7 +45,7 @@ def documents_of(text: TokenFile, corpus: Corpus) -> list[Int32[np.ndarray, " to
 def padded(
     documents: list[Int32[np.ndarray, " tokens"]], length: int
 ) -> Int32[np.ndarray, " places"]:
-    """Returns the documents, each followed by -1 up to the end of its last window."""
+    """Returns the documents, each with -1 behind it up to the end of its last window."""
     return np.concatenate(
         [np.pad(ids, (0, -ids.size % length), constant_values=-1) for ids in documents]
     )

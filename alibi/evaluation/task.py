@@ -1,4 +1,4 @@
-"""Tasks: the share of examples and of answers that are right, by length, or by the answers' gaps."""
+"""Tasks: the share of examples and of answers that are right, at each length, or at each gap of answers."""
 
 import dataclasses
 import functools
@@ -116,7 +116,7 @@ class TaskAccuracy(Evaluator):
 
 @dataclasses.dataclass(frozen=True)
 class TaskGaps(TaskAccuracy):
-    """Accuracy of answers by the distance to the symbol that decides them, in powers of two."""
+    """Accuracy of answers at each distance to the symbol that decides them, in powers of two."""
 
     kinds: ClassVar = (ANSWERS,)
     labels: ClassVar = ("window",)

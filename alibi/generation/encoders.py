@@ -1,4 +1,4 @@
-"""Masked tokens filled in, and vectors of texts, by models that see both sides."""
+"""Masked tokens filled in, and vectors of texts, from models that see both sides."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ class Vectors(Section):
 
     Attributes:
       pooling: the last layer's output, its "mean" over a text's tokens or at the "first" token.
-      normalised: divides each vector by its norm.
+      normalised: whether vectors have a norm of 1.
       max_tokens: the most tokens of a text. 0 is the training length, or the longest text that an
         import's config.json allows.
       cut: cuts longer texts, which otherwise are errors.

@@ -24,7 +24,7 @@ class Sampler(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws a token by its probability among the tokens that all limits keep.
+    """Draws a token, with its probability, among the tokens that all limits keep.
 
     Attributes:
       temperature: divides the logits first; 0 takes the likeliest token.

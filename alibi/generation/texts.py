@@ -57,7 +57,7 @@ class Answer:
 
 
 class Writer:
-    """Continues prompts by a run's model.
+    """Continues prompts with a run's model.
 
     Args:
       run: has the model, the parameters and the tokenizer.

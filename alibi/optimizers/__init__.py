@@ -35,7 +35,7 @@ __all__ = [
 def make_optimizer(
     optimizer: OptimizerConfig, steps: int
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Returns the optimizer, after clipping by the global norm, and its schedule.
+    """Returns the optimizer, after clipping of the global norm, and its schedule.
 
     Raises:
       ValueError: an unknown optimizer or option, or as in `make_schedule`.

@@ -1,4 +1,4 @@
-"""The contracts of optimizers and schedules: frozen dataclasses, whose fields are their options.
+"""The contracts of optimizers and schedules: frozen dataclasses with their options as fields.
 
 Each is a file and a line in `OPTIMIZERS` or `SCHEDULES`, or a class anywhere, named as
 package.module:Class. A field without a default has the value of the key with its name in the config

@@ -1,4 +1,4 @@
-"""Optimizers that see each number of a gradient by itself."""
+"""Optimizers that see each number of a gradient alone."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ class AdamW(Optimizer):
 @dataclasses.dataclass(frozen=True)
 class Nesterov(Optimizer):
     """Nesterov's accelerated gradient, with the key optimizer.momentum, without weight decay; the same as
-    fairseq's `nag`, whose buffer holds the learning rate too.
+    fairseq's `nag`. Its buffer holds the learning rate too.
     """
 
     momentum: float

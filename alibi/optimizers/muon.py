@@ -1,4 +1,4 @@
-"""Muon, whose updates of matrices are orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+"""Muon: orthogonal updates of matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ class Muon(AdamW):
     """Muon for the matrices of layers, and AdamW for embeddings, norms, biases and position parameters.
 
     A matrix is from all inputs to all outputs of a layer, such as `[width, heads * head_dim]`, of each
-    layer by itself. With `rms` both have updates of one size, so that one learning rate serves both (Liu
+    layer alone. With `rms` both have updates of one size, so that one learning rate serves both (Liu
     et al. 2025, arXiv 2502.16982, section 2.2). Weight decay is the same in both.
 
     Attributes:

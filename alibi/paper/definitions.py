@@ -55,7 +55,7 @@ OPTIONS = {"t5": "position_options.max_distance=128"}
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A trained model, by the properties that vary in the tables. Lengths are in tokens, at the paper's
+    """A trained model: the properties that vary in the tables. Lengths are in tokens, at the paper's
     scale.
     """
 

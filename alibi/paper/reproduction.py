@@ -23,7 +23,7 @@ class Reproduction:
     are trained and evaluated once.
 
     Args:
-      files: the user's text files by split, in place of the setting's own text.
+      files: the user's text file for each split, in place of the setting's own text.
       overrides: config keys for all runs, KEY=VALUE,...
 
     Raises:

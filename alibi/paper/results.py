@@ -212,7 +212,7 @@ def _caption(
 
 
 def write_table(one: Reproduction, failures: Mapping[str, str]) -> str:
-    """Writes the table as Markdown, CSV, LaTeX and figure, with the failures by run. Returns it as text."""
+    """Writes the table as Markdown, CSV, LaTeX and figure, with each run's failure. Returns it as text."""
     merge_rows(one.directory)
     compared, name = compare_with_paper(one), f"table{one.number:02d}"
     contents: dict[str, str | bytes] = {".csv": to_csv(compared), ".tex": to_latex(compared)}

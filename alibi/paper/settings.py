@@ -49,7 +49,7 @@ class Setting:
         return _LENGTH.sub(with_ours, text)
 
     def config_for(self, files: Mapping[str, str], overrides: str) -> str:
-        """Returns the config for all runs, with the user's `files` by split and `overrides`, KEY=VALUE,...
+        """Returns the config for all runs, with the user's `files` for splits and `overrides`, KEY=VALUE,...
 
         In place of a missing file stands its split in capitals.
 

@@ -235,7 +235,7 @@ def looks(
 
 
 def apart(*channels: str) -> Spec:
-    """Returns the resolution by which each part of a figure has its own scales."""
+    """Returns the resolution that gives each part of a figure its own scales."""
     return {"scale": dict.fromkeys(channels, "independent")}
 
 
@@ -247,8 +247,8 @@ def training_chart(
     """Returns runs' losses over their updates: lines for training, markers for validation.
 
     Args:
-      curves: points (step, nats, split) by the run's name.
-      labels: names in charts by the run's name.
+      curves: points (step, nats, split) of each run, under its name.
+      labels: each run's name in charts.
       styles: as for `length_chart`.
     """
     values = [

@@ -81,7 +81,7 @@ def equivalence(one: Sample, reference: Sample, margin: float) -> tuple[Interval
 def share_of_use(
     gains: Float[np.ndarray, " seeds"], reference: Float[np.ndarray, " seeds"]
 ) -> tuple[float, tuple[float, float] | None]:
-    """Returns the mean gain divided by the reference's, and the ratio's 95% interval (Fieller 1954, doi
+    """Returns the ratio of the mean gain to the reference's, and its 95% interval (Fieller 1954, doi
     10.1111/j.2517-6161.1954.tb00159.x). There is no interval for a single seed, or if the reference
     may gain nothing.
 
@@ -108,14 +108,14 @@ def share_of_use(
 def agreement(
     one: Float[np.ndarray, "runs seeds"], other: Float[np.ndarray, "runs seeds"]
 ) -> tuple[Float[np.ndarray, " seeds"], float]:
-    """Returns Kendall's tau-b between the runs' numbers by two measures, for each seed, and p.
+    """Returns Kendall's tau-b between the runs' numbers under two measures, for each seed, and p.
 
     p is the share of the runs' permutations in which the mean tau is at least as far from zero. The
     seeds of a run move together, since they are no independent runs. All permutations of up to 7 runs
     are tried, else 10,000 are drawn.
 
     Args:
-      one, other: the same runs and seeds by each measure.
+      one, other: numbers of the same runs and seeds, under each measure.
 
     Example:
       >>> echoes, tasks = np.array([[0.1], [0.2], [0.4]]), np.array([[0.5], [0.7], [0.9]])
@@ -203,7 +203,7 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
 
 
 def _by_seed(content: Content) -> dict[int, float]:
-    """Returns the values of a cell by seed, none for n-grams, which have no seeds."""
+    """Returns each seed's value in a cell, none for n-grams, which have no seeds."""
     if not isinstance(content, Number) or not content.seeds:
         return {}
     return dict(zip(content.seeds, content.values, strict=True))

@@ -89,7 +89,7 @@ def cell_figure(panel: Panel) -> Spec:
 
 
 def context_figure(lines: Iterable[Mapping[str, Any]]) -> Spec:
-    """Returns the NLL by context: a line for each run and length of blocks.
+    """Returns the NLL over the context: a line for each run and length of blocks.
 
     Each mean lies in the band of its 95% interval. A range of contexts is left out without an interval,
     or if its interval is wider than a tenth of the greatest lower end among all intervals, a cost that
@@ -100,7 +100,7 @@ def context_figure(lines: Iterable[Mapping[str, Any]]) -> Spec:
       lines: as `alibi.evaluation.by_position.analyse` returns them.
 
     Raises:
-      ValueError: there is no NLL by context.
+      ValueError: there is no NLL over the context.
     """
     ranges = [line for line in lines if line["analysis"] == "by_context"]
     if not ranges:
@@ -190,10 +190,10 @@ def _context_labels(scorings: Sequence[tuple[Any, ...]]) -> list[str]:
 
 
 def bias_figure(name: str, added: Float[np.ndarray, "heads q k"], *, causal: bool) -> Spec:
-    """Returns what is added to the logit at each query (row) and key (column) by head, and by distance.
+    """Returns what each head adds to the logit at each query (row) and key (column), and at each distance.
 
     Softmax ignores a constant within a row, so each row is relative to the query's own key. Keys
-    hidden by a causal mask, or by a NaN in `added`, are left white. Each head has its own colours
+    that a causal mask or a NaN in `added` hides are left white. Each head has its own colours
     from its least to its greatest number. Beyond MOST_CELLS tokens a picture shows every n-th token.
     """
     heads, length, _ = added.shape

@@ -52,7 +52,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A quantity's sums by seed and part. A single part stands for unknown parts."""
+    """A quantity's sums for each seed and part. A single part stands for unknown parts."""
 
     seeds: tuple[int, ...]  # empty for an n-gram, a single row without seeds
     sums: Float[np.ndarray, "seeds parts"]

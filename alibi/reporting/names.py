@@ -50,7 +50,7 @@ def series_names(rows: Iterable[Row]) -> dict[tuple[str, int, str], str]:
 
 
 def _short_names(rows: Collection[Row]) -> dict[str, str]:
-    """Returns each `Row.series` without the keys shared by all runs.
+    """Returns each `Row.series` without the keys that all runs share.
 
     Sweeps name runs METHOD-L128-KEY=VALUE: the train length is left out if all have the same, and
     each key with the same value in all runs. Other names stay whole, and so do all names if the

@@ -17,7 +17,7 @@ from alibi.reporting.tables import Content, Kind, Missing, Number, Table, fact, 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Runs that differ in their seed only: a line of a table, with its cells by column."""
+    """Runs that differ in their seed only: a line of a table, with a cell for each column."""
 
     label: str
     position: str
@@ -28,7 +28,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Results that may be compared: by one evaluator with the same options, on the same text."""
+    """Results that may be compared: from one evaluator with the same options, on the same text."""
 
     measure: Measure
     corpus: str
@@ -194,7 +194,7 @@ def _sample(
     kind: Kind,
     seeds: tuple[int, ...],
 ) -> Sample:
-    """Returns the means by seed, and by part if all entries have the same parts of a text."""
+    """Returns the means for each seed, and for each part if all entries have the same parts of a text."""
     parts = [entry.results.get("parts") or () for entry in entries]
     texts = {
         (entry.row.tokens_sha256, entry.results["tokens"], len(of_seed))
@@ -226,7 +226,7 @@ def _are_comparable(entries: Sequence[Entry], kind: Kind) -> bool:
 
 
 def build_table(panel: Panel) -> Table:
-    """Returns a table with a line per series and a column per length, or by the evaluator's own
+    """Returns a table with a line per series and a column per length, or with the evaluator's own
     labels and columns.
     """
     labels = panel.measure.labels

@@ -60,7 +60,7 @@ class RunSource:
     """A run in a report: its config, command and work directory.
 
     Attributes:
-      config: its config's leaves by dotted key.
+      config: the value of each dotted key of its config.
       command: the shell command to train it.
       workdir: its work directory, or None if unknown or missing.
     """
@@ -85,10 +85,10 @@ def write_report(
     splits, strides, corpora) have a suffix. Without rows and failures nothing is written.
 
     Args:
-      failures: reasons by the failed run's name, listed at the end.
+      failures: each failed run's reason, listed at the end.
       runs: the page shows their commands, configs and training curves. Tables and figures have their
         order.
-      reference: each table is followed by one of the differences from this run, and the last by one
+      reference: behind each table stands one of the differences from this run, and behind the last one
         of the measures' rankings.
     """
     folder = resolve(directory)
@@ -145,7 +145,7 @@ def _figure_name(panel: Panel, taken: Collection[str]) -> str:
 
 
 def failed_runs(failures: Mapping[str, str]) -> str:
-    """Returns a Markdown list of the reasons for failures by run, a line for each."""
+    """Returns a Markdown list of failed runs with their reasons, a line for each."""
     lines = (f"- {name}: {' '.join(reason.split())}\n" for name, reason in failures.items())
     return "Runs that failed:\n\n" + "".join(lines)
 
@@ -154,7 +154,7 @@ def training_curve(workdir: epath.Path | None) -> list[dict[str, Any]]:
     """Returns a run's logged losses: step, nats per token and split, "train" or "valid", and the tokens
     that a validation scored.
 
-    In a long run each point is the mean over neighbouring rows, weighted by their tokens.
+    In a long run each point is the mean over neighbouring rows, with their tokens as weights.
     """
     rows = read_log(workdir / "metrics.jsonl") if workdir is not None else []
     trained = [row for row in rows if _is_number(row.get("train_nll"))]

@@ -110,7 +110,7 @@ class Row:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the row is for a model trained by updates, not for an n-gram."""
+        """Whether the row is for a model trained with updates, not for an n-gram."""
         return self.train_length > 0
 
     @property
@@ -120,7 +120,7 @@ class Row:
 
     @property
     def series(self) -> str:
-        """The run's name without its seed, alibi-L128 for alibi-L128-seed0, followed by its
+        """The run's name without its seed, alibi-L128 for alibi-L128-seed0, and then its
         override.
         """
         seed = f"seed=?{self.seed}"

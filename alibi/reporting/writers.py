@@ -161,7 +161,7 @@ def heading_text(heading: Heading) -> str:
 
 
 def _lines(table: Table, written: Callable[[Content], str]) -> list[list[str]]:
-    """Returns the header and the rows as texts, the parts of a cell joined by slashes."""
+    """Returns the header and the rows as texts, with slashes between the parts of a cell."""
     lines = [[*map(heading_text, table.label_header), *map(heading_text, table.header)]]
     for labels, cells in zip(table.labels, table.cells, strict=True):
         texts = (" / ".join(filter(None, map(written, cell))) for cell in cells)

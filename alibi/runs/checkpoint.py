@@ -315,7 +315,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
 
 
 def validated(saved: Mapping[str, Any]) -> tuple[int | None, int]:
-    """Returns what validations have in common whose losses compare: tokens, and BEGAN."""
+    """Returns what is equal in validations with comparable losses: tokens, and BEGAN."""
     return saved.get(VALID_TOKENS), saved.get(BEGAN, 0)
 
 

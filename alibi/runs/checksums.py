@@ -17,7 +17,7 @@ from alibi.parallel import hosts
 
 
 def checksums(tree: PyTree) -> dict[str, str]:
-    """Returns a checksum for each array in `tree`, 16 hexadecimal digits, by path.
+    """Returns a checksum, 16 hexadecimal digits, for the path of each array in `tree`.
 
     It depends on the elements' bits and places, not on how devices split them. Each device sums its
     part. A change in one element always changes it, in several with a probability of 1 - 2^-64.

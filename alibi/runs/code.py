@@ -86,7 +86,7 @@ def _is_own(name: str, file: str, packages: Collection[str] = ()) -> bool:
 
 def method_files(config: Config, positions: str = "", *, training: bool = True) -> dict[str, str]:
     """Returns the `code_files` of a config's position methods (or of those in `positions`) and objective, and
-    with `training` also of its optimizer and schedule. (A corpus is known by its tokens.)
+    with `training` also of its optimizer and schedule. (Its tokens identify a corpus.)
     """
     from alibi.objectives import REGISTRY  # not to read a run's files alone
     from alibi.positions import method_class, method_names

@@ -220,7 +220,7 @@ class RunDirectory:
         """Checks what the run was trained with, and warns if this library's code has changed.
 
         Args:
-          manifests: the texts' manifests now, by split.
+          manifests: each split's manifest now.
           method_files: the user's own files now.
           instead: what an error advises.
 

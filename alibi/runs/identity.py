@@ -84,10 +84,10 @@ def differing(trained: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def defining(config: Config) -> dict[str, Any]:
-    """Returns the values of all keys that affect a run's results, by dotted key.
+    """Returns the value of each dotted key that affects a run's results.
 
-    Text files count by name alone, so that rows agree wherever the text lies. Rows tell texts with
-    equal names apart by `Row.trained_on` and `Row.tokens_sha256`.
+    Only the names of text files count, so that rows agree wherever the text lies. Rows tell texts with
+    equal names apart through `Row.trained_on` and `Row.tokens_sha256`.
     """
     config = config.at(config.train.steps)  # of one run, whichever its checkpoint
     leaves = {key: value for key, value in flatten(config).items() if role_of(key) != COMPUTED}

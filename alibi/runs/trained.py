@@ -67,7 +67,7 @@ class TrainedRun:
 
     @property
     def title(self) -> str:
-        """The name, followed by the override."""
+        """The name, and then the override."""
         return self.name if self.override is None else f"{self.name} {self.override}"
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Directories of the cache: made once, found again by content, and never seen half-written."""
+"""Directories of the cache: made once, named after their content, and never seen half-written."""
 
 import contextlib
 import errno

@@ -137,7 +137,7 @@ def made_whole(place: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 
 def write_whole(place: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
-    """Writes a file by `made_whole`. Text is written in UTF-8, with escapes for what UTF-8 lacks."""
+    """Writes a file with `made_whole`. Text is written in UTF-8, with escapes for what UTF-8 lacks."""
     with made_whole(place) as temporary:
         temporary.write_bytes(
             content.encode(errors="backslashreplace") if isinstance(content, str) else content

@@ -2,7 +2,7 @@
 
     def get_sweep():
         return {
-            "config": "configs/quickstart.py",  # shared by all runs, may end in :KEY=VALUE,...
+            "config": "configs/quickstart.py",  # for all runs, may end in :KEY=VALUE,...
             "product": {"position": ["sinusoidal", "alibi"], "train_length": [64, 128], "seed": [0, 1]},
             "multiples": [1, 2, 4],  # in train lengths, or "lengths" in tokens
         }

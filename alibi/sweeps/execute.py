@@ -77,9 +77,9 @@ class Sweeper:
       share: a task's runs, defaults to all. A task reports if all runs of the sweep have ended.
 
     Attributes:
-      unfinished: why runs were stopped while the others went on, or which process holds them, by
-        name.
-      left: which process with a later start has taken over a run, by the run's name.
+      unfinished: under a run's name, why it was stopped while the others went on, or which process
+        holds it.
+      left: under a run's name, which process with a later start has taken it over.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Sweeper:
         self.processes = processes or LocalProcesses()
 
     def execute(self) -> dict[str, str]:
-        """Trains, evaluates and reports the unfinished runs. Returns the reasons for failures by run.
+        """Trains, evaluates and reports the unfinished runs. Returns each failed run's reason.
 
         Raises:
           OSError: the work directory is not writable.
@@ -158,7 +158,7 @@ class Sweeper:
         return self.failures
 
     def _train_seeds(self, runs: Sequence[Run]) -> None:
-        """Trains the runs in one program if several are not trained. If it fails, each is trained by itself
+        """Trains the runs in one program if several are not trained. If it fails, each is trained alone
         afterwards.
         """
         slot, claims = self._slots.pop(), list[Claim]()

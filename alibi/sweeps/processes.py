@@ -198,7 +198,7 @@ class LocalProcesses(contextlib.ExitStack):
 
 
 def _pass_lines(stream: IO[bytes] | None, name: str) -> None:
-    """Writes a child's stderr to this process's, line by line, with `name` before each."""
+    """Writes each line of a child's stderr to this process's, with `name` before it."""
     if stream is None:
         return
     for line in io.TextIOWrapper(stream, "utf-8", "replace"):  # a carriage return ends a line too

@@ -63,7 +63,7 @@ def record_sweep(workdir: epath.Path, sweep: Sweep, *, replace: bool) -> None:
 
 
 def recorded_runs(workdir: epath.Path) -> dict[str, str]:
-    """Returns each run's fingerprint in the recorded sweep by name, in order. Empty without a whole
+    """Returns each run's fingerprint in the recorded sweep, under its name, in order. Empty without a whole
     record.
     """
     try:
@@ -90,7 +90,7 @@ def is_complete(workdir: epath.Path, name: str, expected: str) -> bool:
 
 
 def read_failures(workdir: Directory) -> dict[str, str]:
-    """Returns why runs failed, by name."""
+    """Returns why each run failed, under its name."""
     failures = {}
     for path in listed(resolve(workdir) / FAILURES):
         with contextlib.suppress(FileNotFoundError):  # another task's run has succeeded meanwhile
@@ -125,7 +125,7 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will change by itself."""
+        """Whether nothing more will happen without a command."""
         return self.state in ("finished", "imported", "failed", "damaged")
 
     @property

@@ -77,7 +77,7 @@ def check_position_method(
     Args:
       method: a class, a name in the registry, `package.module:Class`, or an instance with 4 heads of
         8 features and a training length of 16.
-      model_keys: values for keys of `config.model`, by name, such as {"qk_norm": True}.
+      model_keys: values for keys of `config.model`, such as {"qk_norm": True}.
       options: values for the method's options.
 
     Raises:

@@ -250,7 +250,7 @@ def check_half_precision(method: PositionMethod) -> None:
 
 
 def check_bounds(method: PositionMethod) -> None:
-    """Checks that no bias exceeds the bounds by which attention leaves out far keys."""
+    """Checks that no bias exceeds the bounds that let attention leave out far keys."""
     if not declared(method).bounded:
         return
     length, block = 512, 32

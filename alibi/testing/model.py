@@ -63,7 +63,7 @@ class SmallModel:
 
 
 def check_causality(model: SmallModel) -> None:
-    """Checks by gradients that a token's features depend on the token and not on a later one, and the
+    """Checks with gradients that a token's features depend on the token and not on a later one, and the
     last token's on the first.
     """
     if not model.method.causal:

@@ -50,9 +50,9 @@ def train(config: Config, workdir: str) -> dict[str, Any]:
 
 
 def train_seeds(config: Config, workdirs: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Trains a run of `config` for each seed, all in one program, as `train` does each by itself.
+    """Trains a run of `config` for each seed, all in one program, as `train` does each alone.
 
-    A run whose loss diverges ends, and the others go on. Speeds in rows and statuses are of a run, so
+    If a run's loss diverges, the run ends, and the others go on. Speeds in rows and statuses are of a run, so
     its share of the device.
 
     Args:

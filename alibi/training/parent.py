@@ -121,7 +121,7 @@ class Parent:
         than the parent's.
 
         Args:
-          manifests: the texts' manifests, by split.
+          manifests: each split's manifest.
         """
         if self._child.init_step > 0:
             self.run.check_same(manifests, method_files(self._child), "leave init_step out")

@@ -273,7 +273,7 @@ def _peak_tokens_per_second(job: Job, config: Config) -> float | None:
 
 
 def _peak_memory_bytes() -> int:
-    """Returns the most memory held so far on one device, or by this process if its devices are CPUs."""
+    """Returns the most memory held so far on one device, or in this process if its devices are CPUs."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     of_process = peak if sys.platform == "darwin" else 1024 * peak

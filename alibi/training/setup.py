@@ -42,7 +42,7 @@ class Stretch:
 
     Attributes:
       config: the run's, with the values of these updates.
-      sampler: made by `make_sampler`, or None without eval.sample_prompt.
+      sampler: from `make_sampler`, or None without eval.sample_prompt.
     """
 
     first: int
@@ -59,7 +59,7 @@ class Job:
     Attributes:
       parent: the run that this run's parameters come from, or None without init_from or after the
         first checkpoint.
-      files, corpus: tokens and manifest by split.
+      files, corpus: each split's tokens and manifest.
       stretches: in order, one without values over updates. They share parameters and optimizer state.
     """
 
@@ -162,7 +162,7 @@ def check_stretches(config: Config, mesh: Mesh | AbstractMesh) -> list[DecoderLM
 
 
 def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
-    """Raises ValueError for numbers by which no model can be trained on `mesh`."""
+    """Raises ValueError for numbers with which no model can be trained on `mesh`."""
     heads, tensor = config.model.kv_heads, mesh.shape["tensor"]
     if heads % tensor:
         fitting = ", ".join(str(parts) for parts in range(1, heads + 1) if heads % parts == 0)
@@ -283,7 +283,7 @@ def prepare_files(data: DataConfig) -> dict[str, TokenFile]:
 
 
 def shared_text(train: TokenFile, valid: TokenFile) -> str:
-    """Returns how much validation text is in the train text too, by hashes and split names, or ""."""
+    """Returns how much validation text is in the train text too, with hashes and split names, or ""."""
     one, other = valid.manifest.description, train.manifest.description
     ours, theirs = ([json.dumps(each) for each in text.get("files", [])] for text in (one, other))
     split, *_ = one.get("split", "").partition("[")  # a slice of the train split is in it

@@ -138,7 +138,7 @@ class Entry:
             yield path, (array.T if path.endswith("kernel") else array).reshape(shapes[path])
 
     def to_theirs(self, params: Mapping[str, Any]) -> Float[np.ndarray, "..."]:
-        """Returns their tensor for our parameters by path, the inverse of `to_ours`."""
+        """Returns their tensor for our parameters, the inverse of `to_ours`."""
         arrays = []
         for path in self.ours:
             shape, array = _rows_shape(path, params[path].shape), np.asarray(params[path])

@@ -1,4 +1,4 @@
-"""Text to token ids: bytes, words by the paper's dictionary rule, or byte-level BPE."""
+"""Text to token ids: bytes, words under the paper's dictionary rule, or byte-level BPE."""
 
 import contextlib
 import json

@@ -21,7 +21,7 @@ Ids = Integer[np.ndarray, " tokens"]  # uint8 for bytes, else int32
 
 
 class Tokenizer(abc.ABC):
-    """A vocabulary, and the rule by which text becomes ids."""
+    """A vocabulary, and the rule from text to ids."""
 
     name: str
     vocab_size: int

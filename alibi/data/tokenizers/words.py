@@ -1,4 +1,4 @@
-"""Words between white space, by the paper's dictionary rule."""
+"""Words between white space, under the paper's dictionary rule."""
 
 import hashlib
 import itertools
