@@ -21,7 +21,7 @@ from alibi.storage.files import (
     listed,
     local_path,
     made_whole,
-    read_rows,
+    read_log,
     resolve,
     write_whole,
 )
@@ -78,18 +78,18 @@ def test_a_folder_is_made_and_listed_without_files_that_are_being_written(
 def test_a_log_forgets_the_rows_after_a_step(tmp_path: pathlib.Path) -> None:
     log = epath.Path(tmp_path / "run" / "metrics.jsonl")
     drop_rows(log, 1)
-    assert read_rows(log) == []
+    assert read_log(log) == []
     rows = [
         {"step": step, "value": value}
         for step, value in ((5, 0.5), (5, 0.25), (10, 1.0), (15, 2.0))
     ]
     for row in rows:
         append_row(log, row)
-    assert read_rows(log) == rows
+    assert read_log(log) == rows
     with log.open("a") as file:
         file.write('{"step": 15, "val')
     drop_rows(log, 10)
-    assert read_rows(log) == rows[:3]
+    assert read_log(log) == rows[:3]
 
 
 @pytest.mark.parametrize(
