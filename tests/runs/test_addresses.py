@@ -19,7 +19,7 @@ from alibi.storage.files import (
     append_row,
     drop_rows,
     listed,
-    read_rows,
+    read_log,
     resolve,
 )
 from alibi.training import loop
@@ -69,9 +69,9 @@ def test_rows_and_claims(bucket: str) -> None:
     rows = [{"step": step, "value": value} for step, value in ((5, 0.5), (5, 0.25), (10, 1.0))]
     for row in rows:
         append_row(log, row)
-    assert read_rows(log) == rows
+    assert read_log(log) == rows
     drop_rows(log, 5)
-    assert read_rows(log) == rows[:2]
+    assert read_log(log) == rows[:2]
     assert [path.name for path in listed(place)] == ["metrics"]
 
     older = Claim(place, "training")
