@@ -96,7 +96,7 @@ def _shapes(arguments: argparse.Namespace) -> list[Shape]:
 def compare_lengths(arguments: argparse.Namespace) -> list[Row]:
     """Measures time, memory and share of the peak at each length, on request beside peers.
 
-    Queries, keys and values are normal; their norms decide how much can be skipped.
+    Queries, keys and values are normal. Their norms decide how much can be skipped.
     """
     if arguments.heads < 1 or arguments.heads & (arguments.heads - 1):
         raise ValueError(

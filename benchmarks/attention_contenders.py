@@ -47,7 +47,7 @@ class Way:
       backend: name of a backend or a peer.
       skip_epsilon: largest share of mass that may be lost.
       slots_last: whether a cache holds slots last, as this project's, or first, as Flax's.
-      position: the method that gives the bias; its parameters get gradients.
+      position: the method that gives the bias. Its parameters get gradients.
     """
 
     backend: str
@@ -141,7 +141,7 @@ def project_step(shape: Shape, way: Way) -> Step:
 
 
 def bias_of(shape: Shape, position: str) -> tuple[Any, Callable[[Any], Any]]:
-    """Returns a method's bias parameters, and the function from them to the bias; FoX's gates are drawn."""
+    """Returns a method's bias parameters, and the function from them to the bias. FoX's gates are drawn."""
     import jax
     import jax.numpy as jnp
 

@@ -155,7 +155,7 @@ def _flax(config: Config, vocab_size: int, devices: list[Any]) -> Any:
 
 def cycles_by_part(program: str) -> tuple[dict[str, int], int]:
     """Returns the estimated cycles in each part of the model, for a program compiled for a TPU, and how many
-    loops don't tell their rounds; these count once.
+    loops don't tell their rounds. These count once.
     """
     bodies = dict(re.findall(r"^(?:ENTRY )?%([\w.\-]+) [^\n]*\{\n(.*?)^\}$", program, re.M | re.S))
     (entry,) = re.findall(r"^ENTRY %([\w.\-]+) ", program, re.M)
@@ -180,7 +180,7 @@ def cycles_by_part(program: str) -> tuple[dict[str, int], int]:
 
 
 def _rounds(condition: str) -> int | None:
-    """Returns how often a loop that counts from 0 runs, from its condition; None for another condition."""
+    """Returns how often a loop that counts from 0 runs, from its condition, or None for another condition."""
     limits = re.findall(r"= s32\[\]\S* constant\((\d+)\)", condition)
     return int(limits[0]) if len(limits) == 1 and "direction=LT" in condition else None
 

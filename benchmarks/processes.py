@@ -36,7 +36,7 @@ class Step:
     """A contender's work, as its process has built it.
 
     Attributes:
-      parts: the timed functions with their names; "run" if there is a single part.
+      parts: the timed functions with their names, "run" if there is a single part.
       facts: other values for the row of results.
       program: returns a step's compiled program as text.
     """
@@ -68,7 +68,7 @@ class Contender:
 
     Attributes:
       needed_bytes: a lower bound on the memory it needs, if that is known to be much.
-      warm: warms the step up in its process; returns the seconds of each part, and facts. Defaults to
+      warm: warms the step up in its process, and returns the seconds of each part, and facts. Defaults to
         all parts in turn.
       keeps_memory: its process keeps freed memory, as the entry points do.
     """

@@ -41,7 +41,7 @@ def profile(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     The optimizer, which has no passes, counts as forward.
 
     Raises:
-      ValueError: not a CPU; only there do traces name the program's kernels.
+      ValueError: not a CPU. Only there do traces name the program's kernels.
     """
     import jax
 

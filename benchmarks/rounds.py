@@ -51,7 +51,7 @@ class Runner:
                 self.stop()
 
     def prepare(self, turn_seconds: float) -> None:
-        """Starts it and warms it up; each part will be timed for about `turn_seconds` in a round."""
+        """Starts it and warms it up. Each part will be timed for about `turn_seconds` in a round."""
         needed, available = self.contender.needed_bytes, available_memory()
         if needed > available:
             raise RuntimeError(
@@ -108,7 +108,7 @@ Runners = dict[str, Runner]
 
 
 def fastest_peer(runners: Runners, part: str = "run") -> Runner | None:
-    """Returns the peer that took least time for a part; None if none was measured."""
+    """Returns the peer that took least time for a part, or None if none was measured."""
     peers = [
         (seconds, name)
         for name, runner in runners.items()
@@ -118,7 +118,7 @@ def fastest_peer(runners: Runners, part: str = "run") -> Runner | None:
 
 
 def available_memory() -> float:
-    """Returns the bytes available without pushing anything out; infinity if the system doesn't tell."""
+    """Returns the bytes available without pushing anything out, infinity if the system doesn't tell."""
     file = pathlib.Path("/proc/meminfo")
     match = re.search(r"MemAvailable:\s+(\d+)", file.read_text()) if file.exists() else None
     return 1024 * int(match[1]) if match else math.inf
@@ -138,7 +138,7 @@ def run_rounds(
     Args:
       turn_seconds: time for each part of a contender in a round, but at least a call.
       title: shown in the progress line.
-      preparing: contenders prepared at a time; with several, preparation times are no measurement.
+      preparing: contenders prepared at a time. With several, preparation times are no measurement.
     """
     runners = {
         name: Runner(contender)
@@ -227,7 +227,7 @@ def measure(
 
 
 def compare(headline: str, columns: list[Column], *contest: Any, **how: Any) -> list[Row]:
-    """Measures the contenders and shows the rows, which it returns; see `show` and `measure`."""
+    """Measures the contenders and shows the rows, which it returns (see `show` and `measure`)."""
     rows = measure(*contest, **how)
     show(headline, rows, columns)
     return rows
@@ -267,7 +267,7 @@ def conditions(rounds: int) -> Row:
 
 
 def chosen_names(names: str, choices: Iterable[str], kind: str) -> list[str]:
-    """Returns the comma-separated names, none for "none"; ValueError for an unknown name."""
+    """Returns the comma-separated names, none for "none". Raises ValueError for an unknown name."""
     chosen = [name for name in names.split(",") if name != "none" or "none" in choices]
     if unknown := [name for name in chosen if name not in choices]:
         raise ValueError(f"unknown {kind} {unknown[0]!r}; use {', '.join(choices)}")
@@ -275,7 +275,7 @@ def chosen_names(names: str, choices: Iterable[str], kind: str) -> list[str]:
 
 
 def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
-    """Returns a flag's comma-separated numbers; ValueError if they are not whole, above 0, and divisors."""
+    """Returns a flag's comma-separated numbers. Raises ValueError if they are not whole, above 0, and divisors."""
     numbers = words.split(",")
     if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
         raise ValueError(
@@ -290,7 +290,7 @@ def whole_numbers(words: str, flag: str, *, divisor_of: int = 0) -> list[int]:
 
 
 def print_rows(rows: list[Row], columns: list[Column]) -> None:
-    """Prints a line for each contender, as a Markdown table; as several if it would be wider than WIDEST."""
+    """Prints a line for each contender, as a Markdown table, or as several if it would be wider than WIDEST."""
     names = ["", *(row["contender"] for row in rows)]
     left = [[column.title, *(column.cell(row) for row in rows)] for column in columns]
     while left:

@@ -31,7 +31,7 @@ class CachedDecoder(nn.Module):
 
         Args:
           tokens: `[batch, length]`.
-          first: the slot of the first of them; with a tensor `[1]` of length 1, all slots are read.
+          first: the slot of the first of them. With a tensor `[1]` of length 1, all slots are read.
         """
         if isinstance(first, int):
             stop = first + tokens.shape[1]

@@ -32,7 +32,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Layer(nn.Module):
-    """A pre-norm layer; its attention is fused, or laid out as the paper's."""
+    """A pre-norm layer. Its attention is fused, or laid out as the paper's."""
 
     def __init__(self, config: Config, *, fused: bool):
         super().__init__()
@@ -55,7 +55,7 @@ class Layer(nn.Module):
         Args:
           x: `[batch, length, width]` if fused, else `[length, batch, width]`.
           attend: an `Attention` if fused, else the bias `[batch * heads, length, length]`.
-          append: puts keys and values into a cache and returns all of its; only if fused.
+          append: puts keys and values into a cache and returns all of its, only if fused.
         """
         normed = self.attention_norm(x)
         x = x + self.out(
@@ -87,7 +87,7 @@ class Layer(nn.Module):
 
 
 class FusedDecoder(nn.Module):
-    """Tied embeddings; gives the mean NLL of the targets, for a batch of the config's size.
+    """Tied embeddings. Gives the mean NLL of the targets, for a batch of the config's size.
 
     `attention` is a name in `ATTENTION`.
     """
@@ -113,7 +113,7 @@ class FusedDecoder(nn.Module):
 
 
 class PaperDecoder(nn.Module):
-    """Adaptive input and softmax, tied; ALiBi; no dropout."""
+    """Adaptive input and softmax, tied, with ALiBi and without dropout."""
 
     def __init__(self, config: Config, vocabulary: int):
         super().__init__()
@@ -165,7 +165,7 @@ class PaperDecoder(nn.Module):
         return nll / targets.numel()
 
     def log_probabilities(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Returns `[batch * length, vocabulary]`; a tail is computed only for targets in it."""
+        """Returns `[batch * length, vocabulary]`. A tail is computed only for targets in it."""
         features, targets = self.features(tokens), targets.flatten()
         first = self.starts[1]
         result = features.new_zeros(len(features), self.starts[-1])

@@ -83,7 +83,7 @@ def _jax_step(compiled: Any, state: Any, params: Any, *batch: Any) -> Step:
 
 
 def step_without_attention(config: Config, vocab_size: int) -> Step:
-    """Returns the same step with an attention that costs next to nothing; its projections stay."""
+    """Returns the same step with an attention that costs next to nothing. Its projections stay."""
     from alibi.attention.backends import BACKENDS
 
     # All three are part of the result and of the gradients: XLA would leave out the projection of

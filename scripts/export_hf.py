@@ -17,7 +17,7 @@ _OUTPUT_DIR = flags.DEFINE_string("output_dir", None, "folder to make; may be gs
 _FAMILY = flags.DEFINE_string(
     "family",
     "",
-    "architecture to write, such as llama; default: the import's, or the first that fits",
+    "architecture to write, such as llama; defaults to the import's, or the first that fits",
 )
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "latest", "latest, best or a step")
 _DTYPE = flags.DEFINE_enum(

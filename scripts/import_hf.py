@@ -8,7 +8,7 @@
 docs/importing.md lists the architectures. The folder holds config.json, files of safetensors (or
 .bin, by PyTorch with weights_only=True, which runs no code from them), and tokenizer.json or a
 SentencePiece model. A key of config.json that is unknown, or that asks for something that is not
-implemented, is an error. On several hosts, run the command on each with --multihost; each needs
+implemented, is an error. On several hosts, run the command on each with --multihost. Each needs
 the folder.
 """
 

@@ -40,7 +40,7 @@ command_line.own_flags(__name__)
 
 def added_to_logits(kind, length):
     """Returns `[heads, q, k]`, the scaled logits in a layer of this kind minus those without positions.
-    NaN beyond its window; None if nothing is added.
+    They are NaN beyond its window. Returns None if nothing is added.
     """
     import jax
     import jax.numpy as jnp

@@ -7,10 +7,10 @@
 --list shows all tables with the progress in --workdir.
 Without --run it prints the plan: every command, with parameters, tokens and FLOPs of each training
 and the time left here, and with --device_kind and --devices the memory and hours there.
-With --run, missing runs are trained and evaluated; after a stop, the same command continues.
+With --run, missing runs are trained and evaluated. After a stop, the same command continues.
 Then WORKDIR/SCALE/SETTING/tables/ holds the table as Markdown, CSV and LaTeX, and a figure if
 the paper has any; SETTING is the paper's text, such as wikitext103, or wikitext103-stand-in. Tables
-share their runs; other --overrides or files have a directory of their own.
+share their runs. Other --overrides or files have a directory of their own.
 
 The small scale divides lengths by 16 and uses the books inside this repository, or the
 text of --train_file, --valid_file and --test_file, such as WikiText-2's: a minute or two a

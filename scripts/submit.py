@@ -40,7 +40,7 @@ _SET = flags.DEFINE_multi_string(
 )
 _GO = flags.DEFINE_bool("go", False, "submit it")
 _TASKS = flags.DEFINE_integer(
-    "tasks", None, "parts of the sweep; by default one for each run", lower_bound=1
+    "tasks", None, "parts of the sweep; defaults to one for each run", lower_bound=1
 )
 _DEVICES = flags.DEFINE_integer(
     "devices",

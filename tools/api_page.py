@@ -41,7 +41,7 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 
 
 def names() -> list[str]:
-    """Returns the public names; for a module, its classes, such as linen.SelfAttention."""
+    """Returns the public names, and for a module its classes, such as linen.SelfAttention."""
     public_names = []
     for name in alibi.__all__:
         public = getattr(alibi, name)
@@ -119,7 +119,7 @@ def _annotation(written: ast.expr) -> str:
 
 
 def as_markdown(name: str, text: str) -> str:
-    """Returns a name's docstring as Markdown; each argument and each error is a list item."""
+    """Returns a name's docstring as Markdown. Each argument and each error is a list item."""
     parts = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
     lines = [parts[0].strip(), ""]
     for section, body in zip(parts[1::2], parts[2::2], strict=True):

@@ -35,7 +35,7 @@ from tools import ROOT
 from tools.page_figures import Facts, Figures, PerSeed
 from tools.page_sentences import WORDS, long_sentences
 
-_WRITE = flags.DEFINE_bool("write", False, "Replaces the figures by those of the rows.")
+_WRITE = flags.DEFINE_bool("write", False, "Writes the rows' figures into the pages.")
 command_line.own_flags(__name__)
 
 COMMENT = re.compile(r"<!--\s*(.*?)\s*-->")
@@ -95,7 +95,7 @@ def checked(page: pathlib.Path, text: str | None = None) -> tuple[str, int, list
     """Returns the page with renewed figures, how many figures it has, and the mismatches.
 
     Args:
-      text: the page's text; defaults to the file's.
+      text: the page's text, defaults to the file's.
     """
     name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
     named_in_page = page.parent == ROOT or page.is_relative_to(ROOT / "docs")
@@ -145,7 +145,7 @@ def _line(line: str, figures: Figures) -> tuple[str, int, list[str]]:
 def _pairs(
     numbers: list[Printed], source: str, figures: Figures
 ) -> Iterator[tuple[Printed, str, float]]:
-    """Yields each number with its expression and value; raises LookupError if one lacks the other."""
+    """Yields each number with its expression and value. Raises LookupError if one lacks the other."""
     values: list[tuple[str, Any]] = []
     for expression, value in _values(source, figures):
         if value is False:

@@ -65,7 +65,7 @@ DAMAGES = ("one bit", "half", "removed")
 
 
 class FaultTest:
-    """One method for each kind of fault; each prints how many were survived.
+    """One method for each kind of fault. Each prints how many were survived.
 
     Attributes:
       differences: results unlike those of the undisturbed run.
@@ -127,7 +127,7 @@ class FaultTest:
 
     def flips(self, flips: int, kind: str) -> None:
         """Flips bits, each in a fresh copy. Training and evaluating name the damage, or give the same
-        numbers; for a small file they always give the same numbers.
+        numbers. For a small file they always give the same numbers.
         """
         for _ in range(flips):
             trial = self.before("evaluate")

@@ -311,7 +311,7 @@ def _extrapolation(rows: list[Row]) -> list[str]:
 
 
 def _passkeys(rows: list[Row]) -> list[str]:
-    """Returns the shares of found passkeys, one for each seed; "late" if there may be more later."""
+    """Returns the shares of found passkeys, one for each seed, or "late" if there may be more later."""
     cells = []
     for times, distance in ASKED:
         shares = [

@@ -35,7 +35,7 @@ PAPER = "paper"  # among the files of a page: its lengths are facts, too
 
 
 class PerSeed:
-    """A figure for each seed; arithmetic and comparisons pair the seeds.
+    """A figure for each seed. Arithmetic and comparisons pair the seeds.
 
     The page prints the mean, and after "±" the half-width of its 95% t interval. So a difference between
     two figures has the interval of the paired differences. A comparison holds if it does in every seed.
@@ -85,7 +85,7 @@ class PerSeed:
 
 
 class Figures:
-    """Figures from the rows in a page's folder; `files[0]` holds those that name no `file`.
+    """Figures from the rows in a page's folder. `files[0]` holds those that name no `file`.
 
     Every figure raises LookupError if its row is missing. `series` is `Row.series`. `where` maps row fields
     to values: file, seed, split, step, stride.
@@ -116,7 +116,7 @@ class Figures:
     def rows(
         self, series: str | None = None, length: int | None = None, file: str = "", **where: Any
     ) -> list[Row]:
-        """Returns the rows with these values; `length` is the window's."""
+        """Returns the rows with these values. `length` is the window's."""
         where |= {"series": series} if series is not None else {}
         where |= {"length": length} if length is not None else {}
         file = file or self.files[0]
@@ -138,7 +138,7 @@ class Figures:
     def _text(
         self, value: Callable[[Row], float], series: str, length: int, **where: Any
     ) -> PerSeed:
-        """Returns a figure for the whole text; windows don't overlap if `where` has no stride."""
+        """Returns a figure for the whole text. Windows don't overlap if `where` has no stride."""
         where = {"split": "valid", "stride": length, "evaluator": "perplexity"} | where
         measured = [row for row in self.rows(series, length, **where) if row.is_measured]
         if not measured:
@@ -242,7 +242,7 @@ class Figures:
         return _per_seed(rows, lambda row: row.results["saved_nats"])
 
     def bounds(self, series: str, length: int, **where: Any) -> tuple[float, float]:
-        """Returns the 95% interval over seeds and text of what the rows measure; perplexity in nats."""
+        """Returns the 95% interval over seeds and text of what the rows measure, perplexity in nats."""
         of_rows = self._sample(series, length, where).interval
         if of_rows is None:
             raise LookupError(f"one number of {series} at {length} has no interval")
@@ -252,7 +252,7 @@ class Figures:
         self, series: str, other: str, length: int, margin: float = 0, **where: Any
     ) -> tuple[float, float, str]:
         """Returns the interval of one mean less the other over seeds and text, perplexity in nats a
-        token, and the verdict: of 90%, with the verdict of two one-sided tests; without a margin of 95%,
+        token, and the verdict: of 90%, with the verdict of two one-sided tests. Without a margin of 95%,
         and which is lower.
         """
         one, two = (self._sample(each, length, where) for each in (series, other))
@@ -349,7 +349,7 @@ def tau(one: Sequence[PerSeed], other: Sequence[PerSeed]) -> tuple[float, float]
 
 
 def _value(row: Row, key: str) -> Any:
-    """Returns a field's value in a row, its cell or its options; the stride defaults to the length."""
+    """Returns a field's value in a row, its cell or its options. The stride defaults to the length."""
     keys = {"stride": row.length} | row.options | row.cell
     return keys[key] if key in keys else getattr(row, key)
 

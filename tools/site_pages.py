@@ -90,7 +90,7 @@ def site_uri(path: pathlib.Path) -> str:
 
 
 def of_uri(uri: str) -> pathlib.Path | None:
-    """Returns the file at a place in the site; None for pages that are made here."""
+    """Returns the file at a place in the site, None for pages that are made here."""
     if uri.startswith("source/"):
         return None
     if uri == "index.md":

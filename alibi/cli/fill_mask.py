@@ -4,7 +4,7 @@
     python scripts/fill_mask.py --workdir=workdirs/bert --text="A [MASK] [MASK]." --text="No [MASK]."
 
 The mask is spelt as the run's tokenizer has it, such as [MASK] or <mask>. A line for each mask shows
-tokens with their probabilities; of several masks in a text each is filled by itself, while the
+tokens with their probabilities. Each of several masks in a text is filled alone, while the
 others stay masked.
 """
 

@@ -2,7 +2,7 @@
 
     python scripts/vectors.py --workdir=workdirs/jina --text_file=lines.txt --output=vectors.npy
 
-The file holds float32 [lines, width]; numpy.load reads it. Lines are read in batches of like
+The file holds float32 [lines, width], which numpy.load reads. Lines are read in batches of like
 lengths. What a stopped command has computed is kept beside the output, and the same command goes on
 from there. --cosines shows how alike lines 1 and 2, 3 and 4, ... are.
 """

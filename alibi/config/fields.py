@@ -183,8 +183,8 @@ def _as(value: Any, annotation: Any) -> Any:
         values = value if isinstance(value, tuple) else (value,)
         if not arguments:
             return values
-        same = kind is list or arguments[-1] is ...
-        each = arguments[:1] * len(values) if same else arguments
+        repeated = kind is list or arguments[-1] is ...
+        each = arguments[:1] * len(values) if repeated else arguments
         if len(each) != len(values):
             raise TypeError
         return tuple(map(_as, values, each))

@@ -38,7 +38,7 @@ class TrainBatches:
         Args:
           tokens: a split, `[N]`.
           batch_size: rows in an update, a multiple of `split`.
-          echoes: longest gap of the echoes in the rows; 0 for none.
+          echoes: longest gap of the echoes in the rows, 0 for none.
 
         Raises:
           ValueError: a split shorter than a block or than an update, or echoes longer than a row.

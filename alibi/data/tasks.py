@@ -67,7 +67,7 @@ class Task:
 
 
 def find_task(name: str) -> Task:
-    """Returns the task of this name; raises ValueError with the nearest name if there is none."""
+    """Returns the task of this name. Raises ValueError with the nearest name if there is none."""
     if name not in TASKS:
         raise ValueError(
             f"data.task={name!r} is no task; {did_you_mean(name, TASKS)}there are: {', '.join(TASKS)}"
@@ -134,7 +134,7 @@ def _sequence(order: Callable[[np.ndarray], np.ndarray], symbols: int = 10) -> M
 
 
 def _addition(random: np.random.Generator, length: int) -> Made:
-    """Two numbers and their sum, the lowest digit first; a gap reaches to the first number's digit."""
+    """Two numbers and their sum, the lowest digit first. A gap reaches to the first number's digit."""
     size, plus = (length - 4) // 3, OWN + 10
     one, other = random.integers(10, size=(2, size))
     total, carry = [], 0
@@ -189,7 +189,7 @@ def _hidden(
     random: np.random.Generator, needles: Int[np.ndarray, "needles 3"], size: int, noise: int
 ) -> tuple[np.ndarray, Int[np.ndarray, " needles"]]:
     """Returns `size` tokens with needles, in their order, at random places in noise, and the place of
-    each needle's last token; `noise` is the first of `NOISE` ids.
+    each needle's last token. `noise` is the first of `NOISE` ids.
     """
     count = len(needles)
     tokens = random.integers(noise, noise + NOISE, size=size)

@@ -111,7 +111,7 @@ class Manifest:
       bytes: the text's bytes in UTF-8.
       unknown_words: <unk> tokens: words outside the dictionary, and `unk_in_text`.
       unk_in_text: words <unk> in the text itself.
-      max_bytes: the text was cut at this limit; -1 for none.
+      max_bytes: the limit at which the text was cut, -1 for none.
       dtype: the files' dtype: |u1, <u2 or <u4.
       sha256: `hash_ids`.
       description: identifies the text.

@@ -1,7 +1,7 @@
 """Echoes: what a model saves on a passage that it has read before, at each distance from the first copy.
 
 A passage that comes again is the simplest use of a long context in natural text. Any run can be
-measured; `data.echoes` puts echoes into the text of training.
+measured. `data.echoes` puts echoes into the text of training.
 """
 
 import dataclasses

@@ -43,7 +43,7 @@ class PairScorer:
 
     Args:
       run: a run with a causal objective.
-      length: inputs of a window; a longer context loses its beginning.
+      length: inputs of a window. A longer context loses its beginning.
     """
 
     def __init__(self, run: TrainedRun, length: int):

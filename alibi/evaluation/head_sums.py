@@ -51,7 +51,7 @@ def of_calls(
 def attention_sums(model: DecoderLM) -> Callable[..., OfLayers]:
     """Returns the function to each head's statistics, `[rows, layers, heads]`.
 
-    These are sums over queries of `_of_queries`; the most of them for "far"; and "slope", m.
+    These are sums of `_of_queries` over queries, the largest number for "far", and "slope", m.
     """
     trained = model.pattern[0].position.train_length
 

@@ -73,7 +73,7 @@ class LongPPL(OfText):
 def _key_tokens(
     evaluator: LongPPL, output: "Output", tokens_sha256: str
 ) -> Bool[np.ndarray, " tokens"]:
-    """Returns which tokens of a text are key tokens; raises ValueError for a run with other tokens."""
+    """Returns which tokens of a text are key tokens. Raises ValueError for a run with other tokens."""
     from alibi.evaluation.subject import Subject
     from alibi.runs.trained import TrainedRun
 

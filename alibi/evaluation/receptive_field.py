@@ -27,7 +27,7 @@ FIELD = mean_kind("Receptive field", "{:,.0f}".format, "field", axis=", tokens")
 @dataclasses.dataclass(frozen=True)
 class ReceptiveField(OfText):
     """The least number of newest tokens that hold 99% of the squared gradients of the last token's
-    loss; mean over windows.
+    loss, as a mean over windows.
     """
 
     field_windows: int = option(64, "windows, spread evenly over the text", at_least=2)

@@ -130,8 +130,7 @@ class Scorer:
         left = values
         for size, result in self.batches(params, tokens, windows):
             # tokens after the scored ones have a number too
-            scored = np.asarray(result)[:, : result.shape[1] - windows.after]
-            left[:size] = scored.ravel()[:size]
+            left[:size] = np.asarray(result)[:, : result.shape[1] - windows.after].ravel()[:size]
             left = left[size:]
             progress(size)
         seconds = time.perf_counter() - start

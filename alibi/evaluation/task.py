@@ -74,16 +74,14 @@ class TaskAccuracy(Evaluator):
         length = row.cell["length"]
         _, gaps = make_examples(text.corpus, length, self.examples)
         windows = Windows(0, gaps.size, length, length)
-        score = subject.score(text.tokens, windows, self.title(row.cell), wrong_tokens)
-        right = score.values == 0
+        right = subject.score(text.tokens, windows, self.title(row.cell), wrong_tokens).values == 0
         if right.size == gaps.size:  # the objective predicts other tokens, too
             right = right[gaps > 0]
         example, ranges = np.flatnonzero(gaps) // length, np.ceil(np.log2(gaps[gaps > 0]))
         by_gap = []
         for power in np.unique(ranges).astype(int).tolist():
             here = ranges == power
-            examples = np.unique(example[here]).size
-            by_gap.append((2**power, float(right[here].mean()), examples))
+            by_gap.append((2**power, float(right[here].mean()), np.unique(example[here]).size))
         return {
             "exact": 1 - np.unique(example[~right]).size / self.examples,
             "examples": self.examples,

@@ -51,8 +51,7 @@ class Windows:
     def places(self) -> Int[np.ndarray, " tokens"]:
         """Where the scored tokens stand in the stream, in their order."""
         first = self.start + np.arange(len(self)) * (self.spacing or self.stride)
-        places = (first[:, None] + np.arange(self.stride)).ravel()
-        return places[: self.num_tokens]
+        return (first[:, None] + np.arange(self.stride)).ravel()[: self.num_tokens]
 
     @property
     def groups(self) -> list["Windows"]:

@@ -122,9 +122,8 @@ def fill_masks(
 
     def likeliest(params: PyTree, *batch: Array) -> tuple[Array, Array]:
         scores = jnp.asarray(run.model.apply({"params": params}, *batch, method=logits))
-        shares = jax.nn.softmax(scores)
         # a new mask token and rows beyond the vocabulary are no text
-        words = shares[..., : run.tokenizer.vocab_size]
+        words = jax.nn.softmax(scores)[..., : run.tokenizer.vocab_size]
         best, ids_of_best = jax.lax.top_k(words, min(count, words.shape[-1]))
         return best, ids_of_best
 

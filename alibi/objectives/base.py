@@ -112,7 +112,7 @@ class Objective(abc.ABC):
 
     @property
     def selects(self) -> bool:
-        """Whether evaluation predicts only some tokens; the targets of the others are negative."""
+        """Whether evaluation predicts only some tokens. The targets of the others are negative."""
         return False
 
     @property

@@ -66,8 +66,7 @@ class IsolatedDocuments(Objective):
 
     def _documents(self, sequences: Sequences) -> Int32[np.ndarray, "rows length"]:
         """Returns the number of each token's document in its row."""
-        ends = sequences.tokens[:, :-1] == self.boundary_id
-        return np.cumsum(ends, axis=1, dtype=np.int32)
+        return np.cumsum(sequences.tokens[:, :-1] == self.boundary_id, axis=1, dtype=np.int32)
 
 
 def _places(documents: Int32[np.ndarray, "rows length"]) -> Int32[np.ndarray, "rows length"]:

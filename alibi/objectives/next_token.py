@@ -9,7 +9,7 @@ from alibi.objectives.base import Batch, Objective, Sequences
 
 @dataclasses.dataclass(frozen=True)
 class NextToken(Objective):
-    """Each input is the token before its target; the boundary stands before the text."""
+    """Each input is the token before its target. The boundary stands before the text."""
 
     causal = True
 

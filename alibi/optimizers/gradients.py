@@ -32,7 +32,7 @@ class AdamW(Optimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Nesterov(Optimizer):
-    """Nesterov's accelerated gradient, with the key optimizer.momentum, without weight decay; the same as
+    """Nesterov's accelerated gradient, with the key optimizer.momentum, without weight decay. Equals
     fairseq's `nag`. Its buffer holds the learning rate too.
     """
 

@@ -1,4 +1,4 @@
-"""The plan of a table: its commands, with the size of each training; and the list of all tables."""
+"""The plan of a table (its commands, with the size of each training), and the list of all tables."""
 
 import shlex
 from collections.abc import Sequence

@@ -106,7 +106,7 @@ class RunState:
       state: missing, running, interrupted, failed, finished, imported (from the hub) or damaged.
         `survey` adds conflict (the directory has another config), `alibi.sweeps.watch` waiting,
         starting, trained (results are missing) and evaluating.
-      steps: all updates of the run; 0 if unknown.
+      steps: all updates of the run, 0 if unknown.
       reason: why it failed, is damaged or conflicts.
       tokens_left: tokens until the last update.
       train_nll: nats a token, in the last row of metrics.
@@ -130,7 +130,7 @@ class RunState:
 
     @property
     def seconds_left(self) -> float:
-        """The time until the last update, at the run's speed; 0 if unknown."""
+        """The time until the last update, at the run's speed, 0 if unknown."""
         return self.tokens_left / self.tokens_per_second if self.tokens_per_second else 0.0
 
 
@@ -140,8 +140,8 @@ class SweptRun(RunState):
 
     Attributes:
       missing: the evaluations without rows.
-      failure: why the sweep last gave it up; "" if it did not.
-      seconds: the time of measuring the existing results; None if unknown.
+      failure: why the sweep last gave it up, or "".
+      seconds: the time of measuring the existing results, None if unknown.
     """
 
     run: Run
@@ -165,7 +165,7 @@ class SweptRun(RunState):
         return self.run.results - sum(len(evaluation.cells) for evaluation in self.missing)
 
     def describe(self) -> str:
-        """Returns the state in words: done, missing, failed at step 200 of 600; and why."""
+        """Returns the state in words, such as done or failed at step 200 of 600, and why."""
         if self.is_done:
             return "done"
         text = self.state

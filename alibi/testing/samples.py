@@ -100,7 +100,7 @@ def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bi
 
 @functools.cache
 def declared(method: PositionMethod) -> Bias:
-    """Returns the method's bias for what it declares, without numbers; a plain `Bias` if it has none."""
+    """Returns the method's bias for what it declares, without numbers, or a plain `Bias`."""
     made = list[Bias | None]()
     jax.eval_shape(lambda: made.append(bias_of(method, params_of(method), inputs_of(method, 9))))
     return made[0] or Bias()

@@ -63,7 +63,7 @@ def train_seeds(config: Config, workdirs: Mapping[int, str]) -> list[dict[str, A
 
     Raises:
       ValueError: as `train`, and for several seeds on several devices or at different updates.
-      NonFiniteLossError: the loss of a run diverged; for several seeds after the others' last update.
+      NonFiniteLossError: the loss of a run diverged. With several seeds, after the others' last update.
       UserError, Interrupted: as `train`.
 
     Example:

@@ -42,8 +42,8 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
         *(("attn_logit_softcapping", None), ("fused_qkv", True), ("kv_dim", None), ("nope", False)),
     ):
         attn.needs(name, value)
-    tuning = HubConfig(attn.take("attn_temperature_tuning", default={}))
-    tuning.needs("attn_scale", 0.0)  # without which the floor has no effect
+    # without a scale the floor has no effect
+    HubConfig(attn.take("attn_temperature_tuning", default={})).needs("attn_scale", 0.0)
     attn.ignore("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "attn_type", "kv_n_heads")
     attn.ignore("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config", "dtype")
     shared = attn.take("attn_type", default="multihead_attention")
