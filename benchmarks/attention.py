@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--turn_seconds",
         type=float,
         default=TURN_SECONDS,
-        help="of a pass in a round, at least one call",
+        help="seconds of a pass in a round, at least one call",
     )
     parser.add_argument(
         "--preparing",

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--megabytes",
         type=int,
         default=128,
-        help="of it, 4 times as many for bytes; a shard has 67",
+        help="megabytes of text, 4 times as many for bytes; a shard has 67",
     )
     parser.add_argument("--workers", default="1,2", help="numbers of processes, comma-separated")
     parser.add_argument("--tokenizers", default="bytes,words,bpe", help="which, comma-separated")

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--length", type=int, default=64, help="inputs of a window")
     parser.add_argument("--stride", type=int, default=1, help="tokens that each window scores")
-    parser.add_argument("--tokens", type=int, default=8192, help="of the text")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of the text")
     parser.add_argument(
         "--batch_tokens", default="4096,16384", help="inputs of a batch, comma-separated"
     )

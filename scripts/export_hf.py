@@ -24,7 +24,7 @@ _DTYPE = flags.DEFINE_enum(
     "dtype",
     "keep",
     ["keep", "float32", "bfloat16", "float16"],
-    "of the files; keep: as the run's parameters are saved",
+    "dtype of the files; keep means the dtype of the run's saved parameters",
 )
 command_line.own_flags(__name__)
 

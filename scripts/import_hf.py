@@ -18,13 +18,13 @@ from absl import flags
 from alibi.cli import command_line
 
 _MODEL = flags.DEFINE_string("model", None, "a folder, or a model's name on the hub")
-_REVISION = flags.DEFINE_string("revision", "", "of the hub: a branch, tag or commit")
+_REVISION = flags.DEFINE_string("revision", "", "a branch, tag or commit of the hub")
 _WORKDIR = flags.DEFINE_string("workdir", None, "work directory to make; may be gs://BUCKET/PATH")
 _DTYPE = flags.DEFINE_enum(
     "dtype",
     "keep",
     ["keep", "float32", "bfloat16", "float16"],
-    "of the saved parameters; keep: as in the files",
+    "dtype of the saved parameters; keep means the files' dtype",
 )
 _TOKENIZER = flags.DEFINE_string(
     "tokenizer_file", "", "tokenizer.json or SentencePiece model in place of the folder's"

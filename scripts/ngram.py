@@ -17,7 +17,7 @@ from alibi.cli import command_line, evaluation_flags
 evaluation_flags.define_lengths("1,2,4,8,16")
 _SPLIT = flags.DEFINE_string("split", "valid", "train, valid or test, of each run's own corpus")
 _STRIDE = flags.DEFINE_integer(
-    "stride", None, "of the evaluation beside which the rows stand; changes no number"
+    "stride", None, "stride of the evaluation beside which the rows stand; changes no number"
 )
 _UNIT = flags.DEFINE_enum(
     "unit", "bytes", ["bytes", "tokens"], "bytes, or tokens of the run's tokenizer"

@@ -222,11 +222,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=5, help="of each command")
+    parser.add_argument("--kills", type=int, default=5, help="kills of each command")
     parser.add_argument("--commands", default=",".join(KINDS), help="commands that are killed")
-    parser.add_argument("--flips", type=int, default=20, help="of each kind of file")
+    parser.add_argument("--flips", type=int, default=20, help="flipped bits in each kind of file")
     parser.add_argument(
-        "--kinds", default=",".join(FILES), help="of the files whose bits are flipped"
+        "--kinds", default=",".join(FILES), help="kinds of files in which bits are flipped"
     )
     parser.add_argument(
         "--small", default=",".join(DAMAGES), help="damages of all small files of a run at once"
@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument(
         "--starts", default=",".join(STARTS), help="commands that are started twice at once"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the bits")
+    parser.add_argument("--seed", type=int, default=0, help="seeds the moments and the bits")
     arguments = parser.parse_args()
     chosen = {}
     for flag, names in (

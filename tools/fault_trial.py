@@ -32,7 +32,7 @@ SWEEP = """
 def get_sweep():
     return {{"config": {config!r}, "product": {{"position": ["alibi"], "seed": [0]}}, "multiples": [1, 2]}}
 """
-# of a row, which differ between two equal runs
+# fields of a row that differ between two equal runs
 OWN_KEYS = ("seconds", "date", "commit")
 
 

@@ -1,4 +1,4 @@
-"""The figures that the expressions of a results page can name: see check_pages.py."""
+"""The figures that the expressions of a results page can name (in check_pages.py)."""
 
 import csv
 import dataclasses

@@ -38,7 +38,7 @@ _TOP_P = flags.DEFINE_float(
 _MIN_P = flags.DEFINE_float(
     "min_p", 0.0, "draw from tokens of at least this share of the likeliest one's probability"
 )
-_SEED = flags.DEFINE_integer("seed", 0, "of the draws; line n of --prompts has this plus n")
+_SEED = flags.DEFINE_integer("seed", 0, "seeds the draws; line n of --prompts has this plus n")
 _STOP = flags.DEFINE_multi_string("stop", [], "a text at which an answer ends; may be repeated")
 _LOGPROBS = flags.DEFINE_bool(
     "logprobs", False, "also print each token with the logarithm of its probability"

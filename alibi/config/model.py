@@ -71,7 +71,7 @@ class ModelConfig(Section):
     feed_forward_bias: bool = True
     # with feed_forward_bias: also in front of the activation, where MosaicBERT has none
     up_bias: bool = True
-    # xavier: all matrices, biases 0; paper: see alibi/model/initialization.py.
+    # xavier: all matrices, biases 0; paper: as alibi/model/initialization.py says
     initialization: str = choice("xavier", ("xavier", "paper"), role=TRAINED)
     # rate on embeddings and residual branches
     dropout: float = number(0.0, at_least=0.0, below=1.0, role=TRAINED)

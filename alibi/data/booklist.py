@@ -30,7 +30,7 @@ class BookList:
     """Books. A split's text is its books in this order, without separators."""
 
     books: tuple[Book, ...]
-    sha256: dict[str, str]  # of the text of each split
+    sha256: dict[str, str]  # each split's text's
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "BookList":

@@ -71,7 +71,7 @@ class NGram:
     # the text that they are fitted on
     weights: tuple[float, ...] = ()
     tuned_on: str = ""
-    # of each unit that counts, for the best order of a smoothing
+    # each counted unit's NLL, for the best order of a smoothing
     nats: Float[np.ndarray, " units"] = dataclasses.field(
         default_factory=lambda: np.zeros(0), compare=False, repr=False
     )

@@ -37,7 +37,7 @@ class Windows:
     causal: bool = True  # the model sees no inputs after those of a target
     # the token that each window reads first, in place of the text's own before its second
     begin: int | None = None
-    after: int = 0  # of the inputs, those after the scored tokens, for a model that sees both sides
+    after: int = 0  # inputs after the scored tokens, for a model that sees both sides
 
     def __len__(self) -> int:
         return -(-(self.stop - self.start) // (self.spacing or self.stride))

@@ -122,7 +122,7 @@ def agreement(
       >>> agreement(echoes, tasks)
       (array([1.]), 0.333...)
     """
-    # of each pair of runs, which is higher
+    # which run of each pair is higher
     above, above_other = (np.sign(values[:, None] - values) for values in (one, other))
     untied = np.sum(above**2, axis=(0, 1)) * np.sum(above_other**2, axis=(0, 1))
 

@@ -148,7 +148,7 @@ class Number:
     interval: Interval | None = None  # the mean's
     # what `interval` follows from, in units in which means are taken; pairs with other numbers
     sample: Sample | None = dataclasses.field(default=None, compare=False, repr=False)
-    # of `values`, empty if they have none
+    # the seeds of `values`, empty if they have none
     seeds: tuple[int, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property

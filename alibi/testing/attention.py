@@ -54,7 +54,7 @@ def check_finite(method: PositionMethod, moved: float = 0.1) -> None:
     if declared(method).reads_rows:
         return _check_rows(method, moved)
     every = np.arange(SHORT if method.reads_kept_of_keys else method.train_length)
-    # of a bias that reads no content, the first and the last query have all distances
+    # without content in the bias, the first and the last query have all distances
     queries = every if method.reads_kept_of_keys else every[[0, -1]]
 
     @jit

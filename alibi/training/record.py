@@ -71,7 +71,7 @@ class Record:
         # counts from the last.
         saved = checkpoints.about(step) if step and checkpoints.latest else {}
         self._sums = np.array(saved.get(UNLOGGED, [0.0, 0.0]))
-        # of the last validation: its tokens, and the update after which its values apply
+        # the last validation's tokens, and the update after which its values apply
         self._valid_tokens, self._valid_began = validated(saved)
         self._dispatched: tuple[int, Metrics] | None = None
         # seconds waited for data: now; at the last row, and its update

@@ -28,7 +28,7 @@ CHUNK_CHARS = 1 << 14  # of one document, encoded as one text
 BATCH_CHARS = 1 << 20  # encoded at a time: enough for all cores, and bounded
 # A longer text without a place for a cut is cut all the same: encoding takes memory with its length.
 MOST_CHARS = 4 * BATCH_CHARS
-# of words longer than a chunk, in the training of BPE: the characters of each, and the bytes of all,
+# limits on words longer than a chunk, in the training of BPE: the characters of each, the bytes of all,
 # where a byte takes 60 bytes of memory
 WORD_CHARS, UNSPACED_BYTES = 1 << 12, 8 << 20
 RARE = "\U0001242b"  # of cuneiform: outside almost every vocabulary
