@@ -25,7 +25,8 @@ BLOCK_BYTES = 1 << 20  # that the peers read at a time
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--text", help="a file of UTF-8, repeated as often as need be; default: the embedded books"
+        "--text",
+        help="a file of UTF-8, repeated as often as need be; defaults to the embedded books",
     )
     parser.add_argument(
         "--megabytes",

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ",".join(name for name in METHODS if name not in LEFT_OUT)
     parser.add_argument("--positions", default=default, help="methods, comma-separated")
     parser.add_argument(
-        "--lengths", default=LENGTHS, help=f"tokens of a sequence; default: {LENGTHS}"
+        "--lengths", default=LENGTHS, help=f"tokens of a sequence; defaults to {LENGTHS}"
     )
     parser.add_argument(
         "--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths"

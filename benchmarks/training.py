@@ -72,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="contenders prepared together, on a GPU with many cores",
     )
     parser.add_argument(
-        "--lengths", help=f"tokens of a sequence; or none; default: {LENGTHS}, with a peer none"
+        "--lengths",
+        help=f"tokens of a sequence; or none; defaults to {LENGTHS}, with a peer to none",
     )
     parser.add_argument(
         "--batch_tokens", type=int, default=8192, help="tokens a step sees at each of the lengths"

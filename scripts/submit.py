@@ -8,7 +8,7 @@ kubectl or bash.
       --set=IMAGE=IMAGE --set=QUEUE=QUEUE --set=TOPOLOGY=4x4 --set=HOSTS=4 [--go]
 
 Without --go it prints the filled text. The templates in configs/launch/ list their needs; copy
-a template and change it as your cluster needs. A sweep is split into --tasks, by default a task for each
+a template and change it as your cluster needs. A sweep is split into --tasks, which defaults to a task for each
 run: `sweep.py --task=I/N`. The cluster restarts a task that a signal stopped (exit code 75) or
 killed, but no failed task. See docs/scaling.md. The state of the runs:
 `python scripts/status.py DIR`.
