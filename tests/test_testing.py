@@ -66,7 +66,8 @@ OWN: dict[str, list[Callable]] = {
     "fire": [check_tiles],
 }
 # A convolution longer than a piece of the prompt goes on in the cache: 7 taps reach across several.
-OPTIONS = {"alibi_learned": {"per_layer": True}, "selective_rope": {"taps": 7}}
+SELECTIVE = {"taps": 7, "rank": 0, "silu": True, "gate": True, "norm_after": True}
+OPTIONS = {"alibi_learned": {"per_layer": True}, "selective_rope": SELECTIVE}
 OF_MODEL = (check_cache, check_causality, check_segments, check_shift)
 
 

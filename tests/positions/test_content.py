@@ -27,21 +27,37 @@ def pope(given):
 
 def selective_rope(given):
     """Pair p is features p and p + head_dim / 2, as complex numbers; 3 taps, the last on the token
-    itself.
+    itself. Options are told by their parameters, but for SiLU, which the cases with a gate have.
     """
     half, taps = HEAD_DIM // 2, 3
     x = given["x"].reshape(2, LENGTH, HEADS, -1)
     x = x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + 1e-6)
-    projected = np.einsum("blr,rhp->blhp", x.reshape(2, LENGTH, -1) @ given["down"], given["up"])
-    angles = np.zeros_like(projected)
+    flat = x.reshape(2, LENGTH, -1)
+    if "full" in given:  # each head's matrix, with columns of the length g_h
+        matrices = np.moveaxis(given["full"], 1, 0)
+        lengths = np.sqrt((matrices**2).sum(axis=1, keepdims=True))
+        unit = given["gain"][:, None, None] * matrices / lengths
+        projected = np.stack([x[:, :, head] @ unit[head] for head in range(HEADS)], axis=2)
+    else:
+        projected = np.einsum("blr,rhp->blhp", flat @ given["down"], given["up"])
+    steps = np.zeros_like(projected)
     for token, tap in np.ndindex(LENGTH, taps):
         if (earlier := token - (taps - 1 - tap)) >= 0:
-            angles[:, token:] += (given["taps"][tap] * projected[:, earlier])[:, None]
-    turn = np.exp(1j * angles * 50.0 ** (-np.arange(half) / half))
-    query, key = (
-        (given[side][..., :half] + 1j * given[side][..., half:]) * turn for side in ("query", "key")
-    )
-    return np.einsum("bihp,bjhp->bhij", query, key.conj()).real
+            steps[:, token] += given["taps"][tap] * projected[:, earlier]
+    if "gate" in given:
+        steps = steps / (1 + np.exp(-steps))
+        gates = 1 / (1 + np.exp(-(flat @ given["gate"] + given["gate_bias"])))
+        steps = steps * gates[..., None]
+    turn = np.exp(1j * steps.cumsum(axis=1) * 50.0 ** (-np.arange(half) / half))
+    turned = []
+    for side in ("query", "key"):
+        pairs = (given[side][..., :half] + 1j * given[side][..., half:]) * turn
+        features = np.concatenate([pairs.real, pairs.imag], axis=-1)
+        if f"{side}_norm" in given:
+            squares = (features**2).mean(axis=-1, keepdims=True)
+            features = features / np.sqrt(squares + 1e-5) * given[f"{side}_norm"]
+        turned.append(features)
+    return np.einsum("bihp,bjhp->bhij", *turned)
 
 
 def repo(given):
@@ -67,6 +83,8 @@ def dots(given, parts=1):
 BOTH = {"causal": False}
 SHAW, DEBERTA = {"max_distance": 3, "values": True}, {"max_distance": 4}
 SELECTIVE = {"base": 50.0, "taps": 3, "rank": 5}
+# of their language models, and the norm
+AS_AUTHORS = {"rank": 0, "silu": True, "gate": True, "norm_after": True}
 CASES = [
     ("shaw", SHAW, lambda given: dots(given) + shaw(given)),
     ("shaw", SHAW | BOTH, lambda given: dots(given) + shaw(given)),
@@ -75,6 +93,14 @@ CASES = [
     ("pope", {"base": 100.0}, lambda given: pope(given) / np.sqrt(HEAD_DIM)),
     ("repo", {"base": 50.0, "rank": 5}, lambda given: repo(given) / np.sqrt(HEAD_DIM)),
     ("selective_rope", SELECTIVE, lambda given: selective_rope(given) / np.sqrt(HEAD_DIM)),
+    *(
+        (
+            "selective_rope",
+            SELECTIVE | options,
+            lambda given: selective_rope(given) / np.sqrt(HEAD_DIM),
+        )
+        for options in ({"rank": 0}, {"silu": True, "gate": True}, {"norm_after": True}, AS_AUTHORS)
+    ),
 ]
 
 
