@@ -87,8 +87,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
         if jax.eval_shape(lambda: position_params(method, jax.random.key(0))):
             params = self.param("position_params", lambda key: position_params(method, key))
         options = AttentionOptions(self.window, self.skip_epsilon, backend=self.backend)
-        layer = _flax_layer(self, layer_attention_fn(method, params, x, options))
-        return layer(
+        return _flax_layer(self, layer_attention_fn(method, params, x, options))(
             x,
             mask=mask,
             deterministic=deterministic,
@@ -118,7 +117,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
         same on both sides. "two_sided": each head has a second bias after the position, that of
         slopes_after, T5's own, or else head H - 1 - h's. "half": half of the heads see source tokens up
         to the position, the others from it on, and options are those of half of the heads.
-      position, train_length, options: as in `alibi.attention_fn`, for methods whose bias depends on
+      position, train_length, options: as in `alibi.attention_fn`, for methods with a bias of the
         distance alone. `position` defaults to "alibi", if `sides` is not "none".
       rate: source tokens for each target token, such as 6.5 frames for each letter, from 0.001 to
         1,000. It is taken as a fraction with a denominator of at most 1,000.
@@ -126,7 +125,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
       skip_epsilon, backend: as in `alibi.attention_fn`.
 
     Raises:
-      ValueError: when it is called: unknown sides, a method that is no bias by distance, a rate out of
+      ValueError: when it is called: unknown sides, a method that is no bias of the distance, a rate out of
         range, an odd number of heads for "half", no source, and as `alibi.attend`.
 
     Example:
@@ -218,9 +217,9 @@ def _flax_layer(
     """Returns Flax's own layer with the fields, the parameters and the scope of a layer here."""
     names = {field.name for field in dataclasses.fields(nn.MultiHeadDotProductAttention)}
     fields = {name: getattr(layer, name) for name in names - {"attention_fn", "parent", "name"}}
-    own = nn.MultiHeadDotProductAttention(**{**fields, **changes}, attention_fn=attention_fn)
-    nn.share_scope(layer, own)
-    return own
+    twin = nn.MultiHeadDotProductAttention(**{**fields, **changes}, attention_fn=attention_fn)
+    nn.share_scope(layer, twin)
+    return twin
 
 
 def _sizes(layer: Any, width: int) -> dict[str, Any]:

@@ -71,8 +71,9 @@ class SelfAttention(nnx.MultiHeadAttention):
             options=options,
         )
         check_in_attention(str(position), type(self.position_method))
-        params = position_params(self.position_method, rngs.params())
-        self.position_params = nnx.Dict(jax.tree.map(nnx.Param, params))
+        self.position_params = nnx.Dict(
+            jax.tree.map(nnx.Param, position_params(self.position_method, rngs.params()))
+        )
         self.attention_options = AttentionOptions(window, skip_epsilon, backend=backend)
 
     def __call__(  # type: ignore[override]
@@ -214,7 +215,7 @@ class CrossAttention(nnx.MultiHeadAttention):
 
 
 class _WithAttention:
-    """A layer with another `attention_fn` for one call; as an attribute of the layer it would outlive
+    """A layer with another `attention_fn` for one call. As an attribute of the layer it would outlive
     the call.
     """
 

@@ -1,4 +1,4 @@
-"""Attention by tiles: exact, with memory linear in the length, on any device.
+"""Attention in tiles: exact, with memory linear in the length, on any device.
 
 The algorithm is FlashAttention (Dao et al. 2022). A tile is a query block against a key block. The
 forward pass goes through the tiles in a row with the online softmax. It keeps the result `out` and,
@@ -8,7 +8,7 @@ features,
 
     dv = weights^T dout    dlogits = weights * (dout v^T - delta)    dq = dlogits k    dk = dlogits^T q
 
-The bias's gradient, `dbias`, is the logits' gradient, tile by tile. If the bias adds to
+The bias's gradient, `dbias`, is the sum of the tiles' logit gradients. If the bias adds to
 the values, v means the values that each query sees. `Bias.of_values` and its derivative compute
 these products. A sink is one more key with value zero: the online softmax starts with it, and its
 logit has the gradient -exp(sink - lse) * delta.
@@ -44,10 +44,10 @@ Leaves = tuple[Any, ...]
 
 
 def blocked_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Computes attention tile by tile.
+    """Computes attention tile after tile.
 
-    No array `[q, k]` exists: neither logits nor bias nor weights. Tiles hidden by the causal
-    mask or a window are not computed, nor are tiles that a bounded bias makes too light
+    No array `[q, k]` exists: neither logits nor bias nor weights. Tiles that the causal mask or a
+    window hides are not computed, nor are tiles that a bounded bias makes too light
     (`alibi.attention.skipping`).
     """
     return _attention(*in_tiles(call)).reshape(*call.query.shape[:-1], -1)
@@ -101,12 +101,12 @@ def _forward(
 ]:
     """Returns `out` in `dtype`, and `lse` for each group."""
 
-    def add_group(out: Array, group: tuple[Array, Array]) -> tuple[Array, Array]:
-        index, ranges = group
+    def add_group(out: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        index, ranges = inputs
         tree = jax.tree.unflatten(bias_tree, bias)
-        own = Group.take(index, q, k, v, tree, sink, sides, tiling)
+        group = Group.take(index, q, k, v, tree, sink, sides, tiling)
         rows, lse = lax.map(
-            lambda block: _forward_rows(own, *block), (jnp.arange(tiling.q_blocks), ranges)
+            lambda block: _forward_rows(group, *block), (jnp.arange(tiling.q_blocks), ranges)
         )
         return put_group(out, tiling, index, joined(rows)), joined(lse)
 
@@ -118,13 +118,13 @@ class Group(NamedTuple):
     """Batch entries and heads that are computed together.
 
     Attributes:
-      number: the group's index.
+      at: the group's index.
       q, k, v: the group's queries, keys and values, filled up with zeros to whole blocks.
       sink: float32, or None.
       bias, sides: from the whole call, for each tile to cut its part.
     """
 
-    number: Int[Array, ""]
+    at: Int[Array, ""]
     q: Float[Array, "batch heads q features"]
     k: Float[Array, "batch heads k features"]
     v: Float[Array, "batch heads k value_dim"]
@@ -157,7 +157,7 @@ class Group(NamedTuple):
     def part(self, q_block: Any, first: Any, keys: int) -> Part:
         """Returns the part of the call with a query block and so many `keys` from the `first` on."""
         tiling = self.tiling
-        starts = (*tiling.first_of_group(self.number), q_block * tiling.q_block, first)
+        starts = (*tiling.first_of_group(self.at), q_block * tiling.q_block, first)
         sizes = tiling.batch_group, tiling.head_group, tiling.q_block, keys
         return Part(*zip(starts, sizes, strict=True))
 
@@ -255,23 +255,26 @@ def _backward(tiling: Tiling, bias_tree: Any, saved: tuple[Any, ...], dout: Any)
         None if learned is None else jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), bias)
     )
 
-    def add_group(state: tuple[Any, ...], group: tuple[Array, ...]) -> tuple[tuple[Any, ...], Any]:
+    def add_group(state: tuple[Any, ...], inputs: tuple[Array, ...]) -> tuple[tuple[Any, ...], Any]:
         dbias, dq, dk, dv = state
-        index, lse, ranges = group
-        own = Group.take(index, q, k, v, bias, sink, sides, tiling)
-        group_dout, group_out = (take_group(x, tiling, index, own.q.shape[2]) for x in (dout, out))
+        index, lse, ranges = inputs
+        group = Group.take(index, q, k, v, bias, sink, sides, tiling)
+        group_dout, group_out = (
+            take_group(x, tiling, index, group.q.shape[2]) for x in (dout, out)
+        )
         delta = dot_rows(group_dout, group_out)[..., None]
-        rows = functools.partial(_backward_rows, own, group_dout, delta, lse)
+        rows = functools.partial(_backward_rows, group, group_dout, delta, lse)
         transposed_zeros = (
-            jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), jnp.float32) for x in (own.k, own.v)
+            jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), jnp.float32)
+            for x in (group.k, group.v)
         )
         start = (dbias, *transposed_zeros)
         (dbias, group_dk, group_dv), group_dq = lax.scan(
             rows, start, (jnp.arange(tiling.q_blocks), ranges)
         )
         scale, dsink = q.shape[-1] ** -0.5, None
-        if own.sink is not None:
-            dsink = -(jnp.exp(own.sink - lse) * delta).sum(axis=(0, 2, 3))
+        if group.sink is not None:
+            dsink = -(jnp.exp(group.sink - lse) * delta).sum(axis=(0, 2, 3))
         return (
             dbias,
             put_group(dq, tiling, index, joined(group_dq) * scale),

@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from alibi.attention.visible import Sight
 from alibi.numerics.target import current_target
 from alibi.positions.bias import Bias, KnownPositions
-from alibi.positions.distance import rows_and_columns
 from alibi.positions.shapes import PerHead
 
 
@@ -118,21 +117,16 @@ class AttentionCall:
 
     @property
     def sight(self) -> Sight:
-        """How far queries see by position."""
+        """How far queries see."""
         return Sight(self.causal, self.options.window)
 
     def visible(self) -> Bool[Array, "*#batch #heads #q k"] | None:
         """Returns a mask, True where a query sees a key, or None if all keys are seen."""
-        pairs = rows_and_columns(jnp.asarray(self.query_positions), jnp.asarray(self.key_positions))
-        segments = reach = None
-        if self.query_reach is not None:
-            reach = rows_and_columns(self.query_reach, jnp.asarray(self.key_positions))
-        if self.query_segments is not None and self.key_segments is not None:
-            segments = rows_and_columns(self.query_segments, self.key_segments)
         masks = [] if self.mask is None else [self.mask]
-        masks += [
-            jnp.expand_dims(mask, -3) for mask in self.sight.of_pairs(*pairs, segments, reach)
-        ]
+        pairs = self.sight.of_sides(
+            lambda name: None if (x := getattr(self, name)) is None else jnp.asarray(x)
+        )
+        masks += [jnp.expand_dims(mask, -3) for mask in pairs]
         rank = max((mask.ndim for mask in masks), default=0)
         masks = [mask.reshape((1,) * (rank - mask.ndim) + mask.shape) for mask in masks]
         return functools.reduce(jnp.logical_and, masks) if masks else None

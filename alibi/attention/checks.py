@@ -104,8 +104,8 @@ def _check_bias(call: AttentionCall) -> None:
                 f"{type(owner).__qualname__}.{field.name} is an array of shape {list(shape or ())}, and the call has "
                 f"{' and '.join(needed)}; both must be the same"
             )
-        own, one = bias.cut(first), jnp.zeros((math.prod(batch), heads, 1, 1), jnp.float32)
-        return own.of_rows(one, one == 0, *sides) if own.reads_rows else own(*sides)
+        of_tile, one = bias.cut(first), jnp.zeros((math.prod(batch), heads, 1, 1), jnp.float32)
+        return of_tile.of_rows(one, one == 0, *sides) if bias.reads_rows else of_tile(*sides)
 
     block = jax.eval_shape(tile, call.bias, position, position)
     if block.shape[-3] != call.query.shape[-2]:

@@ -238,21 +238,23 @@ def _in_halves(call: AttentionCall) -> Array:
     the query on.
     """
     call, weights, results = call.with_own_heads(), list[Array](), []
-    heads = call.query.shape[-2] // 2
-    for number, sign in enumerate((1, -1)):
-        own = slice(number * heads, (number + 1) * heads)
+    count = call.query.shape[-2] // 2
+    for index, sign in enumerate((1, -1)):
+        heads = slice(index * count, (index + 1) * count)
         mask, rng = call.mask, call.dropout_rng
         half = dataclasses.replace(
             call,
-            query=call.query[..., own, :],
-            key=call.key[..., own, :],
-            value=call.value[..., own, :],
+            query=call.query[..., heads, :],
+            key=call.key[..., heads, :],
+            value=call.value[..., heads, :],
             causal=True,
             # keys after the query stand before it if all count down
             query_positions=sign * call.query_positions,
             key_positions=sign * call.key_positions,
-            mask=mask if mask is None or mask.shape[-3:-2] in ((), (1,)) else mask[..., own, :, :],
-            dropout_rng=None if rng is None else jax.random.fold_in(rng, number),
+            mask=mask
+            if mask is None or mask.shape[-3:-2] in ((), (1,))
+            else mask[..., heads, :, :],
+            dropout_rng=None if rng is None else jax.random.fold_in(rng, index),
             sow=weights.append if call.sow else None,
         )
         results.append(compute_call(half))

@@ -116,7 +116,7 @@ def attend(
       precision, weights_einsum, values_einsum, sow: as in `alibi.attention.reference_attention`.
       skip_epsilon: the largest share of a query's attention weights that may be lost to keys beyond
         the reach of a `bounded` bias. With 0 only weights that float32 rounds to zero are left out, and
-        the result is the same bit by bit. With None nothing is left out. `blocked` and `fused` use
+        the result is the same in every bit. With None nothing is left out. `blocked` and `fused` use
         it (`alibi.attention.skipping`). Heads computed together, as on several devices without
         `sharding`, leave out only keys that are too far for all.
       sink: b for each head. exp(b) is added to the softmax's denominator, as a key with value
@@ -199,28 +199,28 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
             call, bias=call.bias.tabulated(call.query_positions, call.key_positions)
         )
 
-    def by_backend(own: AttentionCall) -> Array:
+    def by_backend(share: AttentionCall) -> Array:
         # The whole call's bias decides, since a device picks its slopes at run time and so never
         # knows them.
-        like = dataclasses.replace(own, bias=call.bias)
+        like = dataclasses.replace(share, bias=call.bias)
         backend = choose(like) if options.backend == "auto" else options.backend
-        leaves = jax.tree.leaves((own.query, own.key, own.value, own.bias))
+        leaves = jax.tree.leaves((share.query, share.key, share.value, share.bias))
         if backend != "reference" and any(jax.typeof(x).manual_axis_type.varying for x in leaves):
             raise ValueError(
                 f"attention backend {backend!r} can't run where jax.shard_map checks which values vary; give "
                 "jax.shard_map check_vma=False, or attention backend='reference'"
             )
-        return compute(own, backend)
+        return compute(share, backend)
 
-    def placed(own: AttentionCall) -> Array:
-        sharding = own.options.sharding
+    def placed(call: AttentionCall) -> Array:
+        sharding = call.options.sharding
         if sharding is None:
-            return by_backend(own)
+            return by_backend(call)
         if sharding.mesh.size == 1:
-            return by_backend(dataclasses.replace(own, devices=1))
-        own = own.with_mask_in_segments()
-        fitting = fitting_sharding(own, sharding)
-        return by_backend(own) if fitting is None else on_each_device(own, fitting, by_backend)
+            return by_backend(dataclasses.replace(call, devices=1))
+        call = call.with_mask_in_segments()
+        fitting = fitting_sharding(call, sharding)
+        return by_backend(call) if fitting is None else on_each_device(call, fitting, by_backend)
 
     explicit = jax.typeof(call.query).sharding.mesh.explicit_axes
     return on_explicit_mesh(call, placed) if explicit and not call.sow else placed(call)
@@ -245,19 +245,18 @@ def on_explicit_mesh(
 
     @functools.partial(jax.sharding.auto_axes, out_sharding=P(*spec[:-1], None))
     def automatic(leaves: list[Array], key_segments: Any) -> Array:
-        own = dataclasses.replace(call, **jax.tree.unflatten(tree, leaves))
+        fields: dict[str, Any] = jax.tree.unflatten(tree, leaves)
         if "bias" not in named:  # made here, so that its type has no sharding of the mesh outside
-            own = dataclasses.replace(
-                own, bias=jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), call.bias)
-            )
+            fields["bias"] = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), call.bias)
         same = call.key_segments is call.query_segments
-        own = dataclasses.replace(own, key_segments=own.query_segments if same else key_segments)
-        sharding = own.options.sharding
+        fields["key_segments"] = (
+            fields.get("query_segments", call.query_segments) if same else key_segments
+        )
+        sharding = call.options.sharding
         layout = P(spec[0], None, spec[-2], None) if sharding is None else sharding.spec
         sharding = NamedSharding(jax.sharding.get_abstract_mesh(), layout)
-        return compute(
-            dataclasses.replace(own, options=dataclasses.replace(own.options, sharding=sharding))
-        )
+        options = dataclasses.replace(call.options, sharding=sharding)
+        return compute(dataclasses.replace(call, **fields, options=options))
 
     return automatic(leaves, call.key_segments)
 
@@ -265,8 +264,8 @@ def on_explicit_mesh(
 def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:
     """Returns the axes in `sharding` that divide batch and heads evenly.
 
-    A bias that mixes heads splits no heads. None if it divides neither, or if the call has a mask,
-    dropout, an einsum or `sow`. Then the compiler splits the work.
+    A bias that mixes heads splits no heads. Returns None if they divide neither, or if the call has a
+    mask, dropout, an einsum or `sow`. Then the compiler splits the work.
     """
     if call.query.ndim != 4 or call.mask is not None or call.features & {"dropout", "weights"}:
         return None

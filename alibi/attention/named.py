@@ -112,19 +112,20 @@ def attention_fn(
 
     # Parameters have the same names at any size; all methods take 64.
     example = position if isinstance(position, PositionMethod) else made(64, causal)
-    if params is None and (own := _shapes(example)):
+    if params is None and (shapes := _shapes(example)):
         raise ValueError(
-            f"position method {name!r} has parameters ({', '.join(own)}); give params=, as alibi.position_params makes "
-            "them, or use alibi.linen.SelfAttention or alibi.nnx.SelfAttention, which own them"
+            f"position method {name!r} has parameters ({', '.join(shapes)}); give params=, as alibi.position_params "
+            "makes them, or use alibi.linen.SelfAttention or alibi.nnx.SelfAttention, which own them"
         )
     attention_options = AttentionOptions(window, skip_epsilon, sharding, backend)
 
     @with_flax_signature
     def attention(query: Array, key: Array, value: Array, **keywords: Any) -> Array:
         method = made(query.shape[-1], keywords.pop("is_causal", False) or causal)
-        arrays = _checked(name, method, params or {})
-        attend = layer_attention_fn(method, arrays, None, attention_options, query_offset)
-        return attend(query, key, value, **keywords)
+        checked = _checked(name, method, params or {})
+        return layer_attention_fn(method, checked, None, attention_options, query_offset)(
+            query, key, value, **keywords
+        )
 
     return attention
 

@@ -1,4 +1,4 @@
-"""The online softmax, with which attention goes through keys tile by tile (Rabe and Staats 2021, Dao
+"""The online softmax, with which attention goes through the tiles of keys (Rabe and Staats 2021, Dao
 et al. 2022).
 """
 
@@ -50,8 +50,8 @@ class Online(NamedTuple):
 
         Args:
           attend: sums the tile's values, weighted with its argument `[*rows, keys]`.
-          differentiated: JAX differentiates this call. The result does not depend on `largest`, whose
-            gradient is left out.
+          differentiated: JAX differentiates this call. The result does not depend on `largest`, so
+            this gradient is left out.
         """
         largest = jnp.maximum(self.largest, logits.max(axis=-1, keepdims=True))
         largest = jax.lax.stop_gradient(largest) if differentiated else largest

@@ -27,7 +27,7 @@ from alibi.positions.bias import MASKED, Bias, Part
 
 
 def rows_attention(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"]:
-    """Computes attention by tiles of queries, with memory linear in the length.
+    """Computes attention in tiles of queries, with memory linear in the length.
 
     With a carry, tiles of keys that the causal mask or a window hides are not computed.
     """
@@ -49,14 +49,14 @@ def _attention(
     bias = jax.tree.unflatten(tree, leaves)
 
     def add_group(out: Array, index: Array) -> tuple[Array, None]:
-        own = Group.take(index, q, k, v, bias, sink, sides, tiling)
+        group = Group.take(index, q, k, v, bias, sink, sides, tiling)
 
         def rows(q_block: Array) -> Array:
-            compute, *inputs = _of_block(own, q_block, ranges)
+            compute, *inputs = _of_block(group, q_block, ranges)
             return compute(*inputs)
 
-        of_blocks = joined(lax.map(rows, jnp.arange(tiling.q_blocks)))
-        return put_group(out, tiling, index, of_blocks), None
+        attended = lax.map(rows, jnp.arange(tiling.q_blocks))
+        return put_group(out, tiling, index, joined(attended)), None
 
     out = jnp.zeros((*q.shape[:3], v.shape[-1]), v.dtype)
     return lax.scan(add_group, out, jnp.arange(tiling.groups))[0]
@@ -75,20 +75,21 @@ def _backward(tiling: Tiling, tree: Any, saved: tuple[Any, ...], dout: Array) ->
 
     def add_group(state: tuple[Any, ...], index: Array) -> tuple[tuple[Any, ...], Any]:
         dbias, *gradients = state
-        own = Group.take(index, q, k, v, bias, sink, sides, tiling)
-        group_dout = take_group(dout, tiling, index, own.q.shape[2])
+        group = Group.take(index, q, k, v, bias, sink, sides, tiling)
+        group_dout = take_group(dout, tiling, index, group.q.shape[2])
 
         def add(state: tuple[Any, ...], q_block: Array) -> tuple[tuple[Any, ...], Array]:
             dbias, *others = state
-            _, vjp = jax.vjp(*_of_block(own, q_block, ranges))
+            _, vjp = jax.vjp(*_of_block(group, q_block, ranges))
             dq, dk, dv, of_bias, dsink = vjp(queries_of(group_dout, q_block, tiling))
             others = jax.tree.map(jnp.add, others, [dk, dv, dsink])
-            return (dbias.with_added(of_bias, own.part(q_block, 0, own.k.shape[2])), *others), dq
+            part = group.part(q_block, 0, group.k.shape[2])
+            return (dbias.with_added(of_bias, part), *others), dq
 
-        start = (dbias, *map(zeros, (own.k, own.v, own.sink)))
+        start = (dbias, *map(zeros, (group.k, group.v, group.sink)))
         (dbias, dk, dv, dsink), dq = lax.scan(add, start, jnp.arange(tiling.q_blocks))
         added = zip(gradients, (joined(dq), dk, dv), strict=True)
-        return (dbias, *(put_group(x, tiling, index, own) for x, own in added)), dsink
+        return (dbias, *(put_group(whole, tiling, index, x) for whole, x in added)), dsink
 
     start = (zeros(bias), *(jnp.zeros_like(x) for x in (q, k, v)))
     (dbias, *gradients), dsink = lax.scan(add_group, start, jnp.arange(tiling.groups))
@@ -101,16 +102,17 @@ def _backward(tiling: Tiling, tree: Any, saved: tuple[Any, ...], dout: Array) ->
 _attention.defvjp(_forward, _backward)
 
 
-def _of_block(own: Group, q_block: Array, ranges: Array) -> tuple[Any, ...]:
+def _of_block(group: Group, q_block: Array, ranges: Array) -> tuple[Any, ...]:
     """Returns a function to attention for a query block, and its arguments: queries, keys, values, the
     bias cut to the queries, and the sink.
     """
-    tiling, part = own.tiling, own.part(q_block, 0, own.k.shape[2])
-    tile = BlockPair(q_block, 0, part, tiling, own.sides)
+    part = group.part(q_block, 0, group.k.shape[2])
+    tile = BlockPair(q_block, 0, part, group.tiling, group.sides)
     compute = functools.partial(_whole_rows, tile)
-    if own.bias.carried:
-        compute = functools.partial(_from_the_right, tile, ranges[own.number, q_block])
-    return compute, queries_of(own.q, q_block, tiling), own.k, own.v, own.bias.cut(part), own.sink
+    if group.bias.carried:
+        compute = functools.partial(_from_the_right, tile, ranges[group.at, q_block])
+    q = queries_of(group.q, q_block, group.tiling)
+    return compute, q, group.k, group.v, group.bias.cut(part), group.sink
 
 
 def _whole_rows(
@@ -153,27 +155,27 @@ def _from_the_right(
     bias: Bias,
     sink: Float[Array, "1 heads 1 1"] | None,
 ) -> Float[Array, "batch heads block value_dim"]:
-    """Returns attention for a query block, tile by tile from the last keys on."""
+    """Returns attention for a query block, tile after tile from the last keys on."""
     tiling, rows, size = tile.tiling, q.shape[:3], tile.tiling.k_block
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(state: Any, block: tuple[Array, Array, Array]) -> tuple[Any, None]:
         k_block, k, v = block
         keys = (k_block * size, size)
-        own = tile._replace(k_block=k_block, part=tile.part._replace(keys=keys))
+        pair = tile._replace(k_block=k_block, part=tile.part._replace(keys=keys))
 
         def add(state: Any) -> Any:
             carry, softmax = state
             logits = capped(product(q, k, 3, 3, tiling) * q.shape[-1] ** -0.5, tiling.logit_cap)
-            visible = own.visible()
+            visible = pair.visible()
             seen = jnp.broadcast_to(True if visible is None else visible, logits.shape)
-            sides = own.side("query_positions"), own.side("key_positions")
+            sides = pair.side("query_positions"), pair.side("key_positions")
             made, carry = bias.cut(Part(keys=keys)).of_tile(
                 jnp.where(seen, logits, MASKED), seen, *sides, carry
             )
 
             def attend(weights: Array) -> Array:
-                return product(own.dropout(weights).astype(v.dtype), v, 3, 2, tiling)
+                return product(pair.dropout(weights).astype(v.dtype), v, 3, 2, tiling)
 
             if bias.gives_weights:
                 return carry, softmax + attend(jnp.where(seen, made, 0.0))

@@ -94,8 +94,8 @@ def nearest_bias(call: AttentionCall, nearest: Nearest) -> Float[Array, "batch_o
     )
 
     def pair_bias(query: Array, key: Array, query_index: Array, key_index: Array) -> Array:
-        part = Part(queries=(query_index, 1), keys=(key_index, 1))
-        return bias.cut(part)(query[None], key[None])[..., 0, 0].reshape(-1, call.query.shape[-2])
+        of_pair = bias.cut(Part(queries=(query_index, 1), keys=(key_index, 1)))
+        return of_pair(query[None], key[None])[..., 0, 0].reshape(-1, call.query.shape[-2])
 
     indices = np.arange(queries.size, dtype=np.int32), nearest.indices.astype(np.int32)
     return jax.vmap(pair_bias, out_axes=1)(
@@ -190,11 +190,10 @@ def tiles_needed(
 def _shown(
     tiling: Tiling, sides: Sides
 ) -> Iterator[Bool[Array, "#batch #heads #q_blocks #k_blocks"]]:
-    """Yields False for tiles whose pairs are all hidden by segments, and by the mask."""
+    """Yields False for tiles in which segments hide all pairs, then for those in which the mask does."""
     if sides["query_segments"] is not None:
-        blocks = tiling.q_blocks, tiling.k_blocks
-        of_sides = zip((sides["query_segments"], sides["key_segments"]), blocks, strict=True)
-        (lowest, highest), (lowest_key, highest_key) = (_extremes(*side) for side in of_sides)
+        lowest, highest = _extremes(sides["query_segments"], tiling.q_blocks)
+        lowest_key, highest_key = _extremes(sides["key_segments"], tiling.k_blocks)
         overlap = lowest[:, :, None] <= highest_key[:, None, :]
         yield (overlap & (lowest_key[:, None, :] <= highest[:, :, None]))[:, None]
     if (mask := sides["mask"]) is not None:
@@ -239,18 +238,17 @@ def nearest_keys(call: AttentionCall) -> Nearest | None:
         return None
     if call.query_segments is not None:
         # A query is sure to share its segment with its own key alone.
-        own = call.query_segments is call.key_segments and np.array_equal(queries, keys)
-        return Nearest(np.arange(queries.size), np.zeros(queries.size, np.int64)) if own else None
+        if call.query_segments is not call.key_segments or not np.array_equal(queries, keys):
+            return None
+        return Nearest(np.arange(queries.size), np.zeros(queries.size, np.int64))
     # the last key up to the query, or key 0
-    before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
-    indices, seen = before, keys[before] <= queries
+    indices = before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
     if not call.causal:
         after = np.minimum(before + 1, keys.size - 1)
         indices = np.where(
             np.abs(keys[after] - queries) < np.abs(queries - keys[before]), after, before
         )
-        seen = np.ones(queries.size, bool)
     distances = np.abs(queries - keys[indices])
-    if call.options.window is not None:
-        seen &= distances < call.options.window
-    return Nearest(indices, np.where(seen, distances, 0))
+    for seen in call.sight.of_pairs(queries, keys[indices]):
+        distances = np.where(seen, distances, 0)
+    return Nearest(indices, distances)

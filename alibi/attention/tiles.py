@@ -13,7 +13,6 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.reference import dropout_factors
 from alibi.attention.visible import Sight
 from alibi.positions.bias import Bias
-from alibi.positions.distance import rows_and_columns
 
 # Measured on two cores where nothing is skipped: smaller tiles spend their time on starting
 # products, larger ones leave the cache and compute more keys above the diagonal.
@@ -217,8 +216,9 @@ class BlockPair(NamedTuple):
     sides: Sides
 
     def side(self, name: str) -> Any:
-        """Returns the tile's positions or segments, `[batch, block]` or `[block]`."""
-        x = self.sides[name]
+        """Returns the tile's positions or segments, `[batch, block]` or `[block]`, or None."""
+        if (x := self.sides[name]) is None:
+            return None
         start, size = self.part.queries if name.startswith("query") else self.part.keys
         if x.ndim > 1:
             x = jax.lax.dynamic_slice_in_dim(x, *self.part.batch)
@@ -241,13 +241,7 @@ class BlockPair(NamedTuple):
 
     def visible(self) -> Bool[Array, "#batch #heads q k"] | None:
         """Returns a mask, True where a query sees a key, or None if all queries see all keys."""
-        tiling, segments, reach = self.tiling, None, None
-        positions = rows_and_columns(self.side("query_positions"), self.side("key_positions"))
-        if self.sides["query_segments"] is not None:
-            segments = rows_and_columns(self.side("query_segments"), self.side("key_segments"))
-        if self.sides["query_reach"] is not None:
-            reach = rows_and_columns(self.side("query_reach"), self.side("key_positions"))
-        pairs = tiling.sight.of_pairs(*positions, segments, reach)
+        tiling, pairs = self.tiling, self.tiling.sight.of_sides(self.side)
         masks = [mask[:, None] if mask.ndim == 3 else mask[None, None] for mask in pairs]
         if tiling.padding[1]:
             column = self.part.keys[0] + jnp.arange(tiling.k_block)

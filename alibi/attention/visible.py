@@ -3,13 +3,16 @@
 All backends decide it here, for pairs of a query and a key and for whole tiles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Shaped
+
+from alibi.positions.distance import rows_and_columns
 
 ADDED = -1e3  # an additive mask hides a key by a value of at most this
 
@@ -43,6 +46,20 @@ class Sight(NamedTuple):
         if segments is not None:
             yield segments[0] == segments[1]
 
+    def of_sides(self, side: Callable[[str], Any]) -> Iterator[Bool[Array, "*batch q k"]]:
+        """Yields the masks of `of_pairs` for all queries and keys.
+
+        Args:
+          side: returns positions or segments from their name in the call, or None for no such field.
+        """
+        segments = reach = None
+        positions = rows_and_columns(side("query_positions"), side("key_positions"))
+        if (of_queries := side("query_segments")) is not None:
+            segments = rows_and_columns(of_queries, side("key_segments"))
+        if (last := side("query_reach")) is not None:
+            reach = rows_and_columns(last, side("key_positions"))
+        yield from self.of_pairs(*positions, segments, reach)
+
     def of_tiles(self, behind: Any, ahead: Any) -> Any:
         """Returns True for tiles in which a query may see a key.
 
@@ -56,7 +73,7 @@ class Sight(NamedTuple):
         )
 
     def of_whole_tile(self, seen: Any, least: Any, spread: int) -> Any:
-        """Returns `seen`, made False unless each query in a tile sees each key by position.
+        """Returns `seen`, made False unless positions show each query in a tile each key.
 
         Args:
           least: the least query position minus key position.
@@ -67,6 +84,29 @@ class Sight(NamedTuple):
         if self.window is not None:
             seen &= (least + spread < self.window) & (-least < self.window)
         return seen
+
+    def whole_tiles(self, start: Any, rows: int, columns: int, *, by_keys: bool) -> tuple[Any, Any]:
+        """Returns the first tile in which positions show all rows all columns, and the tile after the last,
+        or a bound beyond all tiles.
+
+        Args:
+          start: the first row's position minus the position of the first tile's first column.
+          rows, columns: how many of them a tile has. Columns are a power of two.
+          by_keys: True if rows are keys and columns are queries.
+        """
+        first, after = jnp.int32(0), jnp.int32(2**30)
+        before, behind = floor(start + 1, columns), floor(start + rows - 2, columns) + 1
+        if self.causal:
+            first, after = (behind, after) if by_keys else (first, before)
+        if self.window is not None:
+            first = jnp.maximum(first, floor(start + rows - 1 - self.window, columns) + 1)
+            after = jnp.minimum(after, floor(start + self.window, columns))
+        return first, after
+
+
+def floor(x: Any, size: int) -> Any:
+    """Returns the largest integer up to x / size, for a size that is a power of two."""
+    return lax.shift_right_arithmetic(x, jnp.int32(size.bit_length() - 1))
 
 
 def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
@@ -90,5 +130,5 @@ def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
                 f"and {ADDED:g} or less where it is hidden; give a bias of the logits as bias="
             )
     mask = jnp.asarray(mask)
-    whole = jnp.issubdtype(mask.dtype, jnp.integer)
-    return jnp.where((mask < 0).any() if whole else ~(mask > 0).any(), mask == 0, mask > 0)
+    integers = jnp.issubdtype(mask.dtype, jnp.integer)
+    return jnp.where((mask < 0).any() if integers else ~(mask > 0).any(), mask == 0, mask > 0)

@@ -92,8 +92,9 @@ DEVICE_KINDS = (
 def find_device_kind(name: str) -> DeviceKind | None:
     """Returns the device with a name, in any spelling, with or without the maker, or None."""
     wanted = _plain(name)
-    kinds = (kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names)))
-    return next(kinds, None)
+    return next(
+        (kind for kind in DEVICE_KINDS if wanted in map(_plain, (kind.name, *kind.names))), None
+    )
 
 
 def known_device_kind(name: str) -> DeviceKind:

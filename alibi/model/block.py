@@ -156,10 +156,9 @@ class Block(nn.Module):
         activated, hidden = ACTIVATIONS[config.activation], wide("up")
         hidden = activated(wide("gate")) * hidden if config.gated else activated(hidden)
         hidden = nn.Dropout(config.activation_dropout)(hidden, deterministic)
-        narrow = dense(
-            config.width, bias_init=initialization.bias(config.feed_forward), name="down"
+        return dense(config.width, bias_init=initialization.bias(config.feed_forward), name="down")(
+            hidden
         )
-        return narrow(hidden)
 
     def _attention_fn(
         self,

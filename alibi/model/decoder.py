@@ -332,10 +332,10 @@ class DecoderLM(nn.Module):
         in_order: KnownPositions = (
             np.arange(length) if slots is None or fresh else slots.next_positions(length)
         )
-        read = in_order if positions is None else positions
+        in_sequence = in_order if positions is None else positions
         # A table has no row for padding in a prompt, and NaN would reach others even with weight zero.
         padded = slots is not None and positions is not None
-        placed = stand = jnp.maximum(read, 0) if padded else read
+        placed = stand = jnp.maximum(in_sequence, 0) if padded else in_sequence
         # Every model draws this key, so that dropout doesn't depend on `max_position`.
         key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
         place = functools.partial(
@@ -354,7 +354,7 @@ class DecoderLM(nn.Module):
         x = self.embedding_dropout(split_batch(x, self.sharding), deterministic)
         reading = None
         if caches is not None:
-            in_sequence = jnp.broadcast_to(read, tokens.shape)
+            in_sequence = jnp.broadcast_to(in_sequence, tokens.shape)
             after = self.slots.append(caches, in_sequence)
             padding = in_sequence < 0 if padded else None
             reading = {

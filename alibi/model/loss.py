@@ -226,8 +226,7 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array,
 
 def _is_target(logits: Array, targets: Array) -> Bool[Array, "batch length vocabulary"]:
     # A comparison, not a gather: its gradient is one fused pass and no scatter.
-    numbers = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    return numbers == targets[..., None]
+    return jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
 
 
 def selected_token_nll(
@@ -246,7 +245,7 @@ def selected_token_nll(
 
     Args:
       parts: how many parts the batch has, each with rows on its own devices. They compute their chunks
-        side by side.
+        at the same time.
     """
     parts = parts if targets.shape[0] % parts == 0 else 1
     folded = targets.reshape(parts, -1)

@@ -9,7 +9,7 @@ from alibi.config import ModelConfig
 
 
 class OffsetRMSNorm(nn.Module):
-    """RMS norm whose scale is 1 plus the parameter (Gemma, arXiv 2403.08295).
+    """RMS norm with a scale of 1 plus the parameter (Gemma, arXiv 2403.08295).
 
     Attributes:
       epsilon: added to the mean square.

@@ -34,7 +34,7 @@ class LayerKind:
 
     Attributes:
       position: the position method.
-      window: tokens that attention reaches back, the token itself included. 0 is all.
+      window: tokens that attention reaches back, the token itself included. 0 means all.
       logit_scale: as in `alibi.config.ModelConfig`.
     """
 
@@ -189,7 +189,7 @@ def bias_scale(
     logit_scale: str, position: PositionMethod, params: Params
 ) -> Float[Array, " heads"] | None:
     """Returns each head's s if whole logits, bias included, are multiplied by s ln n for n visible
-    keys. None if the scale multiplies queries alone, or if there is none.
+    keys, or None if the scale multiplies queries alone or there is none.
     """
     if logit_scale == "log_n":
         return jnp.full(position.num_heads, 1 / math.log(position.train_length), jnp.float32)

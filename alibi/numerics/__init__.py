@@ -1,1 +1,1 @@
-"""Products, sums and kernels that every room uses; each knows what is fast on which platform."""
+"""Products, sums and kernels that every room uses. Each knows what is fast on which platform."""

@@ -58,7 +58,7 @@ class Products:
     def matmul(
         self, x: Float[Array, "batch length inputs"], kernel: Float[Array, "_ _"], axis: int = 0
     ) -> Float[Array, "batch length outputs"]:
-        """Returns x kernel, float32; `axis` is the kernel's dimension for inputs."""
+        """Returns x kernel, float32. `axis` is the kernel's dimension for inputs."""
         return self.dot_general(
             x, kernel, (((2,), (axis,)), ((), ())), preferred_element_type=jnp.float32
         )
@@ -181,9 +181,9 @@ def transposed(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch c
 def written_out(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch rows columns"]:
     """Returns x, an operand for a product, written to memory on CPUs.
 
-    XLA's CPU backend can't run a bfloat16 product into which it folded a transpose; the barrier
+    XLA's CPU backend can't run a bfloat16 product into which it folded a transpose. The barrier
     prevents this. It computes bfloat16 products in float32 if an operand has the layout of a
-    transposed array; the reshapes give x the layout of a new one.
+    transposed array. The reshapes give x the layout of a new one.
     """
     if current_target()[0] != "cpu":
         return x

@@ -13,7 +13,7 @@ _TARGET: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar
 
 @contextlib.contextmanager
 def traced_for(platform: str, devices: int) -> Iterator[None]:
-    """Traces programs inside for this many devices of `platform`; absent devices can't run them."""
+    """Traces programs inside for this many devices of `platform`. Absent devices can't run them."""
     token = _TARGET.set((platform, devices))
     try:
         yield
@@ -22,8 +22,9 @@ def traced_for(platform: str, devices: int) -> Iterator[None]:
 
 
 def current_target() -> tuple[str, int]:
-    """Returns the platform of traced programs, "cpu", "gpu" or "tpu", and the number of devices;
-    defaults to `jax.default_device` alone where it is set, or else to those of JAX.
+    """Returns the platform of traced programs, "cpu", "gpu" or "tpu", and the number of devices.
+
+    Defaults to `jax.default_device` alone where it is set, or else to all devices of JAX.
     """
     device = jax.config.values["jax_default_device"]  # a device, a platform's name, or None
     platform = getattr(device, "platform", device) or jax.default_backend()

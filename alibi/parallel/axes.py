@@ -12,7 +12,7 @@ class Leaf:
 
     Attributes:
       path: a pattern of its path in the tree, such as layers_0/attention/query/kernel.
-      inputs, outputs: its axes by name, in their order. Sharding maps each name to an axis of the mesh.
+      inputs, outputs: its axes' names, in their order. Sharding maps each name to an axis of the mesh.
       decays: weight decay acts on it.
       is_matrix: it is W in a layer's x W, from all inputs to all outputs, which an optimizer of matrices
         sees as one matrix.

@@ -2,7 +2,7 @@
 
 All processes must call a function at the same place in the program, except `is_primary` and
 `is_lost_connection`. A single process exchanges nothing. If a process is lost, JAX ends the others
-within about a minute by a signal, or their collectives fail.
+with a signal within about a minute, or their collectives fail.
 """
 
 import itertools
@@ -33,17 +33,17 @@ _exchanges = itertools.count()  # all processes count alike
 
 
 def join(
-    address: str | None, count: int | None, number: int | None, *, keep_sigterm: bool = True
+    address: str | None, count: int | None, process: int | None, *, keep_sigterm: bool = True
 ) -> None:
     """Connects to the other processes.
 
     Args:
-      address, count, number: as in `jax.distributed.initialize`.
+      address, count, process: as in `jax.distributed.initialize`.
       keep_sigterm: restores this process's handler of SIGTERM. Otherwise JAX takes the signal and
         tells all processes (`multihost_utils.reached_preemption_sync_point`).
 
     Raises:
-      ValueError: the address is not HOST:PORT, the number is not below the count, or neither the
+      ValueError: the address is not HOST:PORT, `process` is not below the count, or neither the
         arguments nor the cluster give all three.
     """
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -53,9 +53,9 @@ def join(
             f"--coordinator_address={address} must be HOST:PORT of the first process, such as "
             "localhost:12345; use a free port from 1024 to 65535"
         )
-    if count is not None and not 0 <= (number or 0) < count:
+    if count is not None and not 0 <= (process or 0) < count:
         raise ValueError(
-            f"--process_id={number} and --num_processes={count} do not fit; number the processes "
+            f"--process_id={process} and --num_processes={count} do not fit; number the processes "
             "from 0, and give the number of all of them"
         )
     # no handler of Python runs while C++ waits for the others
@@ -70,7 +70,7 @@ def join(
         jax.distributed.initialize(
             address,
             count,
-            number,
+            process,
             local_devices(os.environ),
             initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
@@ -86,7 +86,7 @@ def join(
 
 
 def local_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """Returns a Slurm task's GPUs. None leaves the choice to JAX, which takes one.
+    """Returns a Slurm task's GPUs, or None to leave the choice to JAX, which takes one.
 
     A node's only task takes all its GPUs, several share them evenly, and a task that Slurm has bound
     to GPUs takes these.
@@ -163,7 +163,7 @@ def check_same_state(parts: list[tuple[str, str]], when: str) -> None:
     """Checks that processes with the same part of a state hold equal values.
 
     Args:
-      parts: place and digest for each part on this process's devices.
+      parts: the name and digest of each part on this process's devices.
       when: the time, for the error.
 
     Raises:
@@ -171,8 +171,8 @@ def check_same_state(parts: list[tuple[str, str]], when: str) -> None:
     """
     owners: dict[str, dict[str, list[int]]] = {}
     for process, held in enumerate(gather(parts)):
-        for part, digest in held:
-            owners.setdefault(part, {}).setdefault(digest, []).append(process)
+        for name, digest in held:
+            owners.setdefault(name, {}).setdefault(digest, []).append(process)
     if differing := next((groups for groups in owners.values() if len(groups) > 1), None):
         shown = " and ".join(f"process {str(sorted({*each}))[1:-1]}" for each in differing.values())
         raise UserError(
@@ -184,7 +184,7 @@ def check_same_state(parts: list[tuple[str, str]], when: str) -> None:
 
 
 def _differing(everywhere: list[dict[str, Any]]) -> str:
-    """Returns a line for each key whose values differ between processes."""
+    """Returns a line for each key that has several values."""
     lines = ""
     for key in sorted(set().union(*everywhere)):
         values = [json.dumps(there.get(key)) for there in everywhere]

@@ -1,4 +1,4 @@
-"""The device mesh, and the sharding of each array on it, by rules outside the model."""
+"""The device mesh, and the sharding of each array on it, from rules outside the model."""
 
 import math
 
@@ -68,7 +68,7 @@ def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding
 
 
 def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """Returns shardings for parameters or optimizer state, by `alibi.parallel.axes` and `SPLIT`.
+    """Returns shardings for parameters or optimizer state, as `alibi.parallel.axes` and `SPLIT` say.
 
     Other leaves are replicated, and a dimension is whole if the devices don't divide it.
     """
@@ -103,7 +103,7 @@ def batch_parts(sharding: Sharding | None) -> int:
 
 
 def local_rows(sharding: Sharding, rows: int) -> Int[np.ndarray, " local"]:
-    """Returns which of `rows` rows, split by `sharding`, this host's devices hold, ascending."""
+    """Returns which of `rows` rows this host's devices hold under `sharding`, ascending."""
     held = sharding.addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[index] for index in held]))
 
@@ -131,15 +131,16 @@ def split_batch(
 def for_lookup(
     table: Float[Array, "rows features"], sharding: NamedSharding | None
 ) -> Float[Array, "rows features"]:
-    """Returns a table to look up rows for tokens split by `sharding`.
+    """Returns a table to look up rows for tokens with this sharding.
 
     If both data and fsdp split the tokens, each device gets whole rows and sums the gradient of its
     own tokens. Otherwise XLA would gather all tokens' gradients on each device.
     """
     if sharding is None or 1 in (sharding.mesh.shape.get(axis, 1) for axis in BATCH_AXES):
         return table
-    whole = NamedSharding(sharding.mesh, P(P.UNCONSTRAINED, None))
-    return jax.lax.with_sharding_constraint(table, whole)
+    return jax.lax.with_sharding_constraint(
+        table, NamedSharding(sharding.mesh, P(P.UNCONSTRAINED, None))
+    )
 
 
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:

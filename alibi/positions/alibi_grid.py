@@ -11,17 +11,17 @@ from alibi.positions.metric import ROW, Metric, MetricBias
 
 @dataclasses.dataclass(frozen=True)
 class AlibiGrid(Alibi):
-    """-m_h times the distance between two patches in a grid, whose tokens are its rows one after another.
+    """-m_h times the distance between two patches in a grid. The tokens are its rows, one after another.
 
     The grid may be a rectangle, and another one in each call: it has no parameters. Give `columns`,
     and the number of tokens says how many rows there are. Give `causal=False`: else a patch sees the
-    patches before it alone, row by row.
+    patches before it alone, in rows.
 
     Config: `position=alibi_grid,position_options.columns=24`
 
     Attributes:
-      columns: patches in a row, at most 32,768. 0 is a square grid.
-      rows: patches in a column. 0 is as many as there are.
+      columns: patches in a row, at most 32,768. 0 means a square grid.
+      rows: patches in a column. 0 means as many as there are.
       free_tokens: tokens before the patches without a bias, such as a class token or registers.
       metric: "manhattan" adds the distances in rows and in columns, "euclidean" is the straight line.
 
@@ -58,5 +58,6 @@ class AlibiGrid(Alibi):
                 f"alibi_grid got {rows:,} rows of {columns:,}, and takes {2 * ROW:,} of {ROW:,} at most; a line of "
                 "tokens has position=alibi"
             )
-        metric = Metric(columns, free, euclidean=self.metric == "euclidean")
-        return MetricBias(self.sides(params)[0], metric)
+        return MetricBias(
+            self.sides(params)[0], Metric(columns, free, euclidean=self.metric == "euclidean")
+        )

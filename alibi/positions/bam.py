@@ -42,11 +42,11 @@ class BamBias(DistanceBias):
 
 @dataclasses.dataclass(frozen=True)
 class Bam(PositionMethod):
-    """The logarithm of a generalized Gaussian of the distance, whose scale, power and mean each head
-    learns in each layer.
+    """The logarithm of a generalized Gaussian of the distance. Each head learns its scale, power
+    and mean in each layer.
 
     A power below zero favours far keys, so no key can be skipped. It starts as ALiBi. Its authors
-    multiply logits by s ln n, too: `model.logit_scale=ssmax`.
+    scale logits with s ln n, too: `model.logit_scale=ssmax`.
 
     Config: `position=bam,model.logit_scale=ssmax`
 

@@ -63,7 +63,7 @@ class PositionMethod:
       train_length: tokens in a training sequence.
       causal: tokens see only earlier tokens, otherwise both sides.
       length: tokens in the computed sequences, such as an evaluation's windows or the final length
-        in generation. 0 is the training length. `at_length` sets it.
+        in generation. 0 means the training length. `at_length` sets it.
     """
 
     about: ClassVar[About | None] = None  # required in the registry
@@ -74,7 +74,7 @@ class PositionMethod:
     takes_shared_keys = True
     # The least and the greatest value for a parameter. Training clips it after each update.
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    # The longest sequence, in tokens, for which the method is defined. None is no limit.
+    # The longest sequence, in tokens, for which the method is defined, or None for no limit.
     max_length = cast(Any, None)
     # Why a token must not see later ones, for a method that needs causal=True.
     only_causal = ""
@@ -96,10 +96,11 @@ class PositionMethod:
     def options(cls) -> dict[str, Any]:
         """Returns the names and defaults of the fields that the class adds, without `init=False`."""
         common = {field.name for field in dataclasses.fields(PositionMethod)}
-        added = [
-            field for field in dataclasses.fields(cls) if field.init and field.name not in common
-        ]
-        return {field.name: field.default for field in added}
+        return {
+            field.name: field.default
+            for field in dataclasses.fields(cls)
+            if field.init and field.name not in common
+        }
 
     def shares_parameters(self, other: "PositionMethod") -> bool:
         """Returns whether parameters with the same name and shape mean the same in both methods."""
@@ -195,7 +196,7 @@ class PositionMethod:
           before: data for the token, or padding, before the first token in `x`. It is None, or zeros
             from an empty cache, at the start.
           segments: the number of each token's segment, such as a packed document. No data passes from
-            one segment to the next. None is a single segment, as with a cache.
+            one segment to the next. None means a single segment, as with a cache.
         """
         return None
 

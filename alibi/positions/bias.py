@@ -25,7 +25,7 @@ from alibi.positions.shapes import (
     Weights,
 )
 
-# start, which may be traced, and size of a range in a dimension. None is the whole dimension.
+# start, which may be traced, and size of a range in a dimension, or None for the whole dimension
 Span = tuple[Any, int] | None
 
 
@@ -120,7 +120,7 @@ class Bias(flax.struct.PyTreeNode):
         all keys.
       gives_weights: `of_rows` returns weights, after which no softmax comes.
       carried: how many numbers each query carries from tile to tile, from right to left, if `of_tile`
-        exists and makes rows by tiles. 0 if rows are made whole.
+        exists and makes rows from tiles. 0 means whole rows.
       mixes_heads: `of_rows` needs the logits of all heads together.
 
     Example:
@@ -197,8 +197,8 @@ class Bias(flax.struct.PyTreeNode):
           logits: scaled and in float32. That of a hidden key is `MASKED`, so exponentials, softplus
             and sigmoids of it are 0. All keys are there, and those that a query sees stand in the
             order of their positions.
-          visible: True where a query sees a key: by the causal mask, window, segments, padding and
-            masks.
+          visible: True where the causal mask, window, segments, padding and masks show a query a
+            key.
           query_positions, key_positions: as in `__call__`.
         """
         if self.carried:
@@ -247,9 +247,11 @@ class Bias(flax.struct.PyTreeNode):
 
     def spans(self, field: dataclasses.Field, part: Part) -> dict[int, tuple[Any, int]]:
         """Returns the range of `part` for each dimension that it cuts in a field."""
-        axes = field.metadata.get("axes", {})
-        spans = {axis: getattr(part, of) for of, axis in axes.items()}
-        return {axis: span for axis, span in spans.items() if span is not None}
+        return {
+            axis: span
+            for of, axis in field.metadata.get("axes", {}).items()
+            if (span := getattr(part, of)) is not None
+        }
 
     def cut(self, part: Part) -> "Bias":
         """Returns the bias for `part` of the call."""
@@ -343,11 +345,11 @@ class Bias(flax.struct.PyTreeNode):
 def misfits(
     bias: Bias, sizes: Mapping[str, int]
 ) -> Iterator[tuple[Bias, dataclasses.Field, tuple[int, ...] | None, list[str]]]:
-    """Yields each field that is no array, or whose declared axis has another size: its bias, which may be
-    a field of `bias`, the field, its shape (None if it has none) and the sizes that it needs, in words.
+    """Yields each field that is no array, or has another size along a declared axis: its bias (`bias` or one
+    of its fields), the field, its shape (None if it has none) and the sizes that it needs, in words.
 
     Args:
-      sizes: of the axes "batch", "heads", "queries" and "keys". Axes without a size are not compared.
+      sizes: maps the axes "batch", "heads", "queries" and "keys" to sizes. Other axes are not compared.
     """
     for field in dataclasses.fields(bias):
         value, axes = getattr(bias, field.name), field.metadata.get("axes", {})

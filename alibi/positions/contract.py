@@ -40,12 +40,12 @@ def check_contract(name: str, method: PositionMethod, kv_heads: int = 0) -> None
     the functions and computes nothing.
 
     Args:
-      kv_heads: heads of keys. 0 is as many as of queries.
+      kv_heads: heads of keys. 0 means as many as of queries.
     """
     heads, q, k = method.num_heads, 2, 3
 
     def call(owner: Any, function: str, shape: tuple[int, ...] | None, *arguments: Any) -> Any:
-        """Returns the result of the owner's function; its arrays begin with `shape`, if it is given."""
+        """Returns the result of the owner's function, after a check that its arrays begin with `shape`."""
         try:
             result = getattr(owner, function)(*arguments)
         except Exception as error:
@@ -150,7 +150,9 @@ def _definition(owner: Any, function: str) -> str:
 
 
 def _last_line(method: type[PositionMethod], error: Exception) -> str:
-    """Returns the last line of the method's package in the traceback of an error; "" if none."""
+    """Returns the last line of the method's package in the traceback of an error, or "" if it has
+    none.
+    """
     package = method.__module__.partition(".")[0]
     lines = [
         f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{line})"

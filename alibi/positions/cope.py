@@ -86,7 +86,6 @@ class Cope(PositionMethod):
         self, params: Params, query: Queries, of_queries: PerQuery, of_keys: PerKey
     ) -> CopeBias:
         vectors = params["vectors"].astype(jnp.float32)
-        products = jnp.einsum(
-            "bqhd,pd->bqhp", query.astype(jnp.float32), vectors, precision="highest"
+        return CopeBias(
+            jnp.einsum("bqhd,pd->bqhp", query.astype(jnp.float32), vectors, precision="highest")
         )
-        return CopeBias(products)

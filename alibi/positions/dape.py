@@ -17,7 +17,7 @@ from alibi.positions.shapes import KeyPositions, QueryPositions, Tile, Visible
 
 
 class DapeBias(Bias):
-    """z + B + f([z; B]) for the logits z and biases B of all heads, pair by pair.
+    """z + B + f([z; B]) for the logits z and biases B of all heads, for each pair.
 
     Attributes:
       bias: B.

@@ -52,7 +52,7 @@ class Deberta(PositionMethod):
     Config: `position=deberta,position_options.max_distance=64`
 
     Attributes:
-      max_distance: k, in tokens. 0 is the training length (512 in the paper).
+      max_distance: k, in tokens. 0 means the training length (512 in the paper).
     """
 
     about = About(

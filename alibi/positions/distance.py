@@ -120,7 +120,7 @@ class DistanceTable(Bias):
       function: the bias itself, for distances outside the table.
       lowest: the first distance in the table.
       first_distance: first query position minus first key position if all positions are consecutive,
-        so that the rows in a tile are ranges of the table. None if values are looked up pair by pair.
+        so that the rows in a tile are ranges of the table. None if each pair looks up its value.
       bounded: as in `function`.
     """
 

@@ -91,10 +91,10 @@ def entmax(logits: Float[Array, "*rows keys"]) -> Float[Array, "*rows keys"]:
         excess = jnp.square(above).sum(axis=-1, keepdims=True) - 1
         return threshold + excess / (2 * above.sum(axis=-1, keepdims=True))
 
-    known = jax.lax.stop_gradient(halves)
-    start = jnp.full_like(known[..., :1], -1.0)
-    found = jax.lax.fori_loop(0, STEPS, lambda _, threshold: step(known, threshold), start)
-    return jnp.square(jnp.maximum(halves - step(halves, found), 0.0))
+    constant = jax.lax.stop_gradient(halves)
+    start = jnp.full_like(constant[..., :1], -1.0)
+    threshold = jax.lax.fori_loop(0, STEPS, lambda _, below: step(constant, below), start)
+    return jnp.square(jnp.maximum(halves - step(halves, threshold), 0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +135,8 @@ class Entmax(PositionMethod):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveEntmax(Entmax):
-    """Entmax 1.5 of logits that are sharper with more keys, by a power of ln n that each token chooses
-    in each head (ASEntmax).
+    """Entmax 1.5 of logits that are sharper with more keys: a factor grows with a power of ln n that each
+    token chooses in each head (ASEntmax).
 
     beta = softplus(u . x + a) and gamma = tanh(w . x + b) for the layer's input x, so |gamma| < 1. delta
     is learned in each head, from 1 on.

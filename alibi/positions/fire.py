@@ -27,7 +27,8 @@ class FireBias(Bias):
       hidden_kernel, hidden_bias, kernel: parameters of f, a network with a hidden layer of ReLUs.
         The paper's code also adds a bias to the outputs, a constant in each row of logits, which
         softmax ignores.
-      c, threshold: learned, above 0; the threshold in tokens.
+      c: learned, above 0.
+      threshold: learned, above 0, in tokens.
     """
 
     hidden_kernel: Float[Array, " hidden"] = shared()
@@ -60,7 +61,7 @@ class Fire(PositionMethod):
     Config: `position=fire,position_options.threshold=32`
 
     Attributes:
-      threshold: in tokens. A learned multiple of it is the least divisor. 0 is a quarter of the
+      threshold: in tokens. A learned multiple of it is the least divisor. 0 means a quarter of the
         training length, as in the paper's code (512 for 2,048).
     """
 

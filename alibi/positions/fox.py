@@ -24,7 +24,7 @@ from alibi.positions.shapes import (
 class FoxBias(Bias):
     """c_i - c_j for query i and key j. c is the running sum over log(forget gate).
 
-    In float32 a sum of n nats is off by about n * 6e-8, so a bias at 16,000 tokens by a thousandth.
+    In float32 the error of a sum of n nats is about n * 6e-8: a thousandth for a bias at 16,000 tokens.
 
     Attributes:
       of_queries, of_keys: c for the query tokens and for the key tokens.

@@ -18,7 +18,7 @@ class Learned(PositionMethod):
     Config: `position=learned,position_options.num_positions=1024`
 
     Attributes:
-      num_positions: rows in the table. 0 is the training length. Longer sequences are undefined.
+      num_positions: rows in the table. 0 means the training length. Longer sequences are undefined.
 
     Raises:
       ValueError: `num_positions` below the training length.

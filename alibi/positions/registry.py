@@ -87,7 +87,7 @@ def make_position(
       name: a key of `METHODS`, `alibi_grid` for images, the name of an installed package's method,
         `package.module:Class`, or a class.
       causal: tokens see only earlier tokens.
-      options: values for the fields that the class adds, by name.
+      options: maps names of fields that the class adds to values.
 
     Raises:
       ValueError: an unknown name or option (the message suggests the nearest), an option or size that

@@ -22,7 +22,7 @@ class RePo(Rotary):
     Config: `position=repo,position_options.rank=16`
 
     Attributes:
-      rank: rows in G and C. 0 is an eighth of the width.
+      rank: rows in G and C. 0 means an eighth of the width.
 
     Raises:
       ValueError: as `Rotary`.
@@ -61,12 +61,12 @@ class RePo(Rotary):
         before: PyTree[Float[Array, "batch heads ..."]] | None,
         segments: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch length heads"]:
-        gate, content, place = (
+        gate, content, of_heads = (
             params[name].astype(jnp.float32) for name in ("gate", "content", "place")
         )
         x = x.astype(jnp.float32)
         products = [jnp.matmul(x, kernel, precision="highest") for kernel in (gate, content)]
-        return jnp.matmul(jax.nn.swish(products[0]) * products[1], place, precision="highest")
+        return jnp.matmul(jax.nn.swish(products[0]) * products[1], of_heads, precision="highest")
 
     def queries(
         self, params: Params, query: Queries, positions: Positions, kept: PerQuery
@@ -81,7 +81,7 @@ class RePo(Rotary):
         x: Float[Array, "batch length heads head_dim"],
         places: Float[Array, "batch length heads"],
     ) -> Float[Array, "batch length heads head_dim"]:
-        """Returns features turned by their tokens' places, in their own dtype."""
+        """Turns features as their tokens' places say, in their own dtype."""
         rates = jnp.asarray(self.turned * self.frequencies(), jnp.float32)
         angles = places[..., None] * rates[None, None, None]
         return rotated(x, jnp.cos(angles), jnp.sin(angles))

@@ -20,8 +20,8 @@ MOST_IN_TABLE = 2**18  # numbers, 1 MiB: larger tables make large programs
 class Rotary(PositionMethod):
     """Turns pairs of query and key features by angles that grow with position.
 
-    Pair k is features k and k + head_dim/2, turned by position * base^(-2k/head_dim). Angles, sines and
-    cosines are float32. (RoFormer pairs neighbouring features: the same method with the features in
+    Pair k is features k and k + head_dim/2, and its angle is position * base^(-2k/head_dim). Angles, sines
+    and cosines are float32. (RoFormer pairs neighbouring features: the same method with the features in
     another order.)
 
     Config: `position=rotary,position_options.base=500000.0,position_options.share=0.25`
@@ -92,7 +92,7 @@ class Rotary(PositionMethod):
         positions: Positions,
         amplitude: Any = 1.0,
     ) -> Float[Array, "*batch length heads head_dim"]:
-        """Returns features turned by their positions' angles and multiplied, in their own dtype.
+        """Turns features as their positions say and multiplies them, in their own dtype.
 
         Args:
           amplitude: a factor, or one for each position and pair, `[*batch, length, 1, rotary_dim / 2]`.
@@ -112,8 +112,7 @@ class Rotary(PositionMethod):
 def rotated(
     x: Float[Array, "*batch length heads head_dim"], cos: Any, sin: Any
 ) -> Float[Array, "*batch length heads head_dim"]:
-    """Returns features with pair k, features k and k + pairs, turned by the waves' angle, in the dtype
-    of `x`. Features beyond the pairs stay.
+    """Turns pair k, features k and k + pairs, as the waves say, in the dtype of `x`. Features beyond the pairs stay.
 
     Args:
       cos, sin: `[..., length, heads or 1, pairs]`, float32.

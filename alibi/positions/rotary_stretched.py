@@ -20,10 +20,10 @@ class RotaryInterpolated(Rotary):
     Config: `position=rotary_interpolated,position_options.factor=4.0`
 
     Attributes:
-      factor: s. Defaults to None, a dynamic s: the computed length (in generation the final length)
-        divided by `original_length`, at least 1.
+      factor: s. Defaults to None, a dynamic s: the computed length (in generation the final length) /
+        `original_length`, at least 1.
       original_length: tokens in the sequences from which the model learned its rotations, if the run
-        started from another run's checkpoint. 0 is this run's training length. Dynamic factors and
+        started from another run's checkpoint. 0 means this run's training length. Dynamic factors and
         YaRN's turns depend on it.
     """
 
@@ -89,7 +89,7 @@ class Yarn(RotaryInterpolated):
     sharpened.
 
     Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow` times.
-    Queries and keys are multiplied by temperature * ln(s) + 1.
+    Queries and keys are multiplied with temperature * ln(s) + 1.
 
     Config: `position=yarn,position_options.factor=4.0,position_options.fast=32.0`
 
@@ -97,7 +97,7 @@ class Yarn(RotaryInterpolated):
       fast, slow: turns in a training sequence (beta in the paper). fast=0 means 32 turns in 4,096
         tokens, as the paper chose for Llama 2, and as many per token at other lengths: pairs with
         wavelengths up to 128 tokens are fast. It is at least twice `slow`.
-      temperature: how much logits are sharpened. 0 doesn't.
+      temperature: how much logits are sharpened. 0 means not at all.
       ramp: linear in "pairs", as in the paper, or in a pair's "turns" in a training sequence, as in
         Llama 3.1 (fast=4, slow=1, temperature=0, factor=8, original_length=8192; arXiv 2407.21783).
 

@@ -26,7 +26,7 @@ class SelectiveRope(PositionMethod):
     is the default in the authors' code. Their language models have rank=0, silu=True and gate=True. A
     bias, which their code adds to the angles as an option, is left out.
 
-    In float32 a sum of n radians is off by about n * 6e-8.
+    In float32 the error of a sum of n radians is about n * 6e-8.
 
     Config: `position=selective_rope,position_options.rank=0,position_options.gate=True`
 
@@ -165,8 +165,8 @@ class SelectiveRope(PositionMethod):
         kept: Any,
         norm: Float[Array, " head_dim"] | None,
     ) -> Float[Array, "batch length heads head_dim"]:
-        """Returns features turned by their tokens' angles, in their own dtype. With `norm`, they are then
-        divided by their root mean square, and multiplied by these numbers.
+        """Turns features as their tokens' angles say, in their own dtype. With `norm`, it then divides them by
+        their root mean square, and multiplies them with these numbers.
         """
         half = self.head_dim // 2
         temperature = (self.base ** (-np.arange(half) / half)).astype(np.float32)

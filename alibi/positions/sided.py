@@ -30,8 +30,8 @@ class SidedBias(DistanceBias):
         """
         if symmetric:
             return cls(bias, None)
-        own = bias.signed and not bias.symmetric
-        return bias if own else cls(bias, bias.with_reversed_heads())
+        has_sides = bias.signed and not bias.symmetric
+        return bias if has_sides else cls(bias, bias.with_reversed_heads())
 
     @property
     def symmetric(self) -> bool:

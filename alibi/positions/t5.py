@@ -60,7 +60,7 @@ class T5(PositionMethod):
 
     Attributes:
       num_buckets: rows in the table, half of them for each side if attention is not causal.
-      max_distance: in tokens. Greater distances fall into the last bucket. 0 is a quarter of the
+      max_distance: in tokens. Greater distances fall into the last bucket. 0 means a quarter of the
         training length, as in the source (128 for 512), but at least the buckets on a side, so that
         training reaches the last bucket at short lengths too.
 

@@ -21,7 +21,7 @@ LARGEST_HIDDEN = 60.0  # -1e30 hides e to this power times a product of features
 
 @dataclasses.dataclass(frozen=True)
 class XPos(Rotary):
-    """Rotary, with pair k multiplied by zeta_k^(d / b) for a query and key at distance d.
+    """Rotary, with a factor zeta_k^(d / b) for pair k of a query and key at distance d.
 
     zeta_k is (2k + 0.4 head_dim) / (1.4 head_dim), below 1. Position n multiplies queries by zeta^(n /
     b) and keys by zeta^(-n / b). n counts from the sequence's middle, as in the paper's code, so that
@@ -32,7 +32,7 @@ class XPos(Rotary):
     Config: `position=xpos,position_options.scale_base=512.0`
 
     Attributes:
-      scale_base: b, in tokens. A larger b decays more slowly. 0 is half the training length, as in the
+      scale_base: b, in tokens. A larger b decays more slowly. 0 means half the training length, as in the
         paper's code (512 for 1,024).
 
     Raises:

@@ -26,7 +26,7 @@ def augmented_attention(call: AttentionCall) -> Float[Array, "*batch q heads val
     differentiable once, in reverse mode, in queries, keys, values and slopes.
 
     For bfloat16 inputs the logits are as exact as the dense ones. The slopes' gradient is
-    summed in float32 from the kernel's dq, which is rounded to bfloat16 first. It is off by about 1%
+    summed in float32 from the kernel's dq, which is rounded to bfloat16 first. The error is about 1%
     at 1,024 tokens, so `auto` leaves learned slopes to other backends.
 
     On a CPU the dense formula of `jax.nn` stands in for a kernel, for tests.

@@ -28,8 +28,8 @@ from alibi.attention.accelerator.plan import (
     LANES,
     MOST_TILES,
     Backward,
+    KernelPlan,
     Operands,
-    Plan,
     make_plan,
 )
 from alibi.attention.call import AttentionCall
@@ -140,7 +140,7 @@ def _missing(on_gpu: bool) -> str:
     return ""
 
 
-def _bias_arrays(call: AttentionCall, plan: Plan) -> dict[str, Array]:
+def _bias_arrays(call: AttentionCall, plan: KernelPlan) -> dict[str, Array]:
     """Returns the arrays for `Operands.bias`."""
     if call.bias is None:
         return {}
@@ -162,14 +162,14 @@ def _bias_arrays(call: AttentionCall, plan: Plan) -> dict[str, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _attention(
-    operands: Operands, needed: Bool[Array, "batch heads q_blocks k_blocks"], plan: Plan
+    operands: Operands, needed: Bool[Array, "batch heads q_blocks k_blocks"], plan: KernelPlan
 ) -> Float[Array, "batch heads q value_dim"]:
     return _kernels(plan.on_gpu).forward(
         plan, _in_units(operands, plan), needed, operands.value.dtype
     )[0]
 
 
-def _in_units(operands: Operands, plan: Plan) -> Operands:
+def _in_units(operands: Operands, plan: KernelPlan) -> Operands:
     bias = {
         name: x if name in ("query_term", "key_term") else plan.unit * x
         for name, x in operands.bias.items()
@@ -189,7 +189,7 @@ def _kernels(on_gpu: bool) -> Any:
     return mosaic
 
 
-def _forward(operands: Any, needed: Any, plan: Plan) -> tuple[Array, Any]:
+def _forward(operands: Any, needed: Any, plan: KernelPlan) -> tuple[Array, Any]:
     # The names are keys of a dictionary, since what is saved must be arrays.
     learned = {name: () for name, x in operands.bias.items() if x.perturbed}
     operands, needed = jax.tree.map(lambda x: x.value, (operands, needed))
@@ -203,7 +203,7 @@ def _forward(operands: Any, needed: Any, plan: Plan) -> tuple[Array, Any]:
     return out.astype(operands.value.dtype), (operands, needed, out, lse, learned)
 
 
-def _backward(plan: Plan, saved: Any, dout: Any) -> tuple[Any, ...]:
+def _backward(plan: KernelPlan, saved: Any, dout: Any) -> tuple[Any, ...]:
     operands, needed, out, lse, learned = saved
     if isinstance(dout, SymbolicZero):
         dout = jnp.zeros(dout.shape, dout.dtype)

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from alibi.attention.accelerator.mosaic_grid import Pass, Step
-from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.accelerator.plan import Backward, KernelPlan, Operands
 from alibi.attention.accelerator.tile_math import (
     COLUMNS_BY_COLUMNS,
     ROWS_BY_COLUMNS,
@@ -34,7 +34,7 @@ def _to_diagonals(tile: Float[Array, "block block"]) -> Float[Array, "1 two_bloc
 
 
 def forward(
-    plan: Plan, operands: Operands, needed: Array, dtype: Any
+    plan: KernelPlan, operands: Operands, needed: Array, dtype: Any
 ) -> tuple[Float[Array, "batch heads q value_dim"], Float[Array, "batch heads 1 q"]]:
     """See `plan`."""
     tiles, value_dim = Pass(plan, needed, by_keys=False), operands.value.shape[-1]
@@ -80,7 +80,7 @@ def _forward(
 
 
 def backward_queries(
-    plan: Plan, operands: Operands, needed: Array, backward: Backward
+    plan: KernelPlan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "batch heads q head_dim"]:
     """See `plan`."""
     tiles, query = Pass(plan, needed, by_keys=False), operands.query
@@ -119,7 +119,11 @@ def _backward_queries(
 
 
 def backward_keys(
-    plan: Plan, operands: Operands, needed: Array, backward: Backward, learned: tuple[str, ...]
+    plan: KernelPlan,
+    operands: Operands,
+    needed: Array,
+    backward: Backward,
+    learned: tuple[str, ...],
 ) -> tuple[Array, Array, dict[str, Array]]:
     """See `plan`."""
     tiles = Pass(plan, needed, by_keys=True)
@@ -192,9 +196,9 @@ def _backward_keys(
             by_slope = dlogits * tile.distances(plan)
             of_bias["slopes"][0, 0] -= by_slope.sum(axis=0, keepdims=True)
         if "diagonals" in of_bias:
-            sums, place = _to_diagonals(dlogits), plan.q_blocks - 1 - at.q + at.k
-            of_bias["diagonals"][0, place] += sums[:, : plan.block]
-            of_bias["diagonals"][0, place + 1] += sums[:, plan.block :]
+            sums, row = _to_diagonals(dlogits), plan.q_blocks - 1 - at.q + at.k
+            of_bias["diagonals"][0, row] += sums[:, : plan.block]
+            of_bias["diagonals"][0, row + 1] += sums[:, plan.block :]
 
     tiles.add(refs, at, add)
 

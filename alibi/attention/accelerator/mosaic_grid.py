@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float
 
-from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.accelerator.plan import Backward, KernelPlan, Operands
 from alibi.attention.accelerator.tile_math import LoadedTile, terms_of
 
 VMEM_LIMIT = 48 * 2**20  # bytes that a kernel may use, of 64 MiB or more since TPU v5
@@ -54,50 +54,54 @@ class Pass:
     """
 
     def __init__(
-        self, plan: Plan, needed: Bool[Array, "batch heads q_blocks k_blocks"], *, by_keys: bool
+        self,
+        plan: KernelPlan,
+        needed: Bool[Array, "batch heads q_blocks k_blocks"],
+        *,
+        by_keys: bool,
     ) -> None:
         self.plan, self.by_keys = plan, by_keys
         batch, heads = plan.batch, plan.heads
-        # On chips with two cores each takes a part. Neighbouring heads go to different cores: their
-        # biases reach about as far, so that both cores get about the same work.
-        self.parts = 2 if heads % 2 == 0 else 1
-        by_part = needed.reshape(batch, heads // self.parts, self.parts, *needed.shape[2:])
+        # Chips may have two cores. Neighbouring heads go to different cores: their biases reach about
+        # as far, so that both cores get about the same work.
+        self.cores = 2 if heads % 2 == 0 else 1
+        by_core = needed.reshape(batch, heads // self.cores, self.cores, *needed.shape[2:])
         # heads before sequences, so that a head's gradient of the bias is summed over sequences
-        by_part = by_part.transpose((2, 1, 0, 4, 3) if by_keys else (2, 0, 1, 3, 4))
-        rows = by_part.reshape(self.parts, -1, by_part.shape[-1])
+        by_core = by_core.transpose((2, 1, 0, 4, 3) if by_keys else (2, 0, 1, 3, 4))
+        rows = by_core.reshape(self.cores, -1, by_core.shape[-1])
         # A row that needs no tile computes its first, so that its result is written.
         rows = rows.at[:, :, 0].max(~rows.any(axis=2))
-        most = plan.most_tiles // self.parts
-        lists = [jnp.nonzero(part.reshape(-1), size=most, fill_value=0)[0] for part in rows]
+        most = plan.most_tiles // self.cores
+        lists = [jnp.nonzero(of_core.reshape(-1), size=most, fill_value=0)[0] for of_core in rows]
         self.tiles = jnp.stack(lists).astype(jnp.int32)
         self.counts = rows.sum(axis=(1, 2), dtype=jnp.int32)
 
-    def place(self, part: Any, number: Any) -> Place:
-        """Returns the place for tile number row * columns + column."""
-        plan, heads = self.plan, self.plan.heads // self.parts
+    def place(self, core: Any, tile: Any) -> Place:
+        """Returns the place of a core's tile, counted as row * columns + column."""
+        plan, heads = self.plan, self.plan.heads // self.cores
         if self.by_keys:
-            row, q = _divided(number, plan.q_blocks)
+            row, q = _divided(tile, plan.q_blocks)
             outer, k = _divided(row, plan.k_blocks)
             head, batch = _divided(outer, plan.batch)
         else:
-            row, k = _divided(number, plan.k_blocks)
+            row, k = _divided(tile, plan.k_blocks)
             outer, q = _divided(row, plan.q_blocks)
             batch, head = _divided(outer, heads)
-        return Place(batch, head * self.parts + part, q, k)
+        return Place(batch, head * self.cores + core, q, k)
 
     def step(self, steps: Any) -> "Step":
         """Returns the running step from all lists and their lengths."""
         tiles, counts = steps
-        part, step = pl.program_id(0), pl.program_id(1)
-        columns, last = self.plan.q_blocks if self.by_keys else self.plan.k_blocks, counts[part] - 1
+        core, step = pl.program_id(0), pl.program_id(1)
+        columns, last = self.plan.q_blocks if self.by_keys else self.plan.k_blocks, counts[core] - 1
 
         def row(step: Any) -> Any:
-            return lax.div(tiles[part, step], jnp.int32(columns))
+            return lax.div(tiles[core, step], jnp.int32(columns))
 
         here = jnp.minimum(step, last)
         before, after = jnp.maximum(here - 1, 0), jnp.minimum(here + 1, last)
-        at = self.place(part, tiles[part, here])
-        head_before = self.place(part, tiles[part, before]).head
+        at = self.place(core, tiles[core, here])
+        head_before = self.place(core, tiles[core, before]).head
         return Step(
             at,
             is_computed=step <= last,
@@ -109,9 +113,9 @@ class Pass:
     def block(self, shape: tuple[int, ...], of: Callable[[Place], tuple[Any, ...]]) -> Any:
         """Returns the block, with this shape, that each step reads or writes."""
 
-        def index(part: Any, step: Any, tiles: Any, counts: Any) -> tuple[Any, ...]:
+        def index(core: Any, step: Any, tiles: Any, counts: Any) -> tuple[Any, ...]:
             # The shorter list stays at its last tile.
-            return of(self.place(part, tiles[part, jnp.minimum(step, counts[part] - 1)]))
+            return of(self.place(core, tiles[core, jnp.minimum(step, counts[core] - 1)]))
 
         return pl.BlockSpec(shape, index)
 
@@ -148,9 +152,9 @@ class Pass:
                     (1, 1, block, block),
                     lambda at: (at.batch if batch else 0, at.head if heads else 0, at.q, at.k),
                 )
-            of, own = "q" if name.startswith("query") else "k", len(array) > 1
+            of, batch = "q" if name.startswith("query") else "k", len(array) > 1
             return self.block(
-                (1, 1, block), lambda at: (at.batch if own else 0, 0, getattr(at, of))
+                (1, 1, block), lambda at: (at.batch if batch else 0, 0, getattr(at, of))
             )
 
         of_bias = {
@@ -197,7 +201,7 @@ class Pass:
             computed,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
-                grid=(self.parts, self.counts.max()),
+                grid=(self.cores, self.counts.max()),
                 in_specs=list(blocks),
                 out_specs=out_blocks,
                 scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
@@ -266,8 +270,8 @@ class Pass:
         return tile.gradients(self.plan, more.dout[0, 0], lse, delta, masked=masked)
 
 
-def _divided(number: Any, by: int) -> tuple[Any, Any]:
-    return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))
+def _divided(index: Any, size: int) -> tuple[Any, Any]:
+    return lax.div(index, jnp.int32(size)), lax.rem(index, jnp.int32(size))
 
 
 def _from_diagonals(halves: list[Float[Array, "1 block"]]) -> Float[Array, "block block"]:

@@ -8,7 +8,7 @@ k_blocks]`:
     backward_queries(..., backward)      the gradient for queries
     backward_keys(..., backward, names)  the gradients for keys and values, for each query head, and
                                          for the arrays in the bias with these names, as a
-                                         dictionary, in the shapes of `Operands.bias` before `Plan.unit`
+                                         dictionary, in the shapes of `Operands.bias` before `KernelPlan.unit`
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ MOST_TILES = 2**17  # that a TPU's kernel lists in scalar memory, of 1 MiB
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Tiling):
+class KernelPlan(Tiling):
     """The call's tiles, a sequence and a head at a time, and the kernels' other static values.
 
     Attributes:
@@ -77,8 +77,8 @@ class Operands(NamedTuple):
     Attributes:
       bias: float32. "slopes" `[heads]`, or "diagonals" `[heads, q_blocks + k_blocks, 1, block]`, from
         the largest i - j to the least, so that a tile reads two neighbouring rows, both times
-        `Plan.unit`. Or "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`.
-      sink: float32, times `Plan.unit`, or None.
+        `KernelPlan.unit`. Or "query_term" `[batch, heads, 1, q]` and "key_term" `[batch, heads, 1, k]`.
+      sink: float32, times `KernelPlan.unit`, or None.
       sides: "query_positions", "key_positions", "query_segments" and "key_segments" if they are
         needed, `[batch or 1, 1, length]`, int32, and "mask", `[batch or 1, heads or 1, q, k]`, int8.
     """
@@ -101,7 +101,7 @@ class Backward(NamedTuple):
 
     Attributes:
       dout: the gradient of the result.
-      lse: log(sum(exp(logits))) for each query, times `Plan.unit`.
+      lse: log(sum(exp(logits))) for each query, times `KernelPlan.unit`.
       delta: the sum of dout * result over features.
     """
 
@@ -110,7 +110,7 @@ class Backward(NamedTuple):
     delta: Float[Array, "batch heads 1 q"]
 
 
-def make_plan(call: AttentionCall) -> Plan:
+def make_plan(call: AttentionCall) -> KernelPlan:
     """Returns the call's plan, in blocks that suit the platform.
 
     Raises:
@@ -126,14 +126,14 @@ def make_plan(call: AttentionCall) -> Plan:
     return _in_blocks(call, 2 * plan.block)
 
 
-def _in_blocks(call: AttentionCall, block: int) -> Plan:
+def _in_blocks(call: AttentionCall, block: int) -> KernelPlan:
     tiling, first = make_tiling(call), None
     tiling = dataclasses.replace(tiling, batch_group=1, head_group=1, q_block=block, k_block=block)
     metric = None if call.bias is None else call.bias.metric
     if metric is None and call.known_positions is not None and consecutive(*call.known_positions):
         queries, keys = call.known_positions
         first = int(queries[0]), int(keys[0])
-    return Plan(
+    return KernelPlan(
         **vars(tiling) | {"precision": _precision(call)},
         shared_by=call.query.shape[-2] // call.key.shape[-2],
         scale=call.query.shape[-1] ** -0.5,
@@ -154,15 +154,15 @@ def _precision(call: AttentionCall) -> lax.Precision | None:
     """Returns the precision for products: the highest, or None for the default, in which bfloat16 is
     exact.
     """
-    given = call.precision
-    given = cast(Any, jax.config).jax_default_matmul_precision if given is None else given
-    names = given if isinstance(given, tuple) else (given, given)
+    wanted = call.precision
+    wanted = cast(Any, jax.config).jax_default_matmul_precision if wanted is None else wanted
+    names = wanted if isinstance(wanted, tuple) else (wanted, wanted)
     precisions = {lax.Precision(name) if isinstance(name, str) else name for name in names}
     if (
         not precisions <= {None, lax.Precision.DEFAULT, lax.Precision.HIGHEST}
         or len(precisions) > 1
     ):
-        raise ValueError(f"it takes the default precision or the highest, and got {given}")
+        raise ValueError(f"it takes the default precision or the highest, and got {wanted}")
     highest = lax.Precision.HIGHEST in precisions and call.query.dtype != jnp.bfloat16
     return lax.Precision.HIGHEST if highest else None
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from alibi.attention.accelerator.plan import Plan
+from alibi.attention.accelerator.plan import KernelPlan
 from alibi.attention.online import Online
 from alibi.attention.reference import capped
 from alibi.positions.bias import MASKED
@@ -46,7 +46,7 @@ class LoadedTile(NamedTuple):
     mask: Bool[Array, "rows columns"] | None
     by_keys: bool = False
 
-    def distances(self, plan: Plan) -> Float[Array, "rows columns"]:
+    def distances(self, plan: KernelPlan) -> Float[Array, "rows columns"]:
         if plan.metric is not None:
             return plan.metric.between(self.query_positions, self.key_positions)
         if plan.first is None:  # positions may be beyond what float32 counts
@@ -56,7 +56,7 @@ class LoadedTile(NamedTuple):
             distances = of_queries.astype(jnp.float32) - of_keys.astype(jnp.float32)
         return jnp.abs(distances) if plan.symmetric else distances
 
-    def added(self, plan: Plan, lse: Any) -> Any:
+    def added(self, plan: KernelPlan, lse: Any) -> Any:
         """Returns the bias minus `lse`."""
         terms = self.terms
         if self.slope is not None and (plan.first is None or plan.symmetric):
@@ -69,7 +69,7 @@ class LoadedTile(NamedTuple):
             return (terms[0] - lse) + terms[1]
         return -lse if self.bias is None else self.bias - lse
 
-    def visible(self, plan: Plan) -> Bool[Array, "#rows #columns"]:
+    def visible(self, plan: KernelPlan) -> Bool[Array, "#rows #columns"]:
         """Returns whether each query sees each key."""
         pairs = self.query_positions, self.key_positions, self.segments
         seen = self.key_numbers < plan.k_length
@@ -78,14 +78,14 @@ class LoadedTile(NamedTuple):
         return functools.reduce(jnp.logical_and, plan.sight.of_pairs(*pairs), seen)
 
     def product(
-        self, plan: Plan, of_queries: Array, of_keys: Array
+        self, plan: KernelPlan, of_queries: Array, of_keys: Array
     ) -> Float[Array, "rows columns"]:
         """Returns the queries' vectors times the keys' vectors."""
         left, right = (of_keys, of_queries) if self.by_keys else (of_queries, of_keys)
         return product(plan, left, right, ROWS_BY_ROWS)
 
     def logits(
-        self, plan: Plan, *, masked: bool, lse: Any = 0.0
+        self, plan: KernelPlan, *, masked: bool, lse: Any = 0.0
     ) -> tuple[Float[Array, "rows columns"], Float[Array, "rows columns"]]:
         """Returns the products, capped if there is a cap, and the logits: with bias and mask, minus
         `lse`, times `plan.unit`.
@@ -96,7 +96,7 @@ class LoadedTile(NamedTuple):
         logits = multiply_add(plan, products, factor, self.added(plan, lse))
         return products, jnp.where(self.visible(plan), logits, MASKED) if masked else logits
 
-    def add_to(self, softmax: Online, plan: Plan, *, masked: bool) -> Online:
+    def add_to(self, softmax: Online, plan: KernelPlan, *, masked: bool) -> Online:
         """Returns the online softmax after this tile."""
 
         def attend(exponentials: Array) -> Array:
@@ -107,7 +107,7 @@ class LoadedTile(NamedTuple):
 
     def gradients(
         self,
-        plan: Plan,
+        plan: KernelPlan,
         dout: Float[Array, "queries value_dim"],
         lse: Float[Array, "#rows #columns"],
         delta: Float[Array, "#rows #columns"],
@@ -126,7 +126,9 @@ class LoadedTile(NamedTuple):
         )
 
 
-def terms_of(plan: Plan, of_queries: Array, of_keys: Array, of_first: Any) -> tuple[Array, Array]:
+def terms_of(
+    plan: KernelPlan, of_queries: Array, of_keys: Array, of_first: Any
+) -> tuple[Array, Array]:
     """Returns a tile's terms, times `plan.unit`.
 
     The first key's term moves from keys to queries: running sums are large, and only their
@@ -135,7 +137,7 @@ def terms_of(plan: Plan, of_queries: Array, of_keys: Array, of_first: Any) -> tu
     return plan.unit * (of_queries + of_first), plan.unit * (of_keys - of_first)
 
 
-def exponential(plan: Plan, logits: Array) -> Array:
+def exponential(plan: KernelPlan, logits: Array) -> Array:
     """Returns the exponentials for logits times `plan.unit`."""
     if not plan.on_gpu:
         return jnp.exp(logits)
@@ -143,7 +145,7 @@ def exponential(plan: Plan, logits: Array) -> Array:
     return jnp.exp2(logits) if plan.interpret else _instruction("ex2.approx.ftz.f32", logits)
 
 
-def multiply_add(plan: Plan, x: Array, factor: float, more: Any) -> Array:
+def multiply_add(plan: KernelPlan, x: Array, factor: float, more: Any) -> Array:
     """Returns `x * factor + more`."""
     if not plan.on_gpu or plan.interpret:
         return x * factor + more
@@ -168,7 +170,7 @@ def _instruction(name: str, *arrays: Array) -> Array:
 
 
 def product(
-    plan: Plan, left: Array, right: Array, summed: tuple[int, int]
+    plan: KernelPlan, left: Array, right: Array, summed: tuple[int, int]
 ) -> Float[Array, "rows columns"]:
     dimensions = (((summed[0],), (summed[1],)), ((), ()))
     return lax.dot_general(

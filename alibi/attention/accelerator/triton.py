@@ -1,7 +1,7 @@
 """The fused kernels for GPUs (Pallas, compiled by Triton).
 
-Each program computes a few rows, queries or keys, tile by tile against the range that they need, while
-the next tiles are loaded. A bias by distance has a kernel for its gradient: a program adds up
+Each program computes a few rows, queries or keys, tile after tile of the range that they need, while
+the next tiles are loaded. A bias of the distance has a kernel for its gradient: a program adds up
 the tiles on one diagonal, and XLA sums the diagonals in the result.
 """
 
@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.accelerator.plan import Backward, KernelPlan, Operands
 from alibi.attention.accelerator.tile_math import ROWS_BY_COLUMNS, product
 from alibi.attention.accelerator.triton_grid import (
     DIAGONALS,
@@ -35,7 +35,7 @@ from alibi.attention.skipping import ranges_of
 
 
 def forward(
-    plan: Plan, operands: Operands, needed: Array, dtype: Any
+    plan: KernelPlan, operands: Operands, needed: Array, dtype: Any
 ) -> tuple[Float[Array, "batch heads q value_dim"], Float[Array, "batch heads 1 q"]]:
     """See `plan`."""
     value_dim, operands = operands.value.shape[-1], prepared(plan, operands)
@@ -58,7 +58,7 @@ def forward(
     return out[..., :value_dim].transpose(0, 2, 1, 3), lse
 
 
-def _forward(plan: Plan, size: Size, refs: Operands, ranges: Any, out: Any, lse: Any) -> None:
+def _forward(plan: KernelPlan, size: Size, refs: Operands, ranges: Any, out: Any, lse: Any) -> None:
     program = Program(plan, size, refs, by_keys=False)
     query = program.load_queries(refs.query, program.row)
 
@@ -80,7 +80,7 @@ def _forward(plan: Plan, size: Size, refs: Operands, ranges: Any, out: Any, lse:
 
 
 def backward_queries(
-    plan: Plan, operands: Operands, needed: Array, backward: Backward
+    plan: KernelPlan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "batch heads q head_dim"]:
     """See `plan`."""
     head_dim, operands = operands.query.shape[-1], prepared(plan, operands)
@@ -100,7 +100,7 @@ def backward_queries(
 
 
 def _backward_queries(
-    plan: Plan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
+    plan: KernelPlan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
 ) -> None:
     program = Program(plan, size, refs, by_keys=False)
     q = program.row
@@ -117,7 +117,11 @@ def _backward_queries(
 
 
 def backward_keys(
-    plan: Plan, operands: Operands, needed: Array, backward: Backward, learned: tuple[str, ...]
+    plan: KernelPlan,
+    operands: Operands,
+    needed: Array,
+    backward: Backward,
+    learned: tuple[str, ...],
 ) -> tuple[Array, Array, dict[str, Array]]:
     """See `plan`."""
     dims, of_call = (operands.key.shape[-1], operands.value.shape[-1]), operands
@@ -151,7 +155,7 @@ def backward_keys(
 
 def _backward_keys(
     learned: tuple[str, ...],
-    plan: Plan,
+    plan: KernelPlan,
     size: Size,
     refs: Operands,
     more: Backward,
@@ -187,7 +191,7 @@ def _backward_keys(
 
 
 def _diagonals(
-    plan: Plan, operands: Operands, needed: Array, backward: Backward
+    plan: KernelPlan, operands: Operands, needed: Array, backward: Backward
 ) -> Float[Array, "heads blocks 1 block"]:
     """Returns the gradient for `Operands.bias["diagonals"]`."""
     size = size_of(plan, DIAGONALS, operands)
@@ -206,7 +210,7 @@ def _diagonals(
         (plan.heads, count),
         (operands, backward, _diagonal_ranges(needed, plan.block // rows)),
         jax.ShapeDtypeStruct((plan.heads, count, rows, rows), jnp.float32),
-        pl.BlockSpec((1, 1, rows, rows), lambda head, number: (head, count - 1 - number, 0, 0)),
+        pl.BlockSpec((1, 1, rows, rows), lambda head, diagonal: (head, count - 1 - diagonal, 0, 0)),
     )
     moved = _skewed(sums).sum(axis=2)
     halves = jnp.pad(moved, [(0, 0)] * 2 + [(0, 1)]).reshape(plan.heads, count, 2, rows)
@@ -236,18 +240,19 @@ def _skewed(x: Shaped[Array, "batch heads rows columns"]) -> Shaped[Array, "batc
 
 
 def _sum_diagonal(
-    plan: Plan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
+    plan: KernelPlan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
 ) -> None:
     head, rows = pl.program_id(0), plan.q_blocks * plan.block // size.rows
-    number = pl.num_programs(1) - 1 - pl.program_id(1)  # the longest under a causal mask come first
-    ahead = number - (rows - 1)  # key blocks minus query blocks
+    # the longest under a causal mask come first
+    diagonal = pl.num_programs(1) - 1 - pl.program_id(1)
+    ahead = diagonal - (rows - 1)  # key blocks minus query blocks
     # All tiles have the same bias, and all hide the same pairs but for keys that fill up the last.
     first = jnp.maximum(-ahead, 0)
-    values = Program(plan, size, refs, by_keys=False, place=(0, head, first)).values(first + ahead)
+    values = Program(plan, size, refs, by_keys=False, at=(0, head, first)).values(first + ahead)
 
     def of_sequence(batch: Any, total: Array) -> Array:
         def add(q: Any, total: Array, masked: bool) -> Array:
-            program = Program(plan, size, refs, by_keys=False, place=(batch, head, q))
+            program = Program(plan, size, refs, by_keys=False, at=(batch, head, q))
             k, dout = q + ahead, program.load_queries(more.dout, q)
             tile = program.tile(
                 q,
@@ -259,8 +264,8 @@ def _sum_diagonal(
             )
             return total + program.gradients(q, tile, dout, more, masked=masked)[1]
 
-        start, after = (ranges[batch, head, number, end] for end in range(2))
-        program = Program(plan, size, refs, by_keys=False, place=(batch, head, start))
+        start, after = (ranges[batch, head, diagonal, end] for end in range(2))
+        program = Program(plan, size, refs, by_keys=False, at=(batch, head, start))
         whole_first, whole_after = program.whole()
         is_whole = (whole_first <= start + ahead) & (start + ahead < whole_after)
         most = jnp.minimum(after, plan.k_length // size.columns - ahead)

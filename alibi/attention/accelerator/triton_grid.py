@@ -11,8 +11,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pallas_triton
 from jaxtyping import Array, Float
 
-from alibi.attention.accelerator.plan import Backward, Operands, Plan
+from alibi.attention.accelerator.plan import Backward, KernelPlan, Operands
 from alibi.attention.accelerator.tile_math import LoadedTile, terms_of
+from alibi.attention.visible import floor
 
 
 class Size(NamedTuple):
@@ -50,11 +51,11 @@ SIZES = {
     (DIAGONALS, 256): Size(64, 64, 4, 1),
 }
 WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # for every kernel, not measured
-BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias by distance
-COPIES = 4  # a bias by distance, each copy one number ahead, so that four neighbours load at once
+BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias of the distance
+COPIES = 4  # of such a bias, each one number ahead, so that four neighbours load at once
 
 
-def size_of(plan: Plan, kernel: str, operands: Operands) -> Size:
+def size_of(plan: KernelPlan, kernel: str, operands: Operands) -> Size:
     features = max(operands.query.shape[-1], operands.value.shape[-1])
     width = max(128, features * operands.query.dtype.itemsize)
     size = WIDE[width] if width in WIDE else SIZES[kernel, width]
@@ -65,7 +66,7 @@ def size_of(plan: Plan, kernel: str, operands: Operands) -> Size:
 
 def run(
     name: str,
-    plan: Plan,
+    plan: KernelPlan,
     size: Size,
     kernel: Callable[..., None],
     grid: tuple[int, ...],
@@ -96,28 +97,23 @@ def _rows_of_heads(x: Array, width: int | None = None) -> Array:
     return jnp.pad(x.transpose(0, 2, 1, 3), [(0, 0)] * 3 + [(0, width - x.shape[-1])])
 
 
-def _floor(columns: int, x: Any) -> Any:
-    """Returns the largest integer up to x / columns, for columns that are a power of two."""
-    return lax.shift_right_arithmetic(x, jnp.int32(columns.bit_length() - 1))
-
-
 class Program:
     """A kernel's program: its rows in one sequence and head, and the columns that they meet.
 
     Args:
       refs: the call's arrays.
       by_keys: True if the rows are keys.
-      place: sequence, head and rows, by default the running program's.
+      at: sequence, head and rows. Defaults to the running program's.
     """
 
     def __init__(
-        self, plan: Plan, size: Size, refs: Operands, *, by_keys: bool, place: Any = None
+        self, plan: KernelPlan, size: Size, refs: Operands, *, by_keys: bool, at: Any = None
     ) -> None:
         self.plan, self.size, self.refs, self.by_keys = plan, size, refs, by_keys
-        if place is None:
-            *place, row = (pl.program_id(axis) for axis in range(3))
-            place.append(row if by_keys else pl.num_programs(2) - 1 - row)
-        self.batch, self.head, self.row = place
+        if at is None:
+            *at, row = (pl.program_id(axis) for axis in range(3))
+            at.append(row if by_keys else pl.num_programs(2) - 1 - row)
+        self.batch, self.head, self.row = at
         self.kv_head = lax.div(self.head, jnp.int32(plan.shared_by))
         self.queries, self.keys = size[:2][:: -1 if by_keys else 1]
 
@@ -152,7 +148,7 @@ class Program:
         return self.of_queries(array[self.batch, self.head, 0, span])
 
     def start(self) -> Any:
-        """Returns where a bias by distance has the first row and the first column."""
+        """Returns where a bias of the distance has the first row and the first column."""
         plan = self.plan
         least = plan.k_blocks * plan.block if self.by_keys else plan.q_blocks * plan.block - 1
         return least - self.row * self.size.rows
@@ -162,14 +158,14 @@ class Program:
         are keys).
         """
         rows, columns, *_ = self.size
-        number = self.refs.bias["far_numbers"][self.head]
+        count = self.refs.bias["far_count"][self.head]
         if not self.by_keys:
-            return _floor(columns, number - self.start())
-        first = self.refs.bias["diagonals"].shape[2] - number + rows - 1 - self.start()
-        return _floor(columns, first + columns - 1)
+            return floor(count - self.start(), columns)
+        first = self.refs.bias["diagonals"].shape[2] - count + rows - 1 - self.start()
+        return floor(first + columns - 1, columns)
 
     def values(self, tile: Any) -> Any:
-        """Returns the values that a bias by distance has in a tile, or None for another bias."""
+        """Returns the values that a bias of the distance has in a tile, or None for another bias."""
         diagonals: Any = self.refs.bias.get("diagonals")
         if diagonals is None:
             return None
@@ -177,9 +173,9 @@ class Program:
         rows = lax.broadcasted_iota(jnp.int32, (self.size.rows, 1), 0)
         columns = lax.broadcasted_iota(jnp.int32, (1, self.size.columns), 1)
         first = self.start() + tile * self.size.columns - rows
-        place = lax.div(first, jnp.int32(COPIES)) * COPIES + columns
-        copy = jnp.broadcast_to(lax.rem(first, jnp.int32(COPIES)), place.shape)
-        return pallas_triton.load(diagonals.at[self.head, copy, place])
+        index = lax.div(first, jnp.int32(COPIES)) * COPIES + columns
+        copy = jnp.broadcast_to(lax.rem(first, jnp.int32(COPIES)), index.shape)
+        return pallas_triton.load(diagonals.at[self.head, copy, index])
 
     def tile(
         self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any
@@ -230,21 +226,11 @@ class Program:
         or an empty range if only the running program knows.
         """
         plan, (rows, columns, *_) = self.plan, self.size
-        nothing = jnp.int32(0), jnp.int32(0)
         if plan.first is None or self.refs.hides:
-            return nothing
-
+            return jnp.int32(0), jnp.int32(0)
         ahead = plan.first[0] - plan.first[1]  # of the first query to the first key
         start = self.row * rows + (-ahead if self.by_keys else ahead)
-        first, after = jnp.int32(0), jnp.int32(2**30)
-        # The rows begin at `start`, counted as the columns are.
-        before, behind = _floor(columns, start + 1), _floor(columns, start + rows - 2) + 1
-        causal, window = plan.sight
-        if causal:
-            first, after = (behind, after) if self.by_keys else (first, before)
-        if window is not None:
-            first = jnp.maximum(first, _floor(columns, start + rows - 1 - window) + 1)
-            after = jnp.minimum(after, _floor(columns, start + window))
+        first, after = plan.sight.whole_tiles(start, rows, columns, by_keys=self.by_keys)
         if not self.by_keys:
             return first, jnp.minimum(after, plan.k_length // columns)
         return first, jnp.where((self.row + 1) * rows <= plan.k_length, after, 0)
@@ -277,17 +263,17 @@ class Program:
         return lax.fori_loop(whole_after, after, masked, state)
 
 
-def prepared(plan: Plan, operands: Operands, *, by_keys: bool = False) -> Operands:
+def prepared(plan: KernelPlan, operands: Operands, *, by_keys: bool = False) -> Operands:
     """Returns the operands in the kernels' layout.
 
-    A bias by distance comes in copies, from the least i - j to the largest if the rows are keys, with
+    A bias of the distance comes in copies, from the least i - j to the largest if the rows are keys, with
     its value at the largest distance and how many distances share it.
     """
     bias = dict(operands.bias)
     if "diagonals" in bias:
         numbers = bias["diagonals"].reshape(plan.heads, -1)
         changes = jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (0, 1)), constant_values=True)
-        bias |= {"far": numbers[:, 0], "far_numbers": changes.argmax(axis=1).astype(jnp.int32) + 1}
+        bias |= {"far": numbers[:, 0], "far_count": changes.argmax(axis=1).astype(jnp.int32) + 1}
         numbers = jnp.pad(numbers[:, ::-1] if by_keys else numbers, ((0, 0), (0, COPIES)))
         copies = [numbers[:, more : more - COPIES] for more in range(COPIES)]
         bias["diagonals"] = jnp.stack(copies, axis=1)

@@ -30,7 +30,7 @@ from alibi.positions.shapes import PerHead
 # (batch * heads, length, features), since XLA's CPU backend has fast products for one batch
 # dimension alone.
 Folded = Float[Array, "batch_heads _ _"]
-# one for each query block; empty without a bias
+# one for each query block, none without a bias
 Biases = tuple[Float[Array, "*batch heads _ _"], ...]
 
 LEAST_ROWS, MOST_ROWS = 64, 192  # queries of a block, but for the last, which may have fewer
@@ -41,13 +41,13 @@ class QueryBlock(NamedTuple):
 
     Attributes:
       start, stop: the first query, and the query after the last.
-      own: the key at the first query's position.
+      first_key: the key at the first query's position.
       seen: how many keys the last query sees, from the first key on.
     """
 
     start: int
     stop: int
-    own: int
+    first_key: int
     seen: int
 
 
@@ -82,10 +82,10 @@ def saved_attention(call: AttentionCall) -> Float[Array, "batch q heads value_di
     """Computes softmax(query key^T / sqrt(head_dim) + bias) value, differentiable in reverse mode.
 
     Each query block is multiplied with the keys up to the block's end, so that at least half the
-    logits above the diagonal are never computed, nor is their bias. The logits' exponentials are kept
-    for the backward pass. Their memory grows with the length squared. Their
-    product with the values is divided by their sums, since it is smaller than they are. Products'
-    operands and kept exponentials have the inputs' dtype, all else is float32.
+    logits above the diagonal are never computed, nor is their bias. The logits' exponentials are
+    kept for the backward pass. Their memory grows with the length squared. Their sums divide the
+    product with the values, which is smaller than they are. Products' operands and kept
+    exponentials have the inputs' dtype, all else is float32.
 
     Query i stands at key i + k - q.
     """
@@ -259,7 +259,7 @@ def _biased(
 ) -> Float[Array, "batch_heads rows seen"]:
     """Returns a query block's logits with bias and masks."""
     _, rows, seen = logits.shape
-    pairs = np.arange(block.own, block.own + rows)[:, None], np.arange(seen)[None, :]
+    pairs = np.arange(block.first_key, block.first_key + rows)[:, None], np.arange(seen)[None, :]
     # Each query sees at least its own key, so the exponentials of hidden keys are exactly zero.
     every = np.ones((rows, seen), bool)
     visible = functools.reduce(np.logical_and, settings.sight.of_pairs(*pairs), every)
@@ -268,7 +268,7 @@ def _biased(
         # Softmax ignores a constant; without it the terms of near keys are small enough to be exact.
         # They are added before the mask, which would write them out for each query.
         terms = bias.astype(jnp.float32)
-        terms = terms - terms[..., min(max(block.own, 0), seen - 1)][..., None]
+        terms = terms - terms[..., min(max(block.first_key, 0), seen - 1)][..., None]
         logits = logits + jnp.broadcast_to(terms, (batch, *terms.shape[-3:])).reshape(-1, 1, seen)
     elif bias is not None:
         added = bias.astype(jnp.float32)

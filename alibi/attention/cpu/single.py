@@ -33,14 +33,19 @@ def single_attention(call: AttentionCall) -> Float[Array, "*batch one heads valu
     einsum = functools.partial(
         jnp.einsum, precision=call.precision, preferred_element_type=jnp.float32
     )
-    weights_einsum, values_einsum = (_by_head if call.slots_last else _by_features)(einsum)
+    logits_einsum, values_einsum = (_by_head if call.slots_last else _by_features)(einsum)
 
     def attended(*arrays: Array) -> Array:
         key, value = (jnp.moveaxis(x, -1, -3) if call.slots_last else x for x in arrays)
-        own = dataclasses.replace(
-            call, key=key, value=value, weights_einsum=weights_einsum, values_einsum=values_einsum
+        return dense(
+            dataclasses.replace(
+                call,
+                key=key,
+                value=value,
+                weights_einsum=logits_einsum,
+                values_einsum=values_einsum,
+            )
         )
-        return dense(own)
 
     def zeros(*arrays: Array) -> Array:
         return jnp.zeros((*call.query.shape[:-1], call.value.shape[-1]), call.value.dtype)
@@ -84,8 +89,8 @@ def _by_features(einsum: Callable[..., Array]) -> tuple[Callable[..., Array], Ca
     ) -> Float[Array, "*batch heads one k"]:
         # A column for each head, with zeros in the features of other heads.
         heads = query.shape[-2]
-        own = jnp.eye(heads, dtype=query.dtype)[:, None, :]
-        columns = query[..., 0, :, :, None] * jnp.expand_dims(own, range(query.ndim - 3))
+        identity = jnp.eye(heads, dtype=query.dtype)[:, None, :]
+        columns = query[..., 0, :, :, None] * jnp.expand_dims(identity, range(query.ndim - 3))
         columns = columns.reshape(*key.shape[:-3], -1, heads)
         products = einsum("...kf,...fh->...kh", key.reshape(*key.shape[:-2], -1), columns)
         # Else XLA makes the transposed product, which takes five times as long.
