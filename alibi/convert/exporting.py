@@ -129,7 +129,7 @@ def export_model(
         for name in small.keys() - {CONFIG}:
             (partial / name).write_bytes(small[name].read_bytes())
         mask_id = config.objective.mask_id if chosen.masked_head else None
-        notes += _write_tokenizer(run.tokenizer, partial, mask_id)
+        notes += write_tokenizer(run.tokenizer, partial, mask_id)
         if CONFIG in small and origin["family"] == chosen.name:
             before = read_json(small[CONFIG])
             before.pop("torch_dtype", None)  # the former name of dtype
@@ -193,7 +193,7 @@ def _describe(
     )
 
 
-def _write_tokenizer(
+def write_tokenizer(
     tokenizer: Tokenizer, folder: pathlib.Path, mask_id: int | None = None
 ) -> list[str]:
     """Writes the tokenizer, and of a model of masked tokens the names of its special tokens.

@@ -56,6 +56,9 @@ class Scorer:
         smaller batches.
       sharding: along the batch, defaults to the first device. Each host reads only the rows for its
         own devices, and all get the result.
+
+    Attributes:
+      compiled: the programs for each number of rows, length and scored tokens.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Scorer:
             # each host gets the whole batch
             replicated = NamedSharding(sharding.mesh, PartitionSpec())
         self._jitted = jax.jit(function, out_shardings=replicated)
-        self._compiled: dict[tuple[int, int, int], Any] = {}
+        self.compiled: dict[tuple[int, int, int], Any] = {}
 
     def check(self, tokens: Tokens, windows: Windows) -> None:
         """Raises ValueError if no token in `windows` is predicted: among few tokens none may be masked, and a
@@ -172,7 +175,7 @@ class Scorer:
             max(1, self._batch_tokens // windows.length), -(-len(windows) // devices)
         )
         shape = rows, windows.length, windows.stride + windows.after
-        if shape not in self._compiled:
+        if shape not in self.compiled:
             none = Sequences(np.zeros((0, windows.length + 1), np.int32), np.zeros(0, np.int64))
             batch = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(
@@ -180,12 +183,12 @@ class Scorer:
                 ),
                 self._batch(none, windows),
             )
-            self._compiled[shape] = (
+            self.compiled[shape] = (
                 self._jitted
                 if jax.config.values["jax_disable_jit"]
                 else self._jitted.lower(params, *batch).compile()
             )
-        return self._compiled[shape], rows
+        return self.compiled[shape], rows
 
     def _place(self, tokens: Tokens, windows: Windows, rows: Int[np.ndarray, " rows"]) -> Batch:
         """Returns the batch on the devices. Reads only the rows for this host's devices."""

@@ -134,13 +134,13 @@ class Writer:
             )
             for tokens, nll in steps:
                 for answer, *new in zip(answers, tokens.tolist(), nll.tolist(), strict=False):
-                    self._add(answer, *new)
+                    self.add(answer, *new)
                     seen(answer)
                 if all(answer.end for answer in answers):
                     break
             yield from answers
 
-    def _add(self, answer: Answer, tokens: list[int], nll: list[float]) -> None:
+    def add(self, answer: Answer, tokens: list[int], nll: list[float]) -> None:
         """Adds tokens up to the answer's end."""
         if answer.end:
             return

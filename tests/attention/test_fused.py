@@ -201,7 +201,7 @@ def test_auto_takes_the_next_backend_where_jax_lacks_the_pallas_of_a_platform(
         monkeypatch.delattr(importlib.import_module(package), name, raising=False)
         monkeypatch.delitem(sys.modules, f"{package}.{name}", raising=False)
     monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{pallas}", None)
-    monkeypatch.setattr(fused, "_missing", functools.cache(fused._missing.__wrapped__))
+    monkeypatch.setattr(fused, "missing", functools.cache(fused.missing.__wrapped__))
     call = call_of(platform, AlibiBias(alibi_slopes(4)), length=8192)
     assert choose(call) == choose(call) == next_one
     assert "has no Pallas for" in refusal("fused", call)

@@ -348,11 +348,11 @@ class Differences:
     Attributes:
       logits, nll: at up to `LIMIT` tokens, float32.
       spread: the standard deviation of the peer's logits.
-      tokens_equal: of 8 tokens that were generated greedily, those that equal the peer's; None: the
-        model predicts masked tokens.
+      tokens_equal: how many of 8 greedily generated tokens equal the peer's. A model of masked tokens has
+        None.
       ids_equal: whether the tokenizer gives the ids of the folder's.
       exported_equal: whether tensors written again are equal bit for bit.
-      exported_logits: of transformers with the exported folder; None: it lacks the family.
+      exported_logits: transformers' with the exported folder, or None if it lacks the family.
     """
 
     logits: float

@@ -13,7 +13,7 @@ import tokenizers as hf
 from safetensors.numpy import load_file, save_file
 
 from alibi.config import Config, flatten, load_config, make_config, replaced
-from alibi.convert.exporting import _write_tokenizer, export_model
+from alibi.convert.exporting import export_model, write_tokenizer
 from alibi.convert.families import FAMILIES, family_of
 from alibi.convert.importing import import_model
 from alibi.convert.tensors import from_safetensors, to_safetensors
@@ -207,7 +207,7 @@ def test_an_exported_tokenizer_names_its_special_tokens(
     ):
         folder = tmp_path / name
         folder.mkdir()
-        assert _write_tokenizer(tokenizer, folder, mask_id) == []
+        assert write_tokenizer(tokenizer, folder, mask_id) == []
         about = json.loads((folder / "tokenizer_config.json").read_text())
         made = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
         assert about["mask_token"] == "[MASK]"

@@ -3,6 +3,8 @@
 import functools
 import json
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,19 +138,20 @@ def test_a_stopped_command_goes_on(
 ) -> None:
     """Lines that are there are not computed again; another text begins anew."""
     seen: list[int] = []
-    whole, on_devices = encoders.batches, encoders._on_devices
+    whole = encoders.batches
 
-    def stopping(*arguments: object) -> object:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(0)
-        return on_devices(*arguments)  # type: ignore[arg-type]
+    def stopping(*arguments: Any) -> Iterator:
+        for batch in whole(*arguments):
+            if seen:
+                raise KeyboardInterrupt
+            seen.append(0)
+            yield batch
 
     how = Vectors(max_tokens=64)
     expected = write_vectors(bare, LINES, tmp_path / "whole.npy", how)
     batches = [rows for rows, _ in whole(bare, [encode(bare, line) for line in LINES])]
     assert [len(rows) for rows in batches] == [1, 4]  # the long line is the first
-    monkeypatch.setattr(encoders, "_on_devices", stopping)
+    monkeypatch.setattr(encoders, "batches", stopping)
     with pytest.raises(KeyboardInterrupt):
         write_vectors(bare, LINES, tmp_path / "vectors.npy", how)
     assert not (tmp_path / "vectors.npy").exists()
@@ -163,7 +166,7 @@ def test_a_stopped_command_goes_on(
     found = write_vectors(bare, LINES, tmp_path / "vectors.npy", how)
     assert len(seen) == 1
     np.testing.assert_array_equal(found, expected)
-    monkeypatch.setattr(encoders, "_on_devices", on_devices)
+    monkeypatch.setattr(encoders, "batches", whole)
     np.testing.assert_array_equal(write_vectors(bare, LINES, tmp_path / "torn.npy", how), expected)
 
 

@@ -109,10 +109,10 @@ def test_scores_are_those_of_full_passes(runs, tokenizer, position, keys):
     np.testing.assert_allclose([x for x, _ in found], [x for x, _ in wanted], rtol=1e-5)
     assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in wanted]
     assert {True, False} == {is_greedy for _, is_greedy in found}
-    assert len(scorer.scorers[True]._compiled) == len(scorer.lengths)
+    assert len(scorer.scorers[True].compiled) == len(scorer.lengths)
     again = scorer.score(pairs[::-1])
     np.testing.assert_allclose([x for x, _ in again[::-1]], [x for x, _ in found], rtol=1e-6)
-    assert len(scorer.scorers[True]._compiled) == len(scorer.lengths)
+    assert len(scorer.scorers[True].compiled) == len(scorer.lengths)
     without = scorer.score(pairs[:2], greedy=False)
     np.testing.assert_allclose([x for x, _ in without], [x for x, _ in found[:2]], rtol=1e-6)
 

@@ -8,9 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from alibi.attention.call import AttentionCall
-from alibi.attention.dispatch import watched
-from alibi.attention.reference import dense
 from alibi.config import make_config
 from alibi.evaluation import head_sums
 from alibi.evaluation.heads import HeadBias, HeadLoss, Heads
@@ -27,6 +24,7 @@ TEXT = np.random.default_rng(0).integers(97, 123, 150).astype(np.uint8)
 WINDOWS = np.append(10, TEXT)[17 + 50 * np.arange(3)[:, None] + np.arange(16)].astype(np.int32)
 TARGETS = TEXT[17 + 50 * np.arange(3)[:, None] + np.arange(16)].astype(np.int32)
 SLOPES = np.array([1 / 16, 1 / 256])
+TINY = "length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16"
 EVALUATORS = tuple(kind(head_tokens=48) for kind in (Heads, HeadLoss, HeadBias))
 
 
@@ -141,13 +139,17 @@ def test_a_head_that_is_left_out_has_no_rows_in_the_output_projection(runs, meas
 
 
 def test_the_first_token_is_that_of_the_querys_document():
-    zeros, segments = jnp.zeros((1, 6, 1, 2)), jnp.asarray([[3, 3, 3, 5, 5, 5]])
-    sides = np.arange(6), np.arange(6), segments, segments
-    call = AttentionCall(zeros, zeros, zeros, None, True, *sides)
-    found = {name: x[0, 0] for name, x in head_sums._of_queries(call, 0, 16).items()}
-    np.testing.assert_allclose(found["first"], [1, 1 / 2, 1 / 3] * 2, rtol=1e-6)
-    np.testing.assert_allclose(found["distance"], [0, 1 / 2, 1] * 2, rtol=1e-6)
-    np.testing.assert_array_equal(found["choices"], [0, 1, 1] * 2)
+    """Of zeros as parameters, each query weights its document's tokens alike."""
+    model = build_model(make_config(f"position=none,{TINY}"), 256)
+    tokens, segments = np.zeros((1, 6), np.int32), np.array([[3, 3, 3, 5, 5, 5]])
+    params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0), tokens)["params"])
+    found = jax.jit(head_sums.attention_sums(model))(params, tokens, tokens, None, segments)
+    for name, of_queries in (
+        ("first", [1, 1 / 2, 1 / 3]),
+        ("distance", [0, 1 / 2, 1]),
+        ("choices", [0, 1, 1]),
+    ):
+        np.testing.assert_allclose(found[name], np.full((1, 1, 2), 2 * sum(of_queries)), rtol=1e-6)
 
 
 def test_the_bias_by_head_and_distance(runs, measured):
@@ -161,23 +163,17 @@ def test_the_bias_by_head_and_distance(runs, measured):
 
 
 @pytest.mark.parametrize("name", ["t5", "fox", "shaw"])
-def test_a_block_of_queries_is_a_part_of_the_call(name):
-    """Biases are cut along the queries, whether they read positions, distances or content."""
-    keys = "length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16"
-    model = build_model(make_config(f"position={name},{keys}"), 256)
-
-    @jax.jit
-    def whole_and_parts(windows):
-        variables, calls = model.init(jax.random.key(0), windows), []
-        with watched(calls.append):
-            model.apply(variables, windows)
-        (call,) = calls
-        parts = {start: dense(head_sums._part(call, start, 5)) for start in (0, 5, 11)}
-        return dense(call), parts
-
-    whole, parts = whole_and_parts(WINDOWS)
-    for start, part in parts.items():
-        np.testing.assert_allclose(part, whole[:, start : start + 5], rtol=1e-5, atol=1e-6)
+def test_a_block_of_queries_is_a_part_of_the_call(name, monkeypatch):
+    """Biases are cut along the queries, whether they read positions, distances or content. A last block
+    that begins earlier counts no query again.
+    """
+    model = build_model(make_config(f"position={name},{TINY}"), 256)
+    params = jax.jit(model.init)(jax.random.key(0), WINDOWS)["params"]
+    sums = []
+    for queries in (5, 16):
+        monkeypatch.setattr(head_sums, "BLOCK_WEIGHTS", queries * 3 * 2 * 16)
+        sums.append(jax.jit(head_sums.attention_sums(model))(params, WINDOWS, TARGETS))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *sums)
 
 
 def test_the_report_has_a_map_of_layers_by_heads(measured, tmp_path):

@@ -91,7 +91,9 @@ def test_documents_of_tokenizers_that_read_a_document_whole(tmp_path, monkeypatc
         "line": ["one", "two", "", long, "", "three"],
     }
     documents = found(tmp_path, parts["file"][0], end, tokenizer)
-    library = tokenizer._tokenizer  # which encodes each document as one text
+    content = tokenizer.hub_file()[1]  # the library encodes each document as one text
+    read = bpe.SentencePiece if kind == "sentencepiece" else hf.Tokenizer.from_buffer
+    library = read(content)
     assert [ids.tolist() for ids in documents] == [
         [*library.encode(part, add_special_tokens=False).ids, tokenizer.boundary_id]
         for part in parts[end]

@@ -116,7 +116,7 @@ def test_the_stop_that_ends_first_wins_whatever_is_looked_at_together(runs):
                 writer = Writer(run, GREEDY, len(tokens), stops)
                 for start in range(0, len(tokens), each):
                     part = tokens[start : start + each]
-                    writer._add(answer, part, [0.5] * len(part))
+                    writer.add(answer, part, [0.5] * len(part))
                 assert (answer.text, answer.tokens, answer.end) == right, (text, stops, each)
                 assert len(answer.nll) == len(answer.tokens)
                 ended.add(answer.end)

@@ -21,7 +21,7 @@ class Environment:
     """A virtual environment with the wheel.
 
     Attributes:
-      folder: of the environment, and of the commands that run in it.
+      folder: holds the environment. Its commands run there.
     """
 
     folder: pathlib.Path

@@ -444,8 +444,10 @@ def test_products_looked_up_on_a_tpu_are_those_elsewhere(rows, columns, first, d
 
     @jax.jit
     def both(given, incoming):
-        selected, back = jax.vjp(lambda x: products._selected(x, places), given)
-        expected, of_expected = jax.vjp(lambda x: products._spread(x, places, distances), given)
+        selected, back = jax.vjp(lambda x: products.selected_products(x, places), given)
+        expected, of_expected = jax.vjp(
+            lambda x: products.spread_products(x, places, distances), given
+        )
         return (selected, *back(incoming)), (expected, *of_expected(incoming))
 
     (selected, gradient), (expected, of_expected) = both(given, incoming)

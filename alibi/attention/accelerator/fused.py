@@ -122,11 +122,11 @@ def cannot_fuse(call: AttentionCall) -> str:
         return str(error)
     if plan.most_tiles > MOST_TILES and platform == "tpu":
         return f"its lists hold {MOST_TILES:,} tiles, and this call can need {plan.most_tiles:,}"
-    return _missing(plan.on_gpu)
+    return missing(plan.on_gpu)
 
 
 @functools.cache
-def _missing(on_gpu: bool) -> str:
+def missing(on_gpu: bool) -> str:
     """Returns why the kernels can't be imported, or an empty string. Logs the reason, once per process."""
     try:
         _kernels(on_gpu)
