@@ -32,16 +32,21 @@ def made_state(model, mesh, seed):
     return initial_state(model, optax.sgd(0.1), make_mesh(mesh, jax.devices()[:1]), seed)
 
 
+def run_keys(position, folder, seed=0, text=None):
+    """Returns the keys of a tiny run's config."""
+    text = str(text or folder / "text.txt")
+    return (
+        f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16,"
+        f"seed={seed},eval.batch_tokens=32,data.corpus=text,data.train={text},data.valid={text},"
+        f"data.cache_dir={folder / 'cache'}"
+    )
+
+
 def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
     """Returns a work directory as training leaves it: two checkpoints, of which the first is the
     better; `keys` of the config come last.
     """
-    text = str(text or folder / "text.txt")
-    config = make_config(
-        f"position={position},length=16,model.num_layers=1,model.width=16,model.num_heads=2,model.feed_forward=16,"
-        f"seed={seed},eval.batch_tokens=32,data.corpus=text,data.train={text},data.valid={text},"
-        f"data.cache_dir={folder / 'cache'},{keys}"
-    )
+    config = make_config(f"{run_keys(position, folder, seed, text)},{keys}")
     run = RunDirectory(folder / name)
     tokenizer = find_tokenizer(config.data, make_corpus(config.data))
     run.check(config)

@@ -1,5 +1,6 @@
 """An evaluator from outside the package, as its page writes it: nothing in the package knows it."""
 
+import contextlib
 import dataclasses
 import re
 import sys
@@ -14,7 +15,9 @@ from alibi.reporting.measure import REGISTRY
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs.trained import TrainedRun
 from alibi.sweeps.definition import Evaluation
-from tests.evaluation.runs import TEXT, make_run
+from alibi.sweeps.execute import Sweeper, run_sweeper
+from alibi.sweeps.processes import Ended
+from tests.evaluation.runs import TEXT, make_run, run_keys
 from tests.hosts import ROOT
 from tests.sweeps.sweepmaker import sweep_of
 
@@ -79,14 +82,47 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script,
     assert len(latest(rows)) == 4
 
 
-def test_a_sweep_knows_its_cells_and_its_options(folder, monkeypatch):
+class Here(contextlib.ExitStack):
+    """Runs a sweep's commands in this process."""
+
+    stopped = False
+
+    def __init__(self, run_script):
+        super().__init__()
+        self.run_script, self.scripts = run_script, []
+
+    def run(self, command, slot):
+        script, *words = command
+        self.scripts.append(script)
+        done = self.run_script(ROOT / script, *words)
+        return Ended(done.returncode, done.stderr)
+
+
+def test_a_sweep_trains_a_run_and_measures_it(folder, tmp_path, monkeypatch, run_script):
+    """A second start finds its rows, and an option out of its range is refused before."""
     monkeypatch.syspath_prepend(str(folder))
-    asked = {"evaluators": ["perplexity", "accuracy:Accuracy"], "ranges": 5}
-    (run,) = sweep_of(product={"position": ["alibi"]}, **asked).runs
-    (evaluation,) = run.evaluations
-    assert [one.options for one, _ in evaluation.cells] == [{}, {}, {"ranges": 5}, {"ranges": 5}]
-    with pytest.raises(ValueError, match=r"option ranges=0 of evaluator .* must be at least 1"):
-        sweep_of(product={"position": ["alibi"]}, **asked | {"ranges": 0})
+    config = (
+        f"configs/quickstart.py:{run_keys('alibi', folder)},train.steps=1,train.batch_tokens=32"
+    )
+    asked = {
+        "config": config,
+        "product": {"seed": [0]},
+        "evaluators": ["perplexity", "accuracy:Accuracy"],
+    }
+    sweep, here = sweep_of(**asked, ranges=5), Here(run_script)
+    for _ in range(2):
+        sweeper = Sweeper(sweep, tmp_path, processes=here, report=lambda failures: "")
+        assert run_sweeper(sweeper) == 0, sweeper.failures
+    assert here.scripts == ["train.py", "eval_extrapolation.py"]
+    rows = read_rows(tmp_path / "results.jsonl")
+    assert [(row.evaluator, row.cell, row.options) for row in rows] == [
+        (name, {"length": length}, options)
+        for name, options in (("perplexity", {}), ("accuracy:Accuracy", {"ranges": 5}))
+        for length in (16, 32)
+    ]
+    assert [sum(row.results["count"]) for row in rows[2:]] == [len(TEXT)] * 2
+    with pytest.raises(ValueError, match="ranges=0"):
+        sweep_of(**asked, ranges=0)
 
 
 def test_a_wrong_name_is_a_line(folder, run_script):
@@ -129,9 +165,9 @@ class Several(Empty):
 
 
 def test_an_option_has_a_name_of_its_own_and_a_default():
-    with pytest.raises(ValueError, match="Taken has an option 'text', but evaluators have a part"):
+    with pytest.raises(ValueError, match="'text'"):
         REGISTRY.make(f"{__name__}:Taken")
-    with pytest.raises(ValueError, match=f"evaluator '{__name__}:Open' needs its option 'bins'"):
+    with pytest.raises(ValueError, match="'bins'"):
         REGISTRY.make(f"{__name__}:Open")
 
 
