@@ -78,8 +78,7 @@ def smallest_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> 
     """Returns the mesh on as few devices as its sizes allow: programs of the default mesh, on all 8,
     take three times as long to compile.
     """
-    sizes = (mesh.data, mesh.fsdp, mesh.tensor)
-    needed = math.prod(size for size in sizes if size > 0)
+    needed = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size > 0)
     return make_mesh(mesh, jax.devices()[:needed] if devices is None else devices)
 
 

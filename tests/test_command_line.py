@@ -197,11 +197,9 @@ def test_one_process_imports_all_commands(monkeypatch, capsys, tmp_path: pathlib
 
     def run(name: str, *words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
-        main = commands[name].main
-        return command_line.execute(main, sys.argv), *capsys.readouterr()
+        return command_line.execute(commands[name].main, sys.argv), *capsys.readouterr()
 
-    seed = [f"{QUICKSTART}:seed=3", "--print_config"]
-    code, printed, _ = run("train", *seed)
+    code, printed, _ = run("train", f"{QUICKSTART}:seed=3", "--print_config")
     assert (code, "config.seed = 3" in printed) == (0, True)
     words = ("--workdirs=a", f"--output_dir={tmp_path}", "--evaluators=passkey")
     _, _, told = run("eval_extrapolation", *words, "--prompts=some.jsonl")
@@ -332,8 +330,7 @@ def test_a_work_directory_with_commas_in_its_name_is_one(execute, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     execute('--workdirs=a,lr=1,wd=2, b,"q", s ,gs://bucket/c', "--output_dir=out")
     evaluation_flags.length_options()
-    expected = ["a", "lr=1,wd=2", "b", '"q"', " s ", "gs://bucket/c"]
-    assert flags.FLAGS["workdirs"].value == expected
+    assert flags.FLAGS["workdirs"].value == ["a", "lr=1,wd=2", "b", '"q"', " s ", "gs://bucket/c"]
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -42,8 +42,7 @@ def commands(page):
     """Returns the commands of a page's blocks, fenced or indented, each in one line."""
     text = page.read_text()
     fenced = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    indented = re.findall(r"^(?: {4}\S.*\n)+", text, re.MULTILINE)
-    for block in fenced + indented:
+    for block in fenced + re.findall(r"^(?: {4}\S.*\n)+", text, re.MULTILINE):
         yield from block.replace("\\\n", " ").splitlines()
 
 

@@ -1,6 +1,6 @@
 """The temporary memory of a program is kept between its calls, in large pages."""
 
-import os
+import functools
 import pathlib
 import subprocess
 import sys
@@ -52,8 +52,16 @@ def test_a_block_allocated_again_has_the_pages_that_it_had():
     assert large == "True"  # the kernel is advised to back these addresses with large pages
 
 
+@pytest.fixture
+def platforms():
+    """A function that sets JAX's platforms, until the test's end."""
+    before = jax.config.jax_platforms
+    yield functools.partial(jax.config.update, "jax_platforms")
+    jax.config.update("jax_platforms", before)
+
+
 @pytest.mark.parametrize(
-    ("platforms", "plugin", "driver", "on_cpus"),
+    ("chosen", "plugin", "driver", "on_cpus"),
     [
         ("cpu", "xla_cuda13", True, True),
         ("cuda,cpu", "", False, False),
@@ -65,36 +73,25 @@ def test_a_block_allocated_again_has_the_pages_that_it_had():
     ],
 )
 def test_memory_is_kept_only_if_jax_will_take_the_cpu(
-    monkeypatch, platforms, plugin, driver, on_cpus
+    monkeypatch, platforms, chosen, plugin, driver, on_cpus
 ) -> None:
     """On an accelerator's host a freed copy of the parameters would stay, with each of its pages."""
     plugins = [types.SimpleNamespace(value=plugin)] if plugin else []
     monkeypatch.setattr(host_memory, "entry_points", lambda group: plugins)
     monkeypatch.setattr("os.path.exists", lambda path: driver)
-    before = jax.config.jax_platforms
-    jax.config.update("jax_platforms", platforms)
-    try:
-        assert host_memory.computes_on_cpus() is on_cpus
-        if not on_cpus:
-            monkeypatch.setattr(
-                host_memory.ctypes, "CDLL", lambda _: pytest.fail("malloc was changed")
-            )
-            assert host_memory.keep_freed_memory() is False
-    finally:
-        jax.config.update("jax_platforms", before)
+    platforms(chosen)
+    assert host_memory.computes_on_cpus() is on_cpus
+    if not on_cpus:
+        monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda _: pytest.fail("malloc was changed"))
+        assert host_memory.keep_freed_memory() is False
 
 
-@pytest.mark.slow
-def test_a_plugin_package_is_found(tmp_path: pathlib.Path) -> None:
-    """In a process of its own, since a package that was imported is not looked for again."""
+def test_a_plugin_package_is_found(tmp_path: pathlib.Path, monkeypatch, platforms) -> None:
     (tmp_path / "jax_plugins" / "metal").mkdir(parents=True)
     (tmp_path / "jax_plugins" / "metal" / "__init__.py").touch()
-    program = (
-        "import jax; from alibi.cli.host_memory import computes_on_cpus; print(computes_on_cpus())"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    environment.pop("JAX_PLATFORMS", None)
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout == "False\n", done.stderr
+    platforms(None)
+    assert host_memory.computes_on_cpus()
+    monkeypatch.syspath_prepend(tmp_path)
+    # a package that was imported is not looked for again
+    monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
+    assert not host_memory.computes_on_cpus()

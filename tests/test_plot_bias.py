@@ -29,8 +29,7 @@ def test_figures_and_a_method_without_any(run_script, tmp_path) -> None:
     assert all(
         (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("t5", "fox")
     )
-    refused = [argument.replace("none", "nune") for argument in arguments]
-    result = run_script(SCRIPT, *refused)
+    result = run_script(SCRIPT, *[argument.replace("none", "nune") for argument in arguments])
     assert result.returncode == 1
     assert result.stderr.startswith("error: unknown position method 'nune'; did you mean 'none'?")
 

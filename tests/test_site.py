@@ -2,12 +2,10 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+from click.testing import CliRunner
 
 from tests.hosts import ROOT
 
@@ -21,16 +19,12 @@ pytestmark = [
 def site(tmp_path_factory):
     """The folder of the site."""
     folder = tmp_path_factory.mktemp("site")
-    result = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", f"--site-dir={folder}"],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "WARNING" not in result.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_MKDOCS_2_WARNING", "1")
+        patch.chdir(ROOT)
+        words = ["build", "--strict", f"--site-dir={folder}"]
+        result = CliRunner().invoke(importlib.import_module("mkdocs.__main__").cli, words)
+    assert result.exit_code == 0, result.output
     return folder
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes
+from tests.refusals import assert_refused
 
 PINNED = {
     1: [1 / 256],
@@ -46,8 +47,7 @@ def test_random_slopes_have_the_papers_mean_and_are_those_of_their_draw() -> Non
     # A saved run has no other record of its slopes than the number of the draw.
     np.testing.assert_allclose(alibi_slopes(4, "random", 1), PINNED_DRAW, rtol=1e-6)
     assert (alibi_slopes(4, "random", 1) != alibi_slopes(4, "random", 2)).all()
-    with pytest.raises(ValueError, match="draw=-1 of random slopes must be at least 0"):
-        alibi_slopes(4, "random", -1)
+    assert_refused("draw=-1", alibi_slopes, 4, "random", -1)
 
 
 def test_given_slopes_are_taken_as_they_are() -> None:
@@ -59,8 +59,4 @@ def test_given_slopes_are_taken_as_they_are() -> None:
     "slopes", [(0.5,), (0.5, 0.25, 0.1), (0.5, float("inf")), (0.5, "x"), (0.5, -0.1), ()]
 )
 def test_given_slopes_that_are_none(slopes: tuple) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"must be 2 finite numbers of at least 0, one for each head, such as \[0.06",
-    ):
-        alibi_slopes(2, slopes)
+    assert_refused(r"2 finite numbers .* \[0\.06", alibi_slopes, 2, slopes)

@@ -45,6 +45,7 @@ from alibi.testing.model import (
     check_segments,
     check_shift,
 )
+from tests.refusals import assert_refused
 
 SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 # One for each place where a bias enters: by a table of the distance, with a mask in the other direction
@@ -339,20 +340,20 @@ class LostCarry(PositionMethod):
             SaysShifts,
             {},
             check_shift,
-            "declares shift_invariant and is not: with positions greater by 1, the features of token 0",
+            "shift_invariant .* the features of token 0",
         ),
         (FalselyBounded, {}, check_bounds, "its bias exceeds upper_bound in head"),
         (
             WrongAxis,
             {},
             check_blocks,
-            "cut to heads 2 and 3, queries 4 to 6 and keys 1 to 6, is not that part of the whole",
+            "heads 2 and 3, queries 4 to 6 and keys 1 to 6",
         ),
         (
             AddsOtherKeys,
             {},
             check_blocks,
-            "its bias less its key_term is not the same for all keys of a query",
+            "key_term",
         ),
         (
             InfiniteGradient,
@@ -389,14 +390,16 @@ def test_what_a_method_lacks_is_named_with_the_smallest_example(
     method: type, options: dict[str, bool], check: Callable, message: str
 ) -> None:
     made = make_position(method, **SIZES, options=options)
-    with pytest.raises(PositionMethodError, match=message):
-        check(SmallModel(made) if check in OF_MODEL else made)
+    assert_refused(
+        message,
+        lambda: check(SmallModel(made) if check in OF_MODEL else made),
+        raised=PositionMethodError,
+    )
 
 
 @pytest.mark.slow
 def test_the_checker_names_the_first_check_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PositionMethodError, match="Delays: the features of token 0 don't depend"):
-        check_position_method(Delays)
+    assert_refused("Delays: ", check_position_method, Delays, raised=PositionMethodError)
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("check_half_precision: passed in ")
 
@@ -532,8 +535,13 @@ class Twice(PositionMethod):
 )
 @pytest.mark.usefixtures("unchecked")
 def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"position method .*:Lacking'.*{message}"):
-        make_position(f"{__name__}:Lacking", **SIZES, options={"kind": kind})
+    assert_refused(
+        f":Lacking'.*{message}",
+        make_position,
+        f"{__name__}:Lacking",
+        **SIZES,
+        options={"kind": kind},
+    )
 
 
 @pytest.mark.parametrize(
@@ -550,8 +558,7 @@ def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: 
     ],
 )
 def test_a_method_from_outside_that_is_none_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_position(name, **SIZES)
+    assert_refused(message, make_position, name, **SIZES)
 
 
 class Bare(PositionMethod):

@@ -34,8 +34,7 @@ def test_an_additive_mask_hides_where_it_is_low(least: float, compiled: bool) ->
     arrays = random_arrays(2, 6, 6)
     keep = np.random.default_rng(1).random((2, 1, 6, 6)) < 0.6
     keep[..., 0] = True
-    dtype = jnp.float16 if least == LEAST[-1] else jnp.bfloat16
-    given = jnp.where(keep, 0.0, least).astype(dtype)
+    given = jnp.where(keep, 0.0, least).astype(jnp.float16 if least == LEAST[-1] else jnp.bfloat16)
     calls = (
         lambda mask: attend(*arrays, slopes=alibi_slopes(HEADS), mask=mask),
         lambda mask: alibi_attention_fn(HEADS)(*arrays, mask=mask),
@@ -53,8 +52,7 @@ def test_masks_of_zeros_and_ones_and_masks_that_hide_nothing() -> None:
         found = attend(*arrays, causal=False, mask=mask)
         np.testing.assert_allclose(found, causal, atol=1e-6)
     # an additive mask of a batch without padding
-    additive = jnp.zeros((1, 1, 6, 6), jnp.float32)
-    found = attend(*arrays, causal=False, mask=additive)
+    found = attend(*arrays, causal=False, mask=jnp.zeros((1, 1, 6, 6), jnp.float32))
     np.testing.assert_allclose(found, everything, atol=1e-6)
     nothing = attend(*arrays, mask=jnp.zeros((1, 1, 6, 6), bool))
     np.testing.assert_array_equal(nothing, 0.0, err_msg="booleans mean themselves")

@@ -217,10 +217,8 @@ def test_equals_reference(case):
 def assert_equals_reference(case, arrays):
     expected = by("reference", case, arrays)
     # Interpreted kernels of many tiles take long.
-    slow = {"fused"} if case.q == case.k == 600 else set()
-    for backend in sorted(case.backends - slow):
-        found = by(backend, case, arrays)
-        for name, got, right in zip(RESULTS, found, expected, strict=True):
+    for backend in sorted(case.backends - ({"fused"} if case.q == case.k == 600 else set())):
+        for name, got, right in zip(RESULTS, by(backend, case, arrays), expected, strict=True):
             if right is None:  # the gradient of a sink that is not there
                 continue
             assert got.dtype == np.float32
@@ -284,9 +282,8 @@ def assert_no_worse_than_dense(case, half, arrays):
     exact_of_rounded = by("reference", case, [x.astype(np.float32) for x in rounded])
     dense = by("reference", case, rounded)
     for backend in sorted(able - {"fused"}):  # test_device.py has its half precision
-        found = by(backend, case, rounded)
         for name, got, of_dense, right, unrounded in zip(
-            RESULTS[:5], found, dense, exact_of_rounded, exact, strict=False
+            RESULTS[:5], by(backend, case, rounded), dense, exact_of_rounded, exact, strict=False
         ):
             what = f"{name} of {backend} in {half}"
             assert got.dtype == (np.float32 if name == "slopes" else half), what

@@ -24,6 +24,7 @@ from alibi.model.decoder import build_model
 from alibi.positions import AlibiBias, Bias, make_position
 from tests.attention.calls import assert_equals_reference, inputs, on
 from tests.programs import AS_USERS
+from tests.refusals import assert_refused
 
 
 class Written(Bias):
@@ -107,8 +108,14 @@ def test_positions_drawn_at_run_time(position, drawn):
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=3e-5), found, expected
         )
-    with pytest.raises(ValueError, match="positions are not known when it is traced"):
-        value_and_gradients(params, arrays, "saved", ascending=False)
+    assert_refused(
+        "positions are not known when it is traced",
+        value_and_gradients,
+        params,
+        arrays,
+        "saved",
+        ascending=False,
+    )
 
 
 def test_a_constant_bias_costs_no_gradient(monkeypatch):

@@ -25,6 +25,7 @@ from alibi.positions import AlibiBias, make_position
 from alibi.positions.scaled import ScaledBias
 from tests.attention.calls import abstract_device, assert_near, inputs, on, value_and_gradients
 from tests.programs import AS_USERS
+from tests.refusals import assert_refused
 
 SPLIT = P(("data", "fsdp"), None, "tensor")
 
@@ -107,8 +108,7 @@ def test_a_shard_map_of_the_user_with_and_without_its_check():
 
     expected = of_parts("reference")
     for backend in ("saved", "blocked"):
-        with pytest.raises(ValueError, match=r"give jax\.shard_map check_vma=False"):
-            of_parts(backend)
+        assert_refused(r"give jax\.shard_map check_vma=False", of_parts, backend)
         found = of_parts(backend, check_vma=False)
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=3e-5, atol=3e-5), found, expected
@@ -210,8 +210,7 @@ def test_auto_takes_a_kernel_on_each_of_several_tpus(monkeypatch):
 
 def test_the_fused_kernel_lowers_for_several_tpus():
     """Mosaic's lowering, not the TPU compiler's. Each device gets its two sequences and two heads."""
-    tpu = abstract_device("tpu")
-    axes = {"axis_types": (AxisType.Auto,) * 3, "abstract_device": tpu}
+    axes = {"axis_types": (AxisType.Auto,) * 3, "abstract_device": abstract_device("tpu")}
     sharding = NamedSharding(
         jax.sharding.AbstractMesh((2, 1, 2), ("data", "fsdp", "tensor"), **axes), SPLIT
     )

@@ -94,8 +94,7 @@ def test_the_linen_layer_computes_the_papers_attention_under_padding_masks(
 ) -> None:
     """As booleans, and as numbers from Flax's own `make_attention_mask`."""
     x = random_activations()
-    real = np.arange(9)[None, :] < np.asarray([9, 5])[:, None]
-    mask = real[:, None, None, :]
+    mask = (np.arange(9)[None, :] < np.asarray([9, 5])[:, None])[:, None, None, :]
     layer = linen_layer(causal=causal)
     variables = jax.jit(layer.init)(jax.random.key(1), x)
     apply = jax.jit(layer.apply)

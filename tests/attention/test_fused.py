@@ -272,8 +272,7 @@ def test_lowers_without_a_square_of_pairs(platform, target, name, mask, monkeypa
     """
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     function, shapes = gradients(name, 80, 1000, mask=mask)
-    device = abstract_device(target)
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=abstract_device(target))
     with traced_for(platform, 1), jax.sharding.use_abstract_mesh(mesh):
         lowered = jax.jit(function).trace(*shapes).lower(lowering_platforms=(target,))
     module = lowered.as_text()

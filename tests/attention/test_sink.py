@@ -134,8 +134,7 @@ def test_skipping_loses_no_more_than_it_may_with_sink_and_cap() -> None:
     along = jnp.full((1, length, 1, DIM), 5.0)
     key = jnp.where((jnp.arange(length) < block)[None, :, None, None], along, -along)
     value = jnp.asarray(np.random.default_rng(0).normal(size=key.shape), jnp.float32)
-    apart = 2 * cap * np.tanh(25 * DIM / np.sqrt(DIM) / cap)
-    slope = (apart - np.log(epsilon)) / length
+    slope = ((2 * cap * np.tanh(25 * DIM / np.sqrt(DIM) / cap)) - np.log(epsilon)) / length
 
     def attended(backend, sink):
         call = AttentionCall(

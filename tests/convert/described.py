@@ -48,8 +48,7 @@ def paper_slopes(heads: int) -> np.ndarray:
     """
     power = 2 ** math.floor(math.log2(heads))
     first = 2.0 ** (-8 * np.arange(1, power + 1) / power)
-    between = 2.0 ** (-4 * np.arange(1, 2 * power, 2) / power)
-    return np.concatenate([first, between])[:heads]
+    return np.concatenate([first, 2.0 ** (-4 * np.arange(1, 2 * power, 2) / power)])[:heads]
 
 
 def mpt_slopes(heads: int, bias_max: float = 8) -> np.ndarray:

@@ -31,6 +31,7 @@ from alibi.runs.checkpoint import TrainState
 from alibi.storage.claims import LOCK_FILE, Claim
 from tests.convert.described import FAMILIES as DESCRIBED
 from tests.convert.imported import of_description, save_tokenizer
+from tests.refusals import assert_refused
 
 CONFIG = DESCRIBED["mpt"].config(vocab=320, length=16, layers=1)
 
@@ -48,9 +49,7 @@ def hub(tmp_path: pathlib.Path) -> pathlib.Path:
 def refused(hub: pathlib.Path, message: str, **keys: Any) -> None:
     """The import is refused in one line, and leaves no work directory."""
     workdir = hub.parent / "run"
-    with pytest.raises(ValueError, match=message) as error:
-        import_model(str(hub), workdir, Config(), **keys)
-    assert "\n" not in str(error.value)
+    assert_refused(message, import_model, str(hub), workdir, Config(), **keys)
     assert not workdir.exists()
 
 
@@ -134,8 +133,7 @@ def few_rows(hub: pathlib.Path) -> None:
 
 def tied(hub: pathlib.Path, more: float, **others: np.ndarray | None) -> None:
     """Adds the tied matrix, so much larger, once more."""
-    embedding = load_file(hub / "model.safetensors")[WTE]
-    retensor(hub, **{"lm_head.weight": embedding + more}, **others)
+    retensor(hub, **{"lm_head.weight": load_file(hub / "model.safetensors")[WTE] + more}, **others)
 
 
 def attention(**keys: Any) -> dict[str, Any]:
@@ -145,12 +143,12 @@ def attention(**keys: Any) -> dict[str, Any]:
 UP, WTE = "transformer.blocks.0.ffn.up_proj.weight", "transformer.wte.weight"
 EXTRA = {"extra": np.zeros(3, np.float32)}
 DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
-ELSEWHERE = r"is no regular file inside the folder, and nothing else is read or copied"
-NO_MAP = r"index\.json has no weight_map from tensors to files"
+ELSEWHERE = "is no regular file inside the folder"
+NO_MAP = "no weight_map"
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n"
-NO_ID = r"has eos_token_id=.*, which is neither a token's id nor a list of ids"
-NAMES = r"config\.json has architectures=.*, which is no list of names"
-QK = r"asks for qk_ln beside norm_type=.*queries and keys by layer norm with 1e-05"
+NO_ID = "eos_token_id="
+NAMES = r"config\.json has architectures="
+QK = "qk_ln beside norm_type="
 SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
 NONFINITE = [
     (functools.partial(retensor, **{UP: np.full((256, 64), bad, np.float32)}), dtype)
@@ -159,14 +157,14 @@ NONFINITE = [
 ]
 KEYS: list[tuple[dict[str, Any], str]] = [
     ({"tie_word_embeddings": False}, r"lacks lm_head\.weight, .* that to transformer\.wte\.weight"),
-    ({"n_layers": 10_000}, r"config\.json asks for 10,000 layers, and the files have 8 tensors"),
+    ({"n_layers": 10_000}, "10,000 layers, .* 8 tensors"),
     *(({"eos_token_id": ends}, NO_ID) for ends in ("</s>", [1, None], 2.0, True)),
     ({"architectures": ["BlomForCausalLM"]}, r"did you mean 'BloomForCausalLM'\? there are: Bloom"),
     *(({"architectures": named}, NAMES) for named in ("MPTForCausalLM", [3], [["a"]])),
-    ({"attn_config": 3}, r"a value whose type or size doesn't fit MPTForCausalLM"),
+    ({"attn_config": 3}, "MPTForCausalLM"),
     ({"n_layers": "one"}, r"hub: model\.num_layers='one' must be of type int"),
-    ({"d_model": None}, r"config\.json has no d_model, which this architecture needs"),
-    (attention(prefix_lm=True), r"asks for prefix_lm=True, which is not implemented here"),
+    ({"d_model": None}, "no d_model"),
+    (attention(prefix_lm=True), "prefix_lm=True"),
     (attention(qk_ln=True) | {"norm_type": "rmsnorm"}, QK),
     (attention(qk_ln=True) | {"norm_eps": 1e-2}, QK),
     (attention(novelty=3), r"attn_config\.novelty=3; .*--ignore=attn_config\.novelty"),
@@ -196,12 +194,12 @@ FAULTS: list[tuple[Any, str]] = [
     (lambda hub: write(hub, "config.json", "[1]"), r"config\.json holds no object"),
     (
         lambda hub: write(hub, "config.json", None),
-        r"has no config\.json: it is no folder of a model",
+        r"no config\.json",
     ),
     (cut, r"model\.safetensors is truncated, or no file of safetensors"),
     (
         lambda hub: write(hub, "model.safetensors", LFS),
-        r"pointer of Git LFS, .*; run `git lfs pull`",
+        "git lfs pull",
     ),
     (lambda hub: write(hub, "model.safetensors", None), r"has no weights: neither model\.safetens"),
     (lambda hub: write(hub, "tokenizer.json", None), r"has no tokenizer\.json, .*; give"),
@@ -215,11 +213,11 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (
         lambda hub: retensor(hub, **{UP: np.zeros((256, 64), np.int8)}),
-        r"has dtype I8; only float32, float16, bfloat16, float64 can be read",
+        "I8; .*float32",
     ),
     (
         lambda hub: tied(hub, 0, **EXTRA, **{UP: None}),
-        r"lacks 1 tensor .* and has no place for 2 tensors \(extra, lm_head\.weight\)",
+        r"lacks 1 .* no place for 2 tensors \(extra, lm_head\.weight\)",
     ),
     (lambda hub: tied(hub, 1), r"lm_head\.weight differs from transformer\.wte.*set tie_word_emb"),
     *((functools.partial(change, **keys), message) for keys, message in KEYS),
@@ -266,9 +264,9 @@ def test_pickles_run_nothing(hub: pathlib.Path) -> None:
     file = hub / "pytorch_model.bin"
     for older in (False, True):  # than PyTorch 1.6
         torch.save({"a": Bad()}, file, _use_new_zipfile_serialization=not older)
-        refused(hub, r"is no file of tensors alone: it might run .*, so it was not loaded")
+        refused(hub, "no file of tensors alone")
     file.write_bytes(pickle.dumps({"a": Bad()}))
-    refused(hub, r"is no file of tensors alone: it might run .*, so it was not loaded")
+    refused(hub, "no file of tensors alone")
     assert not marker.exists()
     named, empty = {"model": {"a": torch.zeros(3)}}, torch.zeros(3, device="meta")
     for content in ([1, 2], torch.zeros(3), named, {1: torch.zeros(3)}, {"a": empty}):
@@ -307,17 +305,17 @@ def test_a_hub_that_cannot_be_reached_is_told_soon(monkeypatch: pytest.MonkeyPat
     address = f"http://user:word@127.0.0.1:{silent.getsockname()[1]}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    told = r"can't be had \(http://\*\*\*@127.*doesn't answer.*hf download bigscience/none --local-dir FOLDER"
+    told = r"http://\*\*\*@127.*hf download bigscience/none --local-dir FOLDER"
     begun = time.monotonic()
-    with pytest.raises(ValueError, match=told) as error:
-        find_folder("bigscience/none")
+    assert_refused(told, find_folder, "bigscience/none")
     assert time.monotonic() - begun < 5
-    assert "\n" not in str(error.value)
     for name in ("./nothing/here", "nowhere", "a/b/c", "a b/c"):
-        with pytest.raises(ValueError, match="is no folder, nor a model's name on the hub"):
-            find_folder(name)
-    with pytest.raises(ValueError, match=r"^https://\*\*\*@huggingface.co/a/b is no folder"):
-        find_folder("https://me:hf_abcdefgh@huggingface.co/a/b")
+        assert_refused("no folder, nor", find_folder, name)
+    assert_refused(
+        r"^https://\*\*\*@huggingface.co/a/b is no folder",
+        find_folder,
+        "https://me:hf_abcdefgh@huggingface.co/a/b",
+    )
     silent.close()
 
 
@@ -346,10 +344,8 @@ def test_a_copy_in_the_cache_needs_no_hub(
     assert HubFolder(copied).tensors.keys() == HubFolder(found).tensors.keys()
     (found / kept.name).unlink()
     (found / kept.name).symlink_to("../../refs/main")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json is no regular file inside"):
-        HubFolder(found)
-    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set, and this machine has no copy"):
-        find_folder("bigscience/other")
+    assert_refused(r"tokenizer_config\.json", HubFolder, found)
+    assert_refused("HF_HUB_OFFLINE", find_folder, "bigscience/other")
 
 
 def test_an_import_and_an_export_replace_nothing(
@@ -372,36 +368,28 @@ def test_an_import_and_an_export_replace_nothing(
     assert at_work.is_dir()
     assert own.is_dir()
     claim.release()
-    with pytest.raises(ValueError, match="is not empty; choose another --workdir"):
-        import_model(str(hub), run, Config())
-    with pytest.raises(ValueError, match=r"work directory .*/run can't be made .*another --work"):
-        import_model(str(hub), file / "run", Config())
+    assert_refused("not empty.* --workdir", import_model, str(hub), run, Config())
+    assert_refused("/run can't be made.* --workdir", import_model, str(hub), file / "run", Config())
     hidden, link = tmp_path / "hidden", tmp_path / "link"
     (hidden / ".git").mkdir(parents=True)
     link.symlink_to(tmp_path / "nowhere")
     for place, message in (
-        (hub, "is not empty; choose another --output_dir"),
-        (file, "is not empty; choose another --output_dir"),
-        (hidden, "is not empty; choose another --output_dir"),
-        (link, "is a link or a disk of its own, .*; choose a folder in it by --output_dir"),
-        (file / "out", "/out can't be made .*/file is a file, not a directory.*; choose another"),
-        (pathlib.Path("/proc/new"), r"/proc/new can't be made \(.*\); choose another --output_dir"),
+        (hub, "not empty.* --output_dir"),
+        (file, "not empty.* --output_dir"),
+        (hidden, "not empty.* --output_dir"),
+        (link, "a link or a disk .* --output_dir"),
+        (file / "out", "/out can't be made .* not a directory"),
+        (pathlib.Path("/proc/new"), "/proc/new can't be made .* --output_dir"),
     ):
-        with pytest.raises(ValueError, match=message):
-            export_model(run, place)
-    with pytest.raises(ValueError, match=r"--family=lama is unknown; did you mean 'llama'\? there"):
-        export_model(run, out, family="lama")
-    with pytest.raises(
-        ValueError, match=r"GPT2LM.* position is 'alibi' and would become 'learned'"
-    ):
-        export_model(run, out, family="gpt2")
+        assert_refused(message, export_model, run, place)
+    assert_refused("--family=lama.*'llama'", export_model, run, out, family="lama")
+    assert_refused("GPT2LM.* position", export_model, run, out, family="gpt2")
     assert not out.exists()
     about = run / "hub" / "config.json"
     whole = about.read_text()
     for changed in (whole[:50], whole.replace('"d_model": 64', '"d_model": 65')):
         about.write_text(changed)
-        with pytest.raises(ValueError, match=r"hub/config\.json is not as the import wrote it"):
-            export_model(run, out)
+        assert_refused(r"hub/config\.json", export_model, run, out)
     about.write_text(whole)
     monkeypatch.setattr(tensors_module, "FILE_BYTES", 50_000)
     export_model(run, out)
@@ -447,23 +435,22 @@ def test_folders_of_other_forms_have_the_same_parameters(hub: pathlib.Path) -> N
 
 
 def read(folder: pathlib.Path, config: Config) -> Any:
-    params = read_params(HubFolder(folder), FAMILIES["mpt"], config, 256)
-    return jax.tree.map(np.asarray, params)
+    return jax.tree.map(np.asarray, read_params(HubFolder(folder), FAMILIES["mpt"], config, 256))
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("position=kerple_log", r"would become 1\.0; position is 'kerple_log' and would become"),
+        ("position=kerple_log", "position is 'kerple_log'"),
         (
             "position=alibi",
-            r"MptFor.*: model\.activation is 'relu' and would become 'gelu_exact'; mo",
+            r"MptFor.*: model\.activation .* 'gelu_exact'",
         ),
         (
             "model.embedding=adaptive,model.cutoffs=32:85",
-            r"model\.embedding is 'adaptive' and would become",
+            r"model\.embedding is 'adaptive'",
         ),
-        ("objective=masked", r"Bert.*; model\.norms is 'before' and would become 'after'; po"),
+        ("objective=masked", r"Bert.*; model\.norms .* 'after'"),
     ],
 )
 def test_a_run_that_the_hub_cannot_say_is_refused(
@@ -474,11 +461,7 @@ def test_a_run_that_the_hub_cannot_say_is_refused(
     about = make_provenance(vocab_size=256, parameters=0, corpus={})
     state = TrainState(step=jnp.zeros((), jnp.int32), params={"a": jnp.zeros(1)}, opt_state=None)
     write_run(RunDirectory(tmp_path / "run"), config, ByteTokenizer(), state, about, "")
-    with pytest.raises(
-        ValueError, match=rf"has words for .*/run; the nearest: .*{message}"
-    ) as error:
-        export_model(tmp_path / "run", tmp_path / "out")
-    assert "\n" not in str(error.value)
+    assert_refused(message, export_model, tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -73,8 +73,7 @@ def test_a_line_names_each_book_that_is_missing_or_differs_and_nothing_is_writte
 def test_a_book_can_be_in_a_second_text(listed, tmp_path):
     books, folder = listed
     twice = dataclasses.replace(books.books[0], also="unseen")
-    sha256 = books.sha256 | {"unseen": twice.sha256}
-    more = BookList((twice, *books.books[1:]), sha256)
+    more = BookList((twice, *books.books[1:]), books.sha256 | {"unseen": twice.sha256})
     assert more.join(folder, tmp_path / "out") == []
     assert (tmp_path / "out" / "unseen.txt").read_text() == TEXTS["One"]
     assert (tmp_path / "out" / "train.txt").read_text().startswith(TEXTS["One"])

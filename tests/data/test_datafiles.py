@@ -10,6 +10,7 @@ from alibi.data.textfiles import TextFiles
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.data.tokens import make_corpus, prepare_text
 from tests.data.corpusmaker import documents
+from tests.refusals import assert_refused
 
 ROWS = ["one\n", "", "två, “quoted”\n\nand more", "NA", "x" * 200_000]
 
@@ -49,14 +50,15 @@ def test_rows_are_documents(files, end):
 def test_a_wrong_column_and_a_damaged_file(files, form):
     path = files / f"rows.{form}"
     wrong = f"rows.{form} has no column 'text'; set data.column or --column to one of number, body"
-    with pytest.raises(ValueError, match=wrong):
-        documents(corpus_of(path), "train")
+    assert_refused(wrong, lambda: documents(corpus_of(path), "train"))
     if form != "csv":
-        with pytest.raises(ValueError, match="row 0: column 'number' holds int, not text"):
-            documents(corpus_of(path, column="number"), "train")
+        assert_refused(
+            "row 0: column 'number'", lambda: documents(corpus_of(path, column="number"), "train")
+        )
         path.write_bytes(path.read_bytes()[:-9])
-        with pytest.raises(ValueError, match=f"{path} is not a whole .{form} file"):
-            documents(corpus_of(path, column="body"), "train")
+        assert_refused(
+            f"{path} is not a whole", lambda: documents(corpus_of(path, column="body"), "train")
+        )
 
 
 def test_objects_without_the_column_are_empty_documents(tmp_path):
@@ -72,10 +74,7 @@ def test_a_line_that_is_no_object(tmp_path, line):
     path = tmp_path / "rows.jsonl"
     for before in ("", '{"text": "one"}\n'):
         path.write_text(f"{before}{line}\n")
-        with pytest.raises(
-            ValueError, match=r"rows.jsonl holds a line that is no object; a row must"
-        ):
-            documents(corpus_of(path), "train")
+        assert_refused(r"rows\.jsonl.* object", documents, corpus_of(path), "train")
 
 
 def test_a_quotation_that_never_ends_is_no_document(tmp_path):
@@ -84,8 +83,9 @@ def test_a_quotation_that_never_ends_is_no_document(tmp_path):
     (tmp_path / "rows.csv").write_text('\ufefftext\n"a "b" c" \nd"e')
     assert documents(corpus_of(tmp_path / "rows.csv"), "train") == ['a b" c" ', 'd"e']
     (tmp_path / "rows.csv").write_text('text\n"a ""b"" c"\n"d e\nf\ng\n')
-    with pytest.raises(ValueError, match=r"rows.csv is not a whole .csv file \(a quotation never"):
-        documents(corpus_of(tmp_path / "rows.csv"), "train")
+    assert_refused(
+        r"rows\.csv.*quotation", lambda: documents(corpus_of(tmp_path / "rows.csv"), "train")
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,6 @@ def test_a_file_without_rows_has_no_documents(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     assert documents(corpus_of(tmp_path / name), "train") == []
     corpus = TextFiles({"file": str(tmp_path / name)})
-    with pytest.raises(ValueError, match="is empty: it has no text for tokens; check --text_file"):
-        prepare_text(corpus, ByteTokenizer(), tmp_path, progress=False)
+    assert_refused(
+        "empty.* --text_file", prepare_text, corpus, ByteTokenizer(), tmp_path, progress=False
+    )

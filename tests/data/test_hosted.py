@@ -17,6 +17,7 @@ from alibi.data import hosted
 from alibi.data.tokens import check_sources, prepare
 from alibi.training.setup import prepare_files
 from tests.data.corpusmaker import documents, hub, text_corpus
+from tests.refusals import assert_refused
 
 
 @pytest.fixture
@@ -53,9 +54,10 @@ def test_no_cell_of_a_dataset_stops_a_run(hub_folder, streaming, capsys):
     expected = ["NA", 'two\nlines, "quoted"', "", "null", "12", "last"]
     assert documents(hub(folder, streaming=streaming), "train") == expected
     assert documents(text_corpus(folder / "train.csv"), "train") == expected
-    wrong = "columns expected but not found: .'body'.. Check .*, data.column and"
-    with pytest.raises(ValueError, match=wrong):
-        list(hub(folder, column="body", streaming=streaming).pieces("train"))
+    wrong = r"'body'.*data\.column"
+    assert_refused(
+        wrong, lambda: list(hub(folder, column="body", streaming=streaming).pieces("train"))
+    )
 
 
 def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
@@ -73,18 +75,19 @@ def test_hub_splits_may_be_expressions_and_local_changes_are_seen(hub_folder):
     [
         (
             {"column": "body"},
-            r"no column 'body'; set data.column or --column to one of text, number",
+            r"'body'; set data\.column .* text, number",
         ),
-        ({"column": "number"}, "row 0: column 'number' holds int, not text"),
-        ({"train": "trian"}, r"trian can't be .*\['train', 'validation'\].*Check .*data\.train"),
-        ({"subset": "sub"}, r"can't be loaded: .*'sub' not found. Available: \['default'\]"),
+        ({"column": "number"}, "row 0: column 'number'"),
+        ({"train": "trian"}, r"trian .*\['train', 'validation'\].*data\.train"),
+        ({"subset": "sub"}, r"'sub'.* \['default'\]"),
         ({"train": ""}, r"data\.train is empty"),
         ({"name": ""}, r"data\.name is empty"),
     ],
 )
 def test_hub_errors_list_what_exists(hub_folder, streaming, keys, message):
-    with pytest.raises(ValueError, match=message):
-        list(hub(hub_folder, streaming=streaming, **keys).pieces("train"))
+    assert_refused(
+        message, lambda: list(hub(hub_folder, streaming=streaming, **keys).pieces("train"))
+    )
 
 
 def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkeypatch):
@@ -92,19 +95,14 @@ def test_splits_are_checked_before_any_is_processed(hub_folder, tmp_path, monkey
     with monkeypatch.context() as patch:
         # would fail if it were called
         patch.setattr("datasets.DatasetBuilder.download_and_prepare", None)
-        wrong = r"data\.valid='valid': .*tiny has no split 'valid'; use train, validation, or leave data\.valid empty"
-        with pytest.raises(ValueError, match=wrong):
-            check_sources(data, ("train", "valid"))
+        wrong = r"data\.valid='valid': .* use train, validation,"
+        assert_refused(wrong, check_sources, data, ("train", "valid"))
         check_sources(data, ("train",))
         data = dataclasses.replace(data, valid="train[:10%] + validation")
         check_sources(data, ("train", "valid"))
         for name in ("./nowhere", "/no/where", "a/b/c"):
             data = dataclasses.replace(data, name=name)
-            with pytest.raises(
-                ValueError,
-                match=f"there is no folder '{name}' .*; set data.name to a folder that exi",
-            ):
-                check_sources(data, ("train",))
+            assert_refused(f"'{name}'.*set data.name", check_sources, data, ("train",))
     data = dataclasses.replace(data, name=str(hub_folder), valid="")
     prepare(data, "train", progress=False)
     monkeypatch.setattr("datasets.load_dataset_builder", None)
@@ -121,15 +119,15 @@ def test_an_unreachable_hub_is_reported_within_5_seconds(monkeypatch, tmp_path, 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     importlib.import_module("datasets")  # loading it is no part of what is measured
     start = time.monotonic()
-    with pytest.raises(
-        ValueError,
-        match=r"'org/tiny' can't be reached: http://\*\*\*@127.0.0.1:9 doesn't answer.*data\.name",
-    ):
-        list(hub("org/tiny", streaming=streaming).pieces("train"))
+    assert_refused(
+        r"'org/tiny'.* http://\*\*\*@127.0.0.1:9 .*data\.name",
+        lambda: list(hub("org/tiny", streaming=streaming).pieces("train")),
+    )
     assert time.monotonic() - start < 5
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
-        list(hub("org/tiny", streaming=streaming).pieces("train"))
+    assert_refused(
+        "HF_HUB_OFFLINE is set", lambda: list(hub("org/tiny", streaming=streaming).pieces("train"))
+    )
 
 
 def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, monkeypatch, capsys):
@@ -162,10 +160,10 @@ def test_without_a_network_a_cached_hub_dataset_is_used(hub_folder, tmp_path, mo
         assert said in capsys.readouterr().err
     data = dataclasses.replace(data, revision="a" * 40)
     assert prepare(data, "train").manifest.revision == "", "the config says it"
-    with pytest.raises(
-        ValueError, match=f"data.revision=b.*, but .* took the newest copy .* commit {'a' * 40};"
-    ):
-        list(hub("org/tiny", revision="b" * 40).pieces("train"))
+    assert_refused(
+        f"data.revision=b.* {'a' * 40}",
+        lambda: list(hub("org/tiny", revision="b" * 40).pieces("train")),
+    )
     # Tokens of another commit are read later.
     data = dataclasses.replace(data, revision="", tokenizer="words", valid="validation")
     assert prepare(data, "train").manifest.revision == "a" * 40
@@ -251,18 +249,16 @@ def test_tfds_records_are_documents(tfds_folder, monkeypatch):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"column": "body"}, r"no column 'body'; set data.column or --column to one of "),
-        ({"train": "trian"}, r"can't be loaded: .*'trian'.*\['train', 'validation'\]"),
-        ({"name": "nosuch"}, r"can't be loaded: Dataset nosuch not found"),
+        ({"column": "body"}, r"'body'; set data\.column"),
+        ({"train": "trian"}, r"'trian'.*\['train', 'validation'\]"),
+        ({"name": "nosuch"}, "nosuch"),
         ({"name": "huggingface:wikitext"}, r"set data\.corpus=hub"),
     ],
 )
 def test_tfds_errors_list_what_exists(tfds_folder, keys, message):
-    with pytest.raises(ValueError, match=message):
-        list(tfds_corpus(tfds_folder, **keys).pieces("train"))
-    wrong = r"data\.train='trian': .* has no split 'trian'; use train, validation"
-    with pytest.raises(ValueError, match=wrong):
-        tfds_corpus(tfds_folder, train="trian").check(["train"])
+    assert_refused(message, lambda: list(tfds_corpus(tfds_folder, **keys).pieces("train")))
+    wrong = r"data\.train='trian': .* use train, validation"
+    assert_refused(wrong, lambda: tfds_corpus(tfds_folder, train="trian").check(["train"]))
 
 
 def test_an_unreachable_tfds_is_reported_within_5_seconds(monkeypatch):
@@ -270,8 +266,5 @@ def test_an_unreachable_tfds_is_reported_within_5_seconds(monkeypatch):
     pytest.importorskip("tensorflow_datasets")  # loading it is no part of what is measured
 
     start = time.monotonic()
-    with pytest.raises(
-        ValueError, match=r"'lm1b' can't be reached: it isn't prepared in .*TFDS_DATA_DIR"
-    ):
-        list(tfds_corpus("lm1b").pieces("train"))
+    assert_refused("'lm1b'.*TFDS_DATA_DIR", lambda: list(tfds_corpus("lm1b").pieces("train")))
     assert time.monotonic() - start < 5

@@ -17,6 +17,7 @@ from alibi.data.tokenizers.words import with_whole_words
 from alibi.data.tokens import make_corpus, prepare
 from alibi.generation.decoding import decode_answer
 from tests.data.corpusmaker import sentencepiece_model
+from tests.refusals import assert_refused
 
 SPECIALS = ["<unk>", "</s>"]
 LLAMA3 = (
@@ -124,8 +125,7 @@ def test_a_sentencepiece_model(text, tmp_path, kind) -> None:
     assert again.fingerprint() == tokenizer.fingerprint()
     assert again.encode("two words").tolist() == tokenizer.encode("two words").tolist()
     file.write_bytes(b"other")
-    with pytest.raises(ValueError, match=r"nor a SentencePiece .model: it is no SentencePiece"):
-        given_tokenizer(data)
+    assert_refused("SentencePiece", given_tokenizer, data)
 
 
 @pytest.mark.parametrize("library", ["tokenizers", "sentencepiece"])
@@ -279,7 +279,6 @@ def test_a_tokenizer_without_an_unknown_token_is_refused(model, tmp_path) -> Non
     """The library drops such characters without a word, ends a document there, or raises a plain
     Exception in the middle of the text.
     """
-    with pytest.raises(ValueError, match="no token for characters outside its vocabulary"):
-        loaded(hf.Tokenizer(model), tmp_path)
+    assert_refused("outside its vocabulary", lambda: loaded(hf.Tokenizer(model), tmp_path))
     library = bpe.train_bpe(["the cat sat"], 260)
     assert loaded(library, tmp_path).encode("\u65e5").size == 4, "bytes and the end"

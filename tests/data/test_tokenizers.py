@@ -29,6 +29,7 @@ from alibi.data.tokenizers import (
     train_bpe,
 )
 from alibi.data.tokens import make_corpus
+from tests.refusals import assert_refused
 
 TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
 
@@ -44,8 +45,7 @@ def stream(tokenizer, *parts):
 @pytest.fixture(scope="module")
 def library_bpe():
     """A tokenizer of the tokenizers library."""
-    text = next(make_corpus(DataConfig()).pieces("valid")).text
-    return train_bpe([text[:100_000]], 400)
+    return train_bpe([next(make_corpus(DataConfig()).pieces("valid")).text[:100_000]], 400)
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +162,11 @@ def test_a_dict_txt_may_hold_the_padding_or_not(tmp_path):
 )
 def test_a_bad_dict_txt_is_explained(tmp_path, content, message):
     (tmp_path / "dict.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_dictionary(tmp_path / "dict.txt")
+    assert_refused(message, read_dictionary, tmp_path / "dict.txt")
 
 
 def test_a_text_without_words_has_no_dictionary():
-    with pytest.raises(ValueError, match="no word"):
-        words_of(" \n")
+    assert_refused("no word", words_of, " \n")
 
 
 # BPE.
@@ -271,8 +269,9 @@ def test_added_tokens_that_a_model_has_no_rows_for_are_left_out(tmp_path, caplog
     assert caplog.messages == [f"{tmp_path}/grown.json: left out [PAD], [USER], beyond {rows} rows"]
     assert (cut.vocab_size, cut.fingerprint()) == (rows, own.fingerprint())
     assert cut.decode(cut.encode_open("[PAD] [USER]")) == "[PAD] [USER]"
-    with pytest.raises(ValueError, match=rf"has {rows} tokens and the model {rows - 1} rows for"):
-        read_tokenizer(tmp_path / "grown.json", (), rows - 1)
+    assert_refused(
+        rf"{rows} tokens.* {rows - 1} rows", read_tokenizer, tmp_path / "grown.json", (), rows - 1
+    )
 
 
 def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
@@ -283,11 +282,7 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     tokenizer = hf.Tokenizer(hf.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
     tokenizer.save(data.tokenizer_file)
-    with pytest.raises(
-        ValueError,
-        match=r"tokenizer.json has no end-of-text token.*add one of <\|endoftext\|>, </s>",
-    ):
-        given_tokenizer(data)
+    assert_refused(r"tokenizer\.json.*add one of <\|endoftext\|>, </s>", given_tokenizer, data)
     # One that a model's eos_token_id names, which its saved copy keeps.
     tokenizer.add_special_tokens(["<|end|>", "<|turn|>"])
     tokenizer.save(data.tokenizer_file)
@@ -313,11 +308,9 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     # once.
     assert made.encode("a b a a").tolist() == [0, 1, 0, 0, 2]
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"is no tokenizer\.json of the tokenizers library"):
-        given_tokenizer(data)
+    assert_refused(r"tokenizer\.json", given_tokenizer, data)
     data = dataclasses.replace(data, tokenizer_file=str(tmp_path / "missing.json"))
-    with pytest.raises(ValueError, match=r"missing\.json can't be read"):
-        given_tokenizer(data)
+    assert_refused(r"missing\.json", given_tokenizer, data)
 
 
 @pytest.mark.parametrize(
@@ -338,8 +331,7 @@ def test_a_loaded_tokenizer_needs_an_end_of_text_token(tmp_path):
     ],
 )
 def test_options_that_are_not_used(options, message):
-    with pytest.raises(ValueError, match=message):
-        given_tokenizer(DataConfig(**options))
+    assert_refused(message, given_tokenizer, DataConfig(**options))
 
 
 # All.
@@ -349,9 +341,7 @@ def test_options_that_are_not_used(options, message):
 def test_a_full_disk_is_an_error_of_the_system(tmp_path, trained_bpe):
     """Not the plain Exception of the tokenizers package, which the cache can't tell from a bug."""
     (tmp_path / "tokenizer.json").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device") as raised:
-        trained_bpe.save(tmp_path)
-    assert raised.value.errno == errno.ENOSPC
+    assert_refused(rf"Errno {errno.ENOSPC}\b", trained_bpe.save, tmp_path, raised=OSError)
 
 
 def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
@@ -370,21 +360,13 @@ def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
         len({load_tokenizer(tmp_path / name).fingerprint() for name in ("bytes", "words", "bpe")})
         == 3
     )
-    with pytest.raises(
-        ValueError,
-        match=r"holds no saved tokenizer.*; give the directory that a tokenizer's save\(\)",
-    ):
-        load_tokenizer(tmp_path)
+    assert_refused(r"no saved tokenizer.*save\(\)", load_tokenizer, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"name": "morse"}')
-    with pytest.raises(ValueError, match=r"or a damaged one \('morse'\)"):
-        load_tokenizer(tmp_path)
+    assert_refused("'morse'", load_tokenizer, tmp_path)
     # Half a dictionary is one too, of other ids.
     dictionary = tmp_path / "words" / "dict.txt"
     dictionary.write_text("".join(dictionary.read_text().splitlines(keepends=True)[:2]))
-    with pytest.raises(
-        ValueError, match=r"words/dict\.txt was altered: its SHA-256 is not that of"
-    ):
-        load_tokenizer(tmp_path / "words")
+    assert_refused(r"words/dict\.txt.*SHA-256", load_tokenizer, tmp_path / "words")
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from alibi.data.textfiles import TextFiles
 from alibi.data.tokenfile import load
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.storage import cache
+from tests.refusals import assert_refused
 
 TRAIN, VALID = "one two\nthree\n\n", "one zwei two\n"
 
@@ -152,23 +153,18 @@ def test_the_cache_is_the_configs_or_the_environments(monkeypatch, tmp_path):
     ],
 )
 def test_a_damaged_token_file_says_which_directory_to_delete(data, file, change, message):
-    made = tokens.prepare(data, "train", progress=False)
-    path = made.directory / file
+    path = tokens.prepare(data, "train", progress=False).directory / file
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ValueError, match=f"{message}.*; delete .* and run again"):
-        tokens.prepare(data, "train", progress=False).tokenizer()
+    assert_refused(
+        f"{message}.*; delete", lambda: tokens.prepare(data, "train", progress=False).tokenizer()
+    )
 
 
 def test_bad_requests(data, tmp_path):
-    with pytest.raises(ValueError, match=r"split 'dev' is unknown; use one of train, valid, test"):
-        tokens.prepare(data, "dev")
-    with pytest.raises(
-        ValueError, match=r"data\.test is empty; train with data\.test=\.\.\., or score a file by"
-    ):
-        tokens.prepare(data, "test")
+    assert_refused("'dev'.* train, valid, test", tokens.prepare, data, "dev")
+    assert_refused(r"data\.test is empty", tokens.prepare, data, "test")
     (tmp_path / "train.txt").write_text("")
-    with pytest.raises(ValueError, match=r"train\.txt is empty"):
-        tokens.prepare(data, "train", progress=False)
+    assert_refused(r"train\.txt is empty", tokens.prepare, data, "train", progress=False)
     assert not [path for path in directories(data) if path.suffix != ".parts"]
 
 
@@ -177,11 +173,9 @@ def test_no_space_left_is_explained_and_leaves_no_token_file(data, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        ValueError,
-        match=r"can't be written \(No space left on device\); make space, or set data\.cac",
-    ):
-        tokens.prepare(data, "train", progress=False)
+    assert_refused(
+        r"No space left on device.* data\.cache_dir", tokens.prepare, data, "train", progress=False
+    )
     assert not [path for path in directories(data) if path.suffix != ".parts"]
     monkeypatch.undo()
     assert tokens.prepare(data, "train", progress=False).manifest.tokens == 15
@@ -190,10 +184,9 @@ def test_no_space_left_is_explained_and_leaves_no_token_file(data, monkeypatch):
 def test_a_cache_that_cant_be_written_is_explained(data, tmp_path):
     (tmp_path / "file").write_text("not a directory")
     data = dataclasses.replace(data, cache_dir=str(tmp_path / "file"))
-    with pytest.raises(
-        ValueError, match=r"the cache .*file.* can't be written .* or set data\.cache_dir"
-    ):
-        tokens.prepare(data, "train", progress=False)
+    assert_refused(
+        r"file.* can't be written .* data\.cache_dir", tokens.prepare, data, "train", progress=False
+    )
 
 
 _PREPARE = """
@@ -249,8 +242,7 @@ def test_a_text_whose_name_is_no_utf8(data, tmp_path):
 def test_a_cache_whose_name_is_no_utf8_is_refused(monkeypatch, tmp_path):
     """JAX, which keeps programs there, would raise an error of its own."""
     monkeypatch.setenv("ALIBI_CACHE", f"{tmp_path}/\udcff")
-    with pytest.raises(ValueError, match=r"can't be used: .* misread"):
-        cache.cache_root()
+    assert_refused("misread", cache.cache_root)
 
 
 def test_what_a_killed_process_left_is_removed(data, tmp_path):

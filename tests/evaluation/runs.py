@@ -51,8 +51,7 @@ def make_run(folder, position, name, seed=0, steps=(3, 5), text=None, keys=""):
     tokenizer = find_tokenizer(config.data, make_corpus(config.data))
     run.check(config)
     run.claim(config, tokenizer)
-    model = build_model(config, tokenizer.vocab_size)
-    state = made_state(model, config.mesh, seed)
+    state = made_state(build_model(config, tokenizer.vocab_size), config.mesh, seed)
     with Checkpoints(run.checkpoints) as checkpoints:
         for step in steps:
             checkpoints.save(state, step, {}, valid_nll=float(step))
@@ -77,8 +76,7 @@ def options_of(output_dir, lengths=(), *, evaluator=Perplexity, context_windows=
     `context_windows` also by context use. Reports, whose figures take a second, must be asked for.
     """
     common = {field.name for field in dataclasses.fields(EvaluationOptions)}
-    own = {key: given.pop(key) for key in given.keys() - common}
-    evaluators = [evaluator(**own)]
+    evaluators = [evaluator(**{key: given.pop(key) for key in given.keys() - common})]
     if context_windows:
         evaluators.append(ContextUse(context_windows=context_windows))
     given = {"report": False} | given

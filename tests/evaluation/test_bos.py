@@ -13,6 +13,7 @@ from alibi.evaluation.perplexity import Perplexity
 from alibi.reporting.panels import caption
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of, rows_of, subject_of
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import panels
 
 TEXT = "abcadbacd" * 8
@@ -52,8 +53,7 @@ def nll_of(run, rows, length):
 def test_each_window_begins_with_bos(a_run, tmp_path):
     """Window by window: BOS, then the tokens before the last one scored, as many as the length says."""
     length, stride = 8, 3
-    options = options_of(tmp_path / "out", (length,), stride=stride, bos=True)
-    (row,) = rows_of([a_run], options)
+    (row,) = rows_of([a_run], options_of(tmp_path / "out", (length,), stride=stride, bos=True))
     assert row.options == {"stride": stride, "bos": True}, "rows without are told apart"
     run, tokens = TrainedRun(a_run), tokens_of(a_run, tmp_path)
     firsts = range(0, len(tokens), stride)
@@ -70,8 +70,7 @@ def test_each_window_begins_with_bos(a_run, tmp_path):
 
 
 def test_context_use_has_it_too(a_run, tmp_path):
-    options = options_of(tmp_path / "out", (4, 16), evaluator=ContextUse, bos=True)
-    (row,) = rows_of([a_run], options)
+    (row,) = rows_of([a_run], options_of(tmp_path / "out", (4, 16), evaluator=ContextUse, bos=True))
     assert row.options == {"bos": True}
     run, tokens = TrainedRun(a_run), tokens_of(a_run, tmp_path)
     windows = row.results["windows"]
@@ -91,7 +90,8 @@ def test_a_tokenizer_without_bos_is_refused(tmp_path):
 
 
 def test_what_has_no_windows_of_its_own_refuses_it():
-    with pytest.raises(ValueError, match="--dump_nll is of windows that begin with the text's own"):
-        Perplexity(bos=True, dump_nll=True)
-    with pytest.raises(ValueError, match="objective=masked with --bos"):
-        Perplexity(bos=True).check(make_config("objective.name=masked"), (8,))
+    assert_refused("--dump_nll", Perplexity, bos=True, dump_nll=True)
+    assert_refused(
+        "objective=masked with --bos",
+        lambda: Perplexity(bos=True).check(make_config("objective.name=masked"), (8,)),
+    )

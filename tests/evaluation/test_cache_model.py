@@ -31,8 +31,7 @@ def test_probabilities_are_counts_of_the_tokens_before(width):
 
 
 def test_weights_are_the_likeliest():
-    random = np.random.default_rng(0)
-    probabilities = random.uniform(0.01, 1, (3, 500))
+    probabilities = np.random.default_rng(0).uniform(0.01, 1, (3, 500))
     weights = fitted_weights(probabilities, rounds=2000)
     assert weights.sum() == pytest.approx(1)
 

@@ -18,6 +18,7 @@ from alibi.reporting.panels import build_table, caption
 from alibi.reporting.writers import to_markdown
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import make_gains, panels
 
 BOUNDARY = 999
@@ -59,8 +60,7 @@ def test_windows_reach_from_the_texts_start_to_its_end():
     assert same_token_windows(80, (20, 80), 5) == [
         Windows(78, 80, length, 2, 2) for length in (20, 80)
     ]
-    with pytest.raises(ValueError, match="the text has 79 tokens, fewer than one window of 80"):
-        same_token_windows(79, (20, 80), 5)
+    assert_refused("79 tokens.* 80", same_token_windows, 79, (20, 80), 5)
 
 
 def test_hard_windows_do_not_widen_the_interval():
@@ -82,8 +82,7 @@ def test_a_masked_model_predicts_the_same_masks_with_more_on_both_sides(tmp_path
     """Each NLL is that of the window cut out by hand, and gains are means over the masks alone."""
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 8)
     masked = make_run(tmp_path, "alibi", "masked", keys="objective.name=masked")
-    options = options_of(tmp_path / "out", lengths=(20, 41), evaluator=ContextUse)
-    (row,) = rows_of([masked], options)
+    (row,) = rows_of([masked], options_of(tmp_path / "out", lengths=(20, 41), evaluator=ContextUse))
 
     run, text = TrainedRun(masked), np.frombuffer((tmp_path / "text.txt").read_bytes(), np.uint8)
     batch = run_objective(run).batch(

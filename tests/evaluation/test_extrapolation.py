@@ -28,6 +28,7 @@ from tests.evaluation.runs import (
     subject_of,
 )
 from tests.hosts import ROOT
+from tests.refusals import assert_refused
 
 
 def test_rows_say_what_was_measured(evaluated, alibi_run):
@@ -170,8 +171,7 @@ def test_a_text_without_a_masked_token(tmp_path):
     assert failure == f"{run}: {told}"
     trained = TrainedRun(run)
     text = prepare(trained.config.data, "valid", progress=False)
-    with pytest.raises(ValueError, match=told):
-        make_validator(trained.config, trained.model, text)
+    assert_refused(told, make_validator, trained.config, trained.model, text)
 
 
 def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monkeypatch):
@@ -190,10 +190,13 @@ def test_too_little_memory_is_a_row_and_is_tried_again(tmp_path, alibi_run, monk
 def test_options_are_checked_before_any_work(tmp_path):
     assert options_of(tmp_path, multiples=(4, 1, 4)).lengths_of(128) == [128, 512]
     assert options_of(tmp_path, lengths=(100,)).lengths_of(128) == [100]
-    with pytest.raises(ValueError, match="batch_tokens=0 must be at least 1"):
-        options_of(tmp_path, batch_tokens=0)
-    with pytest.raises(ValueError, match="have the same name"):
-        evaluate_runs([tmp_path / "a" / "run", tmp_path / "b" / "run"], options_of(tmp_path))
+    assert_refused("batch_tokens=0", options_of, tmp_path, batch_tokens=0)
+    assert_refused(
+        "have the same name",
+        lambda: evaluate_runs(
+            [tmp_path / "a" / "run", tmp_path / "b" / "run"], options_of(tmp_path)
+        ),
+    )
 
 
 @pytest.mark.slow
@@ -211,9 +214,7 @@ def test_the_command_line(tmp_path, alibi_run, folder, run_script):
     assert "alibi-run as alibi(slopes=0.5:0.25) with window 4" in done.stdout
     row = json.loads((tmp_path / "results.jsonl").read_text())
     assert row["cell"] == {"length": 16}, "once the run's own length"
-    options = {"slopes": [0.5, 0.25]}
-    expected = {"position": "alibi", "options": options, "window": 4}
-    assert row["override"] == expected
+    assert row["override"] == {"position": "alibi", "options": {"slopes": [0.5, 0.25]}, "window": 4}
     assert len(list(tmp_path.glob("nll/alibi-run-length=16-stride=1-*.npz"))) == 1
 
 

@@ -17,6 +17,7 @@ from alibi.evaluation.harness import PairScorer, harness_model
 from alibi.evaluation.scorer import run_scorer
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
+from tests.refusals import assert_refused
 
 pytest.importorskip("lm_eval", reason="needs the package lm-eval")
 
@@ -156,12 +157,9 @@ def test_pairs_are_encoded_together(runs):
     words = run.tokenizer.encode_open
     assert joint == pytest.approx(expected(run, words("the cat"), words("sat on"), 16)[0], rel=1e-5)
     assert alone == pytest.approx(expected(run, [], words("the cat"), 16)[0], rel=1e-5)
-    with pytest.raises(ValueError, match="no token"):
-        lm.loglikelihood([Request("the", " ")])
-    with pytest.raises(ValueError, match=r"'at' has no token of its own after 'the c', whose last"):
-        lm.loglikelihood([Request("the c", "at")])
-    with pytest.raises(ValueError, match="has 17 tokens; it needs 1 to length=16"):
-        lm.loglikelihood([Request("a", " the" * 17)])
+    assert_refused("no token", lambda: lm.loglikelihood([Request("the", " ")]))
+    assert_refused("'at'.* 'the c'", lambda: lm.loglikelihood([Request("the c", "at")]))
+    assert_refused("17 tokens.* length=16", lambda: lm.loglikelihood([Request("a", " the" * 17)]))
 
 
 def test_drawn_answers(runs, capsys):
@@ -172,8 +170,10 @@ def test_drawn_answers(runs, capsys):
     assert len(set(answers)) == 3, "each draws by its own seed"
     assert lm.generate_until(requests) == answers
     assert "options of generation without effect here: {'num_beams': 2}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="answers of up to 64 tokens, and length=64 leaves no"):
-        lm.generate_until([Request("the cat", {"until": ["."], "max_gen_toks": 64})])
+    assert_refused(
+        "64 tokens.* length=64",
+        lambda: lm.generate_until([Request("the cat", {"until": ["."], "max_gen_toks": 64})]),
+    )
 
 
 @pytest.fixture
@@ -257,8 +257,7 @@ def test_tasks_with_local_data(runs, tasks, command, tmp_path, no_network):
         starts = range(0, len(ids), 40)
         nats -= sum(expected(run, ids[:n], ids[n : n + 40], 40)[0] for n in starts)
         size += len(ids)
-    perplexity = found["rolling"]["byte_perplexity,none"]
-    assert perplexity == pytest.approx(np.exp(nats / size), rel=1e-5)
+    assert found["rolling"]["byte_perplexity,none"] == pytest.approx(np.exp(nats / size), rel=1e-5)
     assert found["rolling"]["bits_per_byte,none"] == pytest.approx(
         nats / size / np.log(2), rel=1e-5
     )
@@ -303,8 +302,7 @@ def test_bad_input_is_a_line(runs, tasks, command, tmp_path, monkeypatch):
         ({"workdir": learned, "length": 17}, "has no result at length=17: "),
         ({"workdir": masked}, "was trained for objective=masked; tasks need"),
     ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            model(**{"workdir": runs()} | changed)
+        assert_refused(re.escape(message), model, **{"workdir": runs()} | changed)
     code, _, errors = command({"workdir": tmp_path / "none"}, *words)
     assert code == 1
     assert errors.splitlines()[-1].startswith(f"error: {tmp_path / 'none'} is no work directory")

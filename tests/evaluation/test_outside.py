@@ -1,6 +1,5 @@
 """An evaluator from outside the package, as its page writes it: nothing in the package knows it."""
 
-import contextlib
 import dataclasses
 import re
 import sys
@@ -16,13 +15,14 @@ from alibi.reporting.rows import latest, read_rows
 from alibi.runs.trained import TrainedRun
 from alibi.sweeps.definition import Evaluation
 from alibi.sweeps.execute import Sweeper, run_sweeper
-from alibi.sweeps.processes import Ended
 from tests.evaluation.runs import TEXT, make_run, run_keys
 from tests.hosts import ROOT
+from tests.refusals import assert_refused
 from tests.sweeps.sweepmaker import sweep_of
 
 pytestmark = pytest.mark.slow
 
+STEPS = "train.steps=5,optimizer.warmup_steps=0"
 PAGE = ROOT / "docs" / "new-evaluator.md"
 
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     (folder / "accuracy.py").write_text(f"{code}\n\ndef later():\n    import own_numbers\n")
     (folder / "own_numbers.py").write_text("MOST = 1\n")
     (folder / "text.txt").write_text(TEXT)
-    make_run(folder, "alibi", "a-run")
+    make_run(folder, "alibi", "a-run", keys=STEPS)
     return folder
 
 
@@ -82,47 +82,30 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script,
     assert len(latest(rows)) == 4
 
 
-class Here(contextlib.ExitStack):
-    """Runs a sweep's commands in this process."""
-
-    stopped = False
-
-    def __init__(self, run_script):
-        super().__init__()
-        self.run_script, self.scripts = run_script, []
-
-    def run(self, command, slot):
-        script, *words = command
-        self.scripts.append(script)
-        done = self.run_script(ROOT / script, *words)
-        return Ended(done.returncode, done.stderr)
-
-
-def test_a_sweep_trains_a_run_and_measures_it(folder, tmp_path, monkeypatch, run_script):
-    """A second start finds its rows, and an option out of its range is refused before."""
+def test_a_sweep_measures_a_run_and_finds_its_rows(folder, monkeypatch, capfd):
+    """In processes of its own. An option out of its range is refused before any begins."""
     monkeypatch.syspath_prepend(str(folder))
-    config = (
-        f"configs/quickstart.py:{run_keys('alibi', folder)},train.steps=1,train.batch_tokens=32"
-    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    runs = folder / "sweep" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "alibi-L16-seed0").symlink_to(folder / "a-run")
     asked = {
-        "config": config,
+        "config": f"configs/base.py:{run_keys('alibi', folder)},{STEPS}",
         "product": {"seed": [0]},
         "evaluators": ["perplexity", "accuracy:Accuracy"],
     }
-    sweep, here = sweep_of(**asked, ranges=5), Here(run_script)
     for _ in range(2):
-        sweeper = Sweeper(sweep, tmp_path, processes=here, report=lambda failures: "")
+        sweeper = Sweeper(sweep_of(**asked, ranges=5), runs.parent, report=lambda failures: "")
         assert run_sweeper(sweeper) == 0, sweeper.failures
-    assert here.scripts == ["train.py", "eval_extrapolation.py"]
-    rows = read_rows(tmp_path / "results.jsonl")
+    assert capfd.readouterr().out.count("alibi-L16-seed0: evaluating") == 1
+    rows = read_rows(runs.parent / "results.jsonl")
     assert [(row.evaluator, row.cell, row.options) for row in rows] == [
         (name, {"length": length}, options)
         for name, options in (("perplexity", {}), ("accuracy:Accuracy", {"ranges": 5}))
         for length in (16, 32)
     ]
     assert [sum(row.results["count"]) for row in rows[2:]] == [len(TEXT)] * 2
-    with pytest.raises(ValueError, match="ranges=0"):
-        sweep_of(**asked, ranges=0)
+    assert_refused("ranges=0", sweep_of, **asked, ranges=0)
 
 
 def test_a_wrong_name_is_a_line(folder, run_script):
@@ -165,10 +148,8 @@ class Several(Empty):
 
 
 def test_an_option_has_a_name_of_its_own_and_a_default():
-    with pytest.raises(ValueError, match="'text'"):
-        REGISTRY.make(f"{__name__}:Taken")
-    with pytest.raises(ValueError, match="'bins'"):
-        REGISTRY.make(f"{__name__}:Open")
+    assert_refused("'text'", REGISTRY.make, f"{__name__}:Taken")
+    assert_refused("'bins'", REGISTRY.make, f"{__name__}:Open")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from configs import passkey as config_file
 from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.refusals import assert_refused
 
 keys_of = functools.partial(options_of, evaluator=Passkey)
 BOOK = b"It was the best of times, it was the worst of times. " * 40
@@ -42,8 +43,7 @@ def test_the_text_tells_each_key_and_asks_for_it_within_the_distance():
             "the book itself is all there"
         )
     assert len({one[1] for one in pairs}) > 0.9 * len(pairs)
-    again = next(iter(PassKeys(data).pieces("valid"))).utf8
-    assert again == found[0]
+    assert next(iter(PassKeys(data).pieces("valid"))).utf8 == found[0]
 
 
 def test_the_distance_is_part_of_the_texts_identity():
@@ -52,8 +52,10 @@ def test_the_distance_is_part_of_the_texts_identity():
         for n in (128, 256)
     ]
     assert descriptions[0] != descriptions[1]
-    with pytest.raises(ValueError, match=r"data\.passkey_distance=0 must be at least 1"):
-        PassKeys(read_config(config_file.get_config("length=32")).data)
+    assert_refused(
+        r"data\.passkey_distance=0",
+        lambda: PassKeys(read_config(config_file.get_config("length=32")).data),
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,10 @@ def test_a_digit_stands_as_far_from_its_answer_as_asked_for(length, distance):
 
 @pytest.mark.parametrize("distance", [7, 119, 128])
 def test_an_impossible_distance_is_refused(distance):
-    with pytest.raises(
-        ValueError, match=rf"distance={distance} must be from 8 to 118 in a window of 124"
-    ):
-        KeyPrompts(BOOK, ByteTokenizer()).make(124, distance, 7)
+    assert_refused(
+        rf"distance={distance} .* 8 to 118 ",
+        lambda: KeyPrompts(BOOK, ByteTokenizer()).make(124, distance, 7),
+    )
 
 
 def test_a_length_beyond_the_text_is_a_row_and_the_others_are_measured(
@@ -155,8 +157,7 @@ def test_who_copies_from_64_tokens_back_finds_the_keys_that_are_there(
     options = keys_of(output_dir=tmp_path / "out", lengths=(128, 150, 256), prompts=9, report=True)
     evaluate_runs([alibi_run], options)
     rows = read_rows(tmp_path / "out" / "results.jsonl")
-    found = {(*row.cell.values(),): row.results.get("accuracy") for row in rows}
-    assert found == {
+    assert {(*row.cell.values(),): row.results.get("accuracy") for row in rows} == {
         (128, 32): 0.0, (128, 64): 1.0, (150, 32): 0.0, (150, 64): 1.0, (150, 128): 0.0,
         (256, 32): None, (256, 64): None, (256, 128): None,
     }  # fmt: skip
@@ -214,10 +215,7 @@ def test_distractors_are_other_keys_told_before(length, distance):
         assert text[-5:] not in [key for key, _ in told[:-1]]
         gaps = np.diff([-keys.told, *(place for _, place in told)])
         assert gaps.max() - gaps.min() <= 1
-    with pytest.raises(
-        ValueError, match=r"^9 distractors of 8 tokens do not fit .*; use at most 7$"
-    ):
-        keys.make(128, 64, 7, 9)
+    assert_refused(r"^9 distractors .* at most 7$", keys.make, 128, 64, 7, 9)
 
 
 def test_a_distance_of_ones_own_in_windows_of_any_length(alibi_run, tmp_path):
@@ -258,7 +256,8 @@ def test_a_run_of_a_bpe_is_asked(tmp_path, monkeypatch):
 def test_a_tokenizer_that_loses_digits_is_refused(tmp_path):
     library = bpe(tmp_path, normalizer=hf.normalizers.Replace(hf.Regex("[0-9]"), "0"))
     told = r"the tokenizer \(bpe\) does not keep a key's digits in tokens of their own"
-    with pytest.raises(ValueError, match=told):
-        KeyPrompts(BOOK, BpeTokenizer(library, END_OF_TEXT))
-    with pytest.raises(ValueError, match="words with passkey: a key would be one"):
-        Passkey().check(read_config({"data.tokenizer": "words"}), [64])
+    assert_refused(told, lambda: KeyPrompts(BOOK, BpeTokenizer(library, END_OF_TEXT)))
+    assert_refused(
+        "words with passkey",
+        lambda: Passkey().check(read_config({"data.tokenizer": "words"}), [64]),
+    )

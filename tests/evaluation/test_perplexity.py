@@ -13,6 +13,7 @@ from alibi.config import make_config, replaced
 from alibi.evaluation.scorer import Scorer, model_nll
 from alibi.model.decoder import build_model, evaluated
 from alibi.objectives import NextToken
+from tests.refusals import assert_refused
 
 VOCAB, BOUNDARY = 11, 10
 SHAPES = [(37, 8, 8), (37, 8, 3), (37, 7, 1), (5, 8, 8), (5, 8, 3), (1, 4, 2), (64, 16, 5)]
@@ -125,8 +126,7 @@ def test_each_part_of_the_batch_has_the_budget_of_one_device(table, traced, axes
     nll, shapes = traced
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
     many = scorer(nll, batch_tokens=24, sharding=NamedSharding(mesh, P(*axes)))
-    replicated = jax.device_put(table, NamedSharding(mesh, P()))
-    found = many.score(replicated, stream(201), 8, 3).values
+    found = many.score(jax.device_put(table, NamedSharding(mesh, P())), stream(201), 8, 3).values
     np.testing.assert_array_equal(found, scorer().score(table, stream(201), 8, 3).values)
     assert shapes[-1] == (rows, 8)  # after that of the first block
 
@@ -175,5 +175,4 @@ def test_sums_are_taken_in_float64():
 
 
 def test_a_batch_budget_below_one_is_refused():
-    with pytest.raises(ValueError, match=r"eval\.batch_tokens=0 must be at least 1"):
-        scorer(batch_tokens=0)
+    assert_refused(r"eval\.batch_tokens=0", scorer, batch_tokens=0)

@@ -18,6 +18,7 @@ from alibi.reporting.rows import latest, read_rows
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of, rows_of, subject_of
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import make_row
 
 
@@ -65,8 +66,7 @@ def test_another_checkpoint_or_text_is_another_row_and_dump(copied, alibi_run, t
     before = dump.read_bytes()
     options = {"output_dir": copied, "lengths": (16,), "dump_nll": True}
     assert evaluate_runs([alibi_run], options_of(**options, checkpoint="3")) == []
-    texts = [tmp_path / "mine.txt", tmp_path / "copies" / "mine.txt"]
-    for text in texts:
+    for text in [tmp_path / "mine.txt", tmp_path / "copies" / "mine.txt"]:
         text.parent.mkdir(exist_ok=True)
         text.write_text(f"another text, of one line: {text}\n")
         assert evaluate_runs([alibi_run], options_of(**options, text_file=str(text))) == []
@@ -116,15 +116,21 @@ def test_a_run_that_was_trained_anew_under_its_name_is_measured_again(copied, al
 
 def test_an_output_directory_that_cannot_be_written(tmp_path, alibi_run, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="can't be written"):
-        evaluate_runs([alibi_run], options_of(output_dir=tmp_path / "file" / "out"))
+    assert_refused(
+        "can't be written",
+        lambda: evaluate_runs([alibi_run], options_of(output_dir=tmp_path / "file" / "out")),
+        raised=OutputError,
+    )
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(output, "record_row", full)
-    with pytest.raises(OutputError, match="No space left on device"):
-        evaluate_runs([alibi_run], options_of(output_dir=tmp_path, lengths=(16,)))
+    assert_refused(
+        "No space left on device",
+        lambda: evaluate_runs([alibi_run], options_of(output_dir=tmp_path, lengths=(16,))),
+        raised=OutputError,
+    )
 
 
 @pytest.mark.parametrize("run", ["..", ".hidden", "a|b", "a/b"])
@@ -153,8 +159,7 @@ def test_existing_rows_decide_the_name_of_a_text(tmp_path):
 def test_two_evaluations_at_once_make_each_row_once(alibi_run, tmp_path):
     """Both find nothing done when they start, and both compute everything."""
     options = options_of(output_dir=tmp_path, lengths=(16, 24))
-    both = [subject_of(alibi_run, options) for _ in range(2)]
-    for one in both:
+    for one in [subject_of(alibi_run, options) for _ in range(2)]:
         evaluate_run(one, options)
         one.output.finish(report=False, workdirs=())
     assert [row.length for row in read_rows(tmp_path / "results.jsonl")] == [16, 24]

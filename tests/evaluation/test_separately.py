@@ -25,6 +25,7 @@ from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from tests.data.corpusmaker import sentencepiece_model
 from tests.evaluation.runs import options_of
+from tests.refusals import assert_refused
 
 TEXT = "one\ntwo\n\nthree, longer than a window\n\n\nfour\nfive"
 WORDS = dict.fromkeys(("<s>", "<pad>", "</s>", "<unk>", "one", "two", "four"), 1)
@@ -39,8 +40,7 @@ def found(folder, text, end, tokenizer):
     path = folder / "text.txt"
     path.write_text(text)
     corpus = TextFiles({"file": str(path), "document_end": end})
-    file = prepare_text(corpus, tokenizer, folder / "cache", progress=False)
-    return documents_of(file, corpus)
+    return documents_of(prepare_text(corpus, tokenizer, folder / "cache", progress=False), corpus)
 
 
 @pytest.mark.parametrize("end", ["file", "blank_line", "line"])
@@ -72,8 +72,7 @@ def unigram():
 
 def sentencepiece(folder):
     lines = ["one two three", "longer than a window", "x" * 50]
-    model = sentencepiece_model(lines, vocab_size=30, model_type="bpe")
-    (folder / "spm.model").write_bytes(model)
+    (folder / "spm.model").write_bytes(sentencepiece_model(lines, vocab_size=30, model_type="bpe"))
     return given_tokenizer(DataConfig(tokenizer="bpe", tokenizer_file=str(folder / "spm.model")))
 
 
@@ -92,8 +91,7 @@ def test_documents_of_tokenizers_that_read_a_document_whole(tmp_path, monkeypatc
     }
     documents = found(tmp_path, parts["file"][0], end, tokenizer)
     content = tokenizer.hub_file()[1]  # the library encodes each document as one text
-    read = bpe.SentencePiece if kind == "sentencepiece" else hf.Tokenizer.from_buffer
-    library = read(content)
+    library = (bpe.SentencePiece if kind == "sentencepiece" else hf.Tokenizer.from_buffer)(content)
     assert [ids.tolist() for ids in documents] == [
         [*library.encode(part, add_special_tokens=False).ids, tokenizer.boundary_id]
         for part in parts[end]
@@ -103,8 +101,9 @@ def test_documents_of_tokenizers_that_read_a_document_whole(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZERS["words"], unigram()])
 def test_a_text_that_spells_the_boundary(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match=r"text.txt has 3 tokens that end a line .*, but 2 ends"):
-        found(tmp_path, "one </s> two\nfour\n", "line", tokenizer)
+    assert_refused(
+        r"text\.txt has 3 .* 2 ends", found, tmp_path, "one </s> two\nfour\n", "line", tokenizer
+    )
 
 
 def test_the_numbers_are_those_of_each_document_alone(tmp_path, learned_run):

@@ -14,6 +14,7 @@ from alibi.evaluation.task import ANSWERS, TaskAccuracy, TaskGaps
 from alibi.reporting.panels import caption
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import panels
 
 KEYS = (
@@ -57,8 +58,7 @@ def test_accuracy_is_that_of_the_likeliest_tokens(a_run, tmp_path):
 
 
 def test_perplexity_is_of_the_answers_alone(a_run, tmp_path):
-    options = options_of(tmp_path / "out", (16,), evaluator=Perplexity)
-    (row,) = rows_of([a_run], options)
+    (row,) = rows_of([a_run], options_of(tmp_path / "out", (16,), evaluator=Perplexity))
     if row.objective is None:
         assert row.results["tokens"] == 160
     else:
@@ -67,5 +67,7 @@ def test_perplexity_is_of_the_answers_alone(a_run, tmp_path):
 
 
 def test_a_run_without_a_task_is_refused():
-    with pytest.raises(ValueError, match=r"data\.corpus=text.* configs/task.py trains one"):
-        TaskAccuracy().check(make_config("data.corpus=text"), (16,))
+    assert_refused(
+        r"data\.corpus=text.* configs/task\.py",
+        lambda: TaskAccuracy().check(make_config("data.corpus=text"), (16,)),
+    )

@@ -13,6 +13,7 @@ from alibi.evaluation.windows import (
     windows_of,
 )
 from alibi.objectives import NextToken
+from tests.refusals import assert_refused
 
 BOUNDARY = 7
 
@@ -49,8 +50,7 @@ def test_windows_equal_the_literal_ones(num_tokens, shape, batch_size):
     expected, found = literal_windows(tokens.tolist(), length, stride), []
     for part in windows.groups:
         for first in range(0, len(part), batch_size):
-            numbers = np.arange(first, first + batch_size)
-            batch = make_batch(tokens, part, numbers)
+            batch = make_batch(tokens, part, np.arange(first, first + batch_size))
             assert batch.inputs.shape == (batch_size, length)
             assert batch.targets.shape == (batch_size, part.stride)
             assert {batch.inputs.dtype, batch.targets.dtype} == {np.dtype(np.int32)}
@@ -115,8 +115,7 @@ def test_mode():
     ],
 )
 def test_out_of_range(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        windows_of(*arguments)
+    assert_refused(message, windows_of, *arguments)
 
 
 class Recorder(TokenStream):

@@ -15,6 +15,7 @@ from alibi.model.decoder import DecoderLM, build_model, count_parameters
 from alibi.model.loss import selected_token_nll
 from configs import wikitext103
 from tests.programs import AS_USERS
+from tests.refusals import assert_refused
 
 VOCABULARY, CUTOFFS, WIDTH = 60, (20, 35), 16
 ENDS = (*CUTOFFS, VOCABULARY)
@@ -220,5 +221,4 @@ def test_bands_that_do_not_fit_are_refused(
     cutoffs: tuple[int, ...], factor: int, message: str
 ) -> None:
     config = ModelConfig(width=WIDTH, cutoffs=cutoffs, adaptive_factor=factor)
-    with pytest.raises(ValueError, match=message):
-        check_bands(config, VOCABULARY)
+    assert_refused(message, check_bands, config, VOCABULARY)

@@ -17,6 +17,7 @@ from alibi.testing import check_cache, check_layers
 from alibi.testing.model import SmallModel
 from alibi.training.setup import check_trainable
 from tests.attention.calls import formula
+from tests.refusals import assert_refused
 
 LLAMA_LIKE = {
     "num_kv_heads": 2,
@@ -53,8 +54,7 @@ ATTENTION = {"normalizer": "sink", "qk_norm": True, "attention_gate": True, "log
 
 def small(position: str, **keys: Any) -> SmallModel:
     sizes = {"num_heads": 4, "width": 32, "train_length": 16}
-    head_dim = keys.get("head_size", 8)
-    return SmallModel(make_position(position, head_dim=head_dim, **sizes), **keys)
+    return SmallModel(make_position(position, head_dim=keys.get("head_size", 8), **sizes), **keys)
 
 
 def test_a_normalised_row_of_zeros_has_a_gradient() -> None:
@@ -144,8 +144,7 @@ def test_norms_cap_gate_and_sink_of_a_layer_are_the_formulas() -> None:
     bias = -(2.0 ** (-2.0 * np.arange(1, 5)))[:, None, None] * distance
     sides = normed("query"), normed("key"), projected("value")
     heads = formula(*sides, bias, distance >= 0, sink=layer["sink"], cap=2.0)
-    gate = np.einsum("blw,whd->blhd", x, layer["attention_gate"]["kernel"])
-    heads = heads / (1 + np.exp(-gate))
+    heads = heads / (1 + np.exp(-np.einsum("blw,whd->blhd", x, layer["attention_gate"]["kernel"])))
     out = layer["attention"]["out"]
     expected = np.einsum("blhd,hdw->blw", heads, out["kernel"]) + out["bias"]
     np.testing.assert_allclose(got, expected, atol=1e-5)
@@ -202,8 +201,7 @@ def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config) -> None
     """A model with parameters in bfloat16 computes in float32, with the values that they have: those
     of the position method too.
     """
-    config = tiny_config(position="kerple_log", model__param_dtype="bfloat16")
-    kept = build_model(config, 40)
+    kept = build_model(tiny_config(position="kerple_log", model__param_dtype="bfloat16"), 40)
     widened = build_model(tiny_config(position="kerple_log"), 40)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(param_shapes(kept))} == {"bfloat16"}
     tokens = jnp.arange(16)[None]
@@ -225,8 +223,7 @@ def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config) -> None
     ],
 )
 def test_what_training_refuses(tiny_config, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_trainable(tiny_config(**keys))
+    assert_refused(message, check_trainable, tiny_config(**keys))
 
 
 @pytest.mark.parametrize(
@@ -234,11 +231,11 @@ def test_what_training_refuses(tiny_config, keys: dict[str, Any], message: str) 
     [
         (
             "model.normalizer=sink,model.attention=augmented",
-            "model.normalizer=sink doesn't go with model.attention=augmented: its softmax has no sink",
+            "model.normalizer=sink .* model.attention=augmented",
         ),
         (
             "model.logit_cap=30,model.attention=saved",
-            "model.logit_cap=30.0 doesn't go with model.attention=saved: it caps no logits; use",
+            "model.logit_cap=30.0 .* model.attention=saved",
         ),
         ("model.logit_cap=-1", "model.logit_cap=-1 must be at least 0"),
         ("model.normalizer=softmax2", "model.normalizer='softmax2' must be one of softmax"),
@@ -261,6 +258,4 @@ def test_what_training_refuses(tiny_config, keys: dict[str, Any], message: str) 
     ],
 )
 def test_options_are_refused_before_work(keys: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as error:
-        build_model(make_config(keys), 100)
-    assert "\n" not in str(error.value)
+    assert_refused(message, lambda: build_model(make_config(keys), 100))

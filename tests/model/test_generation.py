@@ -14,6 +14,7 @@ from alibi.model.decoder import build_model
 from alibi.model.layers import stacked
 from tests.model import made
 from tests.model.made import VOCABULARY
+from tests.refusals import assert_refused
 
 
 def make(tiny_config, position: str, **overrides: object):
@@ -54,12 +55,10 @@ def test_a_prompt_in_pieces_then_single_tokens_equal_the_whole_sequence(
 def test_what_does_not_fit_is_an_error_or_no_number(tiny_config) -> None:
     model, params = make(tiny_config, "alibi")
     tokens = np.zeros((1, 9), np.int32)
-    with pytest.raises(
-        ValueError, match=r"a prompt of 9 tokens is longer than the cache, which has 8 slots"
-    ):
-        read_in_pieces(model, params, tokens, [9], slots=8)
-    with pytest.raises(ValueError, match=r"8 slots can't serve 16 tokens: only a sliding window"):
-        read_in_pieces(model, params, tokens, [1], slots=8, total=16)
+    assert_refused("9 tokens.* 8 slots", read_in_pieces, model, params, tokens, [9], slots=8)
+    assert_refused(
+        "8 slots.* 16 tokens", read_in_pieces, model, params, tokens, [1], slots=8, total=16
+    )
     logits, _ = read_in_pieces(model, params, tokens, [8, 1], slots=8)
     assert np.isfinite(logits[:, :8]).all()
     assert np.isnan(logits[:, 8:]).all(), "the run goes on, so what is wrong must not look right"
@@ -101,8 +100,7 @@ def test_with_a_total_prompts_of_all_lengths_share_their_programs(tiny_config, c
         few = model.init(jax.random.key(0), two, decode=True, total=16, chunk=4)["cache"]
         return model.apply({"params": params, "cache": few}, two, decode=True, mutable=["cache"])
 
-    with pytest.raises(ValueError, match=r"a ring of 2 slots and the window has 4; .* of 5 slots"):
-        jax.eval_shape(with_two_slots)
+    assert_refused("2 slots .* 4; .* 5 slots", jax.eval_shape, with_two_slots)
     params |= {
         name: jax.tree.map(lambda x: 8 * x, of)
         for name, of in params.items()
@@ -127,8 +125,7 @@ def test_layers_as_a_loop_generate_one_by_one(tiny_config) -> None:
     """No token may copy each layer's parameters out of their stack. test_texts.py generates by it."""
     model, params = make(tiny_config, "fox", model__num_layers=2)
     scanned, stack = made.changed(model, scan_layers=True), stacked(params)
-    with pytest.raises(ValueError, match="decode=True needs layers with parameters of their own"):
-        new_cache(scanned, 1, 8)
+    assert_refused("decode=True", new_cache, scanned, 1, 8)
     one_by_one, restored = unrolled(scanned, stack)
     assert one_by_one == model
     jax.tree.map(np.testing.assert_array_equal, restored, params)
@@ -138,20 +135,17 @@ def test_what_would_be_another_draw_or_no_end_is_refused(tiny_config) -> None:
     model, params = make(tiny_config, "alibi")
     draw = functools.partial(generate, model, params, [[1, 2], [3, 4]], sample=Sampling())
     for seed in (2**32, -1, 1.5, 2**80, "1", True, None, 2**32 - 1):  # the last: of two sequences
-        with pytest.raises(
-            ValueError, match=r"seed=.* must be a whole number from 0 to 4294967295"
-        ):
-            draw(1, seed=seed)
-    with pytest.raises(ValueError, match="seed=4294967296 must"):
-        next(stream(model, params, [[1], [2]], 1, seeds=[0, 2**32]))
+        assert_refused("seed=.* 0 to 4294967295", draw, 1, seed=seed)
+    assert_refused(
+        "seed=4294967296", lambda: next(stream(model, params, [[1], [2]], 1, seeds=[0, 2**32]))
+    )
     for seed in (np.int64(2**32 - 2), jnp.uint32(2**32 - 2)):
         np.testing.assert_array_equal(draw(1, seed=seed), draw(1, seed=2**32 - 2))
     for count, message in (
-        (10**30, "is too long: positions end at 2,147,483,647; use fewer"),
-        (10**9, r"a cache of 2 x 1,000,000,002 tokens needs .* GB .* ask for fewer new tokens"),
+        (10**30, "2,147,483,647; use fewer"),
+        (10**9, "2 x 1,000,000,002 tokens .* fewer new tokens"),
     ):
-        with pytest.raises(ValueError, match=message):
-            draw(count)
+        assert_refused(message, draw, count)
 
 
 @pytest.mark.parametrize("limits", [{"temperature": 5e-39}, {"top_p": 1e-38}])
@@ -199,22 +193,20 @@ def test_tokens_are_drawn_by_temperature_and_seed(tiny_config) -> None:
 def test_what_the_limits_of_sampling_leave(limits: dict, left: set[int]) -> None:
     logits = jnp.log(jnp.asarray([0.5, 0.3, 0.1, 0.06, 0.04]))
     keys = jax.vmap(jax.random.key)(jnp.arange(2000))
-    drawn = np.asarray(Sampling(**limits)(jnp.tile(logits, (2000, 1)), keys))
-    assert set(drawn.tolist()) == left
+    assert set(np.asarray(Sampling(**limits)(jnp.tile(logits, (2000, 1)), keys)).tolist()) == left
 
 
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
-        ({"temperature": -1.0}, r"temperature=-1.0 must be 0 \(the likeliest token\) or above"),
+        ({"temperature": -1.0}, r"temperature=-1\.0"),
         ({"top_p": 0.0}, "top_p=0.0 must be above 0"),
         ({"top_k": -1}, "top_k=-1 must be 0"),
         ({"min_p": 2.0}, "min_p=2.0 must be from 0"),
     ],
 )
 def test_limits_out_of_their_range(limit: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sampling(**limit)
+    assert_refused(message, Sampling, **limit)
 
 
 def test_a_sequence_is_the_same_in_a_batch_and_alone(tiny_config) -> None:
@@ -244,8 +236,7 @@ def test_texts_are_continued_as_texts(tiny_config) -> None:
     assert text == ByteTokenizer().decode(by_ids[0].tolist())
     texts = go_on(prompt=["a cold day", "it"], tokenizer=ByteTokenizer())
     assert (texts[0], len(texts)) == (text, 2)
-    with pytest.raises(ValueError, match="need tokenizer="):
-        go_on(prompt="a cold day")
+    assert_refused("need tokenizer=", go_on, prompt="a cold day")
     begun = go_on(prompt="", tokenizer=ByteTokenizer())
     assert begun == go_on(prompt="\n", tokenizer=ByteTokenizer()), "the boundary"
 
@@ -261,25 +252,23 @@ def test_texts_are_continued_as_texts(tiny_config) -> None:
 )
 def test_what_generation_refuses(tiny_config, arguments: dict, message: str) -> None:
     model, params = make(tiny_config, "learned")
-    with pytest.raises(ValueError, match=message):
-        generate(model, params, np.zeros((1, 3), np.int32), **arguments)
+    assert_refused(message, generate, model, params, np.zeros((1, 3), np.int32), **arguments)
 
 
 def test_a_prompt_that_cannot_be(tiny_config) -> None:
     """Ids beyond the vocabulary would be clamped to its last word, or count from its end."""
     model, params = make(tiny_config, "alibi")
-    of_one = r"the prompt has shape \(3,\) and must be \[batch, length\]"
-    beyond = "the prompt holds the id {}, and ids must be from 0 to 39; encode"
+    of_one = r"\(3,\) .* \[batch, length\]"
+    beyond = "id {}, .* 0 to 39"
     for prompt, message in (
         (jnp.asarray([1, 2, 3]), of_one),
         ([1, 2, 3], of_one),
         (jnp.asarray([[VOCABULARY, 2, 3], [4, 5, 6]]), beyond.format(VOCABULARY)),
         (jnp.asarray([[-1, 2, 3], [4, 5, 6]]), beyond.format(-1)),
-        (np.asarray([[1.0, 2.0]]), "the prompt has dtype .*; it must hold token ids"),
-        (np.asarray([["a", "b"]]), "the prompt has dtype .*; it must hold token ids"),
+        (np.asarray([[1.0, 2.0]]), "the prompt has dtype"),
+        (np.asarray([["a", "b"]]), "the prompt has dtype"),
     ):
-        with pytest.raises(ValueError, match=message):
-            generate(model, params, prompt, 1)
+        assert_refused(message, generate, model, params, prompt, 1)
     padded, positions = (
         np.asarray([[VOCABULARY, 2, 3], [4, 5, 6]]),
         np.asarray([[-1, 0, 1], [0, 1, 2]]),
@@ -302,8 +291,7 @@ def test_decoding_goes_on_from_what_it_returns(tiny_config) -> None:
         )
         parts.append((tokens, nll))
     tokens, nll = (np.concatenate(x, axis=1) for x in zip(*parts, strict=True))
-    whole = generate(model, params, prompt, 8, sample=sample, seed=5)
-    np.testing.assert_array_equal(tokens, whole)
+    np.testing.assert_array_equal(tokens, generate(model, params, prompt, 8, sample=sample, seed=5))
     text = jnp.asarray(np.concatenate([prompt, tokens], axis=1))
     score = jax.jit(functools.partial(model.apply, method="token_nll"))
     of_model = score({"params": params}, text[:, :-1], text[:, 1:])

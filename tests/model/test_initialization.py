@@ -53,8 +53,7 @@ def xavier(inputs: int, outputs: int, gain: float = 1.0) -> float:
 
 
 def test_adaptive_embeddings(params) -> None:
-    ends = (*CUTOFFS, VOCABULARY)
-    for number, (start, end) in enumerate(zip((0, *CUTOFFS), ends, strict=True)):
+    for number, (start, end) in enumerate(zip((0, *CUTOFFS), (*CUTOFFS, VOCABULARY), strict=True)):
         band, features = params["adaptive"][f"band_{number}"], WIDTH // 4**number
         assert band["embedding"].shape == (end - start, features)
         check_normal(np.delete(band["embedding"], 1, axis=0), features**-0.5)

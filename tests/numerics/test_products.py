@@ -97,8 +97,7 @@ def test_second_derivatives_in_reverse_mode():
     @functools.partial(jax.jit, static_argnums=0)
     @functools.partial(jax.grad, argnums=1)
     def of_penalty(product, kernel):
-        gradient = jax.grad(lambda x: (product(x, kernel, dimensions) ** 3).sum())(x)
-        return (gradient**2).sum()
+        return (jax.grad(lambda x: (product(x, kernel, dimensions) ** 3).sum())(x) ** 2).sum()
 
     expected = of_penalty(lax.dot_general, kernel)
     np.testing.assert_allclose(of_penalty(FlatProduct(jnp.float32), kernel), expected, rtol=1e-4)

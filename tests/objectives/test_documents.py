@@ -20,6 +20,7 @@ from alibi.runs.checkpoint import TrainState
 from alibi.training.loop import train
 from alibi.training.step import make_train_step
 from tests.evaluation.runs import options_of
+from tests.refusals import assert_refused
 
 VOCAB, END = 11, 10
 # three documents, of which the second has an end alone, and a beginning of a fourth
@@ -57,8 +58,7 @@ def test_packed_documents_have_the_scores_of_single_ones(objective, position):
     """With positions that restart, even a learned table gives what it gives each document alone."""
     name = "masked" if objective is MASKED else "next_token"
     keys = "length=12,model.num_layers=1,model.width=16,model.num_heads=2"
-    config = make_config(f"{keys},objective={name}", position=position)
-    model = build_model(config, VOCAB)
+    model = build_model(make_config(f"{keys},objective={name}", position=position), VOCAB)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     scorer = Scorer(model_nll(model), objective=isolated(objective), batch_tokens=64)
     found = scorer.score(params, TEXT, 12).values
@@ -120,8 +120,7 @@ def test_the_mean_context_is_at_most_a_document():
 @pytest.mark.slow
 def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
     for split, path in tiny_text.items():
-        lines = path.read_text().splitlines()
-        (tmp_path / split).write_text("\n\n".join(lines) + "\n")
+        (tmp_path / split).write_text("\n\n".join(path.read_text().splitlines()) + "\n")
     config = tiny_config(
         data__tokenizer="bpe",
         data__bpe_vocab_size=280,
@@ -142,11 +141,11 @@ def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
     [failure] = evaluate_runs([tmp_path / "run"], options_of(tmp_path / "no", (16,), dump_nll=True))
     assert "documents are isolated, and --dump_nll" in failure
     one = dataclasses.replace(config, data=dataclasses.replace(config.data, document_end="file"))
-    with pytest.raises(ValueError, match=r"needs several documents, and the train text .* is one"):
-        train(one, str(tmp_path / "one"))
+    assert_refused("several documents", train, one, str(tmp_path / "one"))
 
 
 def test_a_scale_by_positions_is_refused():
     keys = "data.tokenizer=bpe,data.isolate_documents=through,model.logit_scale=log_n"
-    with pytest.raises(ValueError, match="counts visible tokens by their positions"):
-        build_model(make_config(keys), VOCAB)
+    assert_refused(
+        "counts visible tokens by their positions", build_model, make_config(keys), VOCAB
+    )

@@ -100,8 +100,7 @@ def test_a_prefix_in_documents_is_counted_in_positions_of_the_document():
         positions = np.tile(np.arange(20), (50, 1)) if batch.positions is None else batch.positions
         same = batch.segment_ids[:, :, None] == batch.segment_ids[:, None]
         found = (positions[:, None] <= batch.reach[:, :, None]) & same
-        expected = (np.arange(20) <= bare.reach[:, :, None]) & same
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(found, (np.arange(20) <= bare.reach[:, :, None]) & same)
 
 
 def test_an_answer_is_the_text_from_a_separator_to_its_end():
@@ -110,8 +109,7 @@ def test_an_answer_is_the_text_from_a_separator_to_its_end():
     objective = AfterSeparator(256, 10, separator="A: ", end="\n")
     targets = objective.batch(Sequences(tokens, np.zeros(1, int))).targets[0]
     assert bytes(targets[targets >= 0].astype(np.uint8)) == b"one\ntwo;Q\n"
-    short = objective.batch(Sequences(tokens[:, :2], np.zeros(1, int)))
-    assert short.targets.max() == -1
+    assert objective.batch(Sequences(tokens[:, :2], np.zeros(1, int))).targets.max() == -1
 
 
 def seen(model, params, batch, row=0):
@@ -148,8 +146,7 @@ def test_no_token_sees_its_target(attention, keys):
 
 def test_tiles_equal_the_dense_formula_with_a_reach():
     """With segments, a window, and keys that the bias puts out of reach."""
-    rng = np.random.default_rng(0)
-    query, key, value, out = rng.standard_normal((4, 2, 70, 2, 8), np.float32)
+    query, key, value, out = np.random.default_rng(0).standard_normal((4, 2, 70, 2, 8), np.float32)
     reach = jnp.maximum(jnp.arange(70)[None], jnp.array([[40], [3]]))
     segments = jnp.arange(70)[None] // jnp.array([[25], [70]])
     sizes = {"num_heads": 2, "head_dim": 8, "width": 16, "train_length": 64, "causal": False}

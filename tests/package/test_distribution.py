@@ -2,12 +2,11 @@
 
 import email
 import re
-import subprocess
-import sys
 import tomllib
 import venv
 import zipfile
 
+import mypy.api
 import pytest
 import yaml
 
@@ -70,23 +69,20 @@ def alone(wheel, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(folder)
 
 
-def test_a_users_code_is_checked_by_the_packages_types(alone: Environment) -> None:
+def test_a_users_code_is_checked_by_the_packages_types(
+    alone: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two mistakes are planted; mypy finds them and nothing else."""
     (alone.folder / "user.py").write_text(USER)
     python = alone.folder / "bin" / "python"
     words = ["--ignore-missing-imports", "--no-error-summary", "--hide-error-context"]
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", f"--python-executable={python}", *words, "user.py"],
-        cwd=alone.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    errors = [line for line in checked.stdout.splitlines() if ": error: " in line]
+    monkeypatch.chdir(alone.folder)
+    told, _, _ = mypy.api.run([f"--python-executable={python}", *words, "user.py"])
+    errors = [line for line in told.splitlines() if ": error: " in line]
     wanted = ["# a text", "# no such argument"]
     lines = [
         number for number, line in enumerate(USER.splitlines(), 1) if line.endswith(tuple(wanted))
     ]
-    assert [int(error.split(":")[1]) for error in errors] == lines, checked.stdout
+    assert [int(error.split(":")[1]) for error in errors] == lines, told
     assert '"num_heads" to "attention_fn"' in errors[0]
     assert '"causl" for "attend"' in errors[1]

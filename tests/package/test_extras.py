@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 from alibi import extras
 from tests.package.conftest import ROOT
+from tests.refusals import assert_refused
 
 # Imports every module of the library, and prints the message of each that lacks a package. Two
 # commands don't go into one process: they define flags of the same names.
@@ -72,8 +73,7 @@ def test_the_base_has_the_library_and_names_the_extra_of_the_rest(environment) -
 
 
 def test_with_train_all_modules_import_and_the_rest_names_its_extra(environment) -> None:
-    found = json.loads(environment("train").python(WALK))
-    assert not any(found.values())
+    assert not any(json.loads(environment("train").python(WALK)).values())
     said = (
         environment("train")
         .python("""
@@ -142,8 +142,7 @@ def test_the_commands_run_where_there_is_no_clone(environment) -> None:
     installed = environment("train")
     (installed.folder / "mine.py").write_text(CONFIG)
     words = ("--config=mine.py:position=t5", "--config.train.steps=3", "--print_config")
-    shown = installed.run("alibi-train", *words).stdout
-    assert "config.position = 't5'" in shown
+    assert "config.position = 't5'" in installed.run("alibi-train", *words).stdout
     code = """
 from alibi.sweeps.processes import _program
 print(*_program('eval_extrapolation.py'))
@@ -163,7 +162,10 @@ def test_in_a_clone_the_remedy_is_its_set_up_script(monkeypatch, package) -> Non
     monkeypatch.setattr(extras.importlib.metadata, "version", absent)
     monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     extra = {"torch": "torch", "gcsfs": "gcs"}[package]
-    with pytest.raises(
-        extras.MissingPackageError, match=rf"bash scripts/setup\.sh --extra={extra}$"
-    ):
-        extras.needs("this", package)
+    assert_refused(
+        rf"bash scripts/setup\.sh --extra={extra}$",
+        extras.needs,
+        "this",
+        package,
+        raised=extras.MissingPackageError,
+    )

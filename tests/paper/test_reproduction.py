@@ -26,6 +26,7 @@ from alibi.reporting.tables import TRAINING_SPEED, Missing, Number
 from alibi.runs import RunDirectory, config_hash
 from alibi.sweeps.definition import load_config
 from alibi.sweeps.state import evaluation_command
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import append_rows, make_row
 
 # Position methods x train lengths; table 5 trains ALiBi and sinusoidal at 8 lengths, rotary and T5
@@ -151,8 +152,14 @@ def test_lengths_strides_and_splits(tables):
 
 
 def test_an_address_that_cannot_hold_runs_is_refused_before_any_plan():
-    with pytest.raises((ValueError, MissingPackageError), match="s3://bucket"):
-        Reproduction(2, "small", "s3://bucket")
+    assert_refused(
+        "s3://bucket",
+        Reproduction,
+        2,
+        "small",
+        "s3://bucket",
+        raised=(ValueError, MissingPackageError),
+    )
 
 
 def test_equal_training_time_is_fewer_updates_of_a_run_of_its_own(tables):
@@ -191,8 +198,10 @@ def test_a_users_text_is_counted_instead_of_the_published_one(tmp_path):
         6, "paper", tmp_path, files=files, overrides=f"data.cache_dir={tmp_path / 'cache'}"
     )
     assert vocab_size(table) == 8, "four special entries, a, b and train, padded"
-    with pytest.raises(ValueError, match="needs --valid_file, --test_file"):
-        vocab_size(Reproduction(6, "paper", tmp_path, files={"train": files["train"]}))
+    assert_refused(
+        "needs --valid_file, --test_file",
+        lambda: vocab_size(Reproduction(6, "paper", tmp_path, files={"train": files["train"]})),
+    )
 
 
 def test_the_plan_of_a_small_table_says_what_is_scaled_and_left(tmp_path, monkeypatch):
@@ -264,8 +273,7 @@ def test_results_are_found_by_length_stride_and_split(tmp_path):
     assert found.cells[11][1][2].mean == pytest.approx(18.25 - 18.30)
     assert by_label["T5 Bias, L = 3072"][1][1] == Missing("out of memory", is_reason=True)
     assert by_label["Rotary, L = 3072"][1][1] == NOT_RUN_YET
-    others = by_label["kNN-LM (Khandelwal et al., 2020)"]
-    assert {cell[1] for cell in others} == {NOT_RUN_HERE}
+    assert {cell[1] for cell in by_label["kNN-LM (Khandelwal et al., 2020)"]} == {NOT_RUN_HERE}
 
 
 def test_speed_and_memory_come_from_the_training(tmp_path):
@@ -278,8 +286,7 @@ def test_speed_and_memory_come_from_the_training(tmp_path):
     assert ours(found.cells[0]) == [20_000.0, 22_500.0, 16e9]
     assert "trained with 64 CPU cores" in found.caption
     assert "is marked" not in found.caption  # there are no perplexities
-    quantity = table.quantities[0, 0]
-    assert quantity.kind is TRAINING_SPEED
+    assert table.quantities[0, 0].kind is TRAINING_SPEED
     # The first of the rows of equal length.
     assert found.cells[3][0][0].ratio == found.cells[3][0][0].mean / found.cells[0][0][0].mean
 
@@ -397,12 +404,17 @@ def test_bars_are_ratios_to_the_reference(tmp_path):
 
 
 def test_texts_that_must_be_named(tmp_path):
-    with pytest.raises(ValueError, match="needs --train_file, --valid_file, --test_file"):
-        find_setting("bookcorpus", "paper").check_files({})
-    with pytest.raises(ValueError, match="needs --valid_file, --test_file"):
-        find_setting("wikitext103", "small").check_files({"train": "a.txt"})
-    with pytest.raises(ValueError, match="--train_file=a,b holds a comma"):
-        _ = Reproduction(2, "small", tmp_path, files={"train": "a,b"}).sweep
+    assert_refused(
+        "needs --train_file, --valid_file, --test_file",
+        lambda: find_setting("bookcorpus", "paper").check_files({}),
+    )
+    assert_refused(
+        "needs --valid_file, --test_file",
+        lambda: find_setting("wikitext103", "small").check_files({"train": "a.txt"}),
+    )
+    assert_refused(
+        "--train_file=a,b", lambda: Reproduction(2, "small", tmp_path, files={"train": "a,b"}).sweep
+    )
     # tables 11 and 12 score no test text
     find_setting("cc100", "small").check_files({"train": "a", "valid": "b"})
     files = {"train": "a", "valid": "b", "test": "c"}
@@ -428,6 +440,5 @@ def test_the_list_names_directories_that_it_does_not_look_into(tmp_path):
     append_rows(short.directory / "results.jsonl", [*rows, again, failed])
     (tmp_path / "small" / "cc100-empty").mkdir()
     said = "Of other --overrides or files, and not counted here:"
-    expected = ["", said, f"  {short.directory}: 3 results"]
-    assert overview([plain]).splitlines()[2:] == expected
+    assert overview([plain]).splitlines()[2:] == ["", said, f"  {short.directory}: 3 results"]
     assert len(overview([short]).splitlines()) == 2

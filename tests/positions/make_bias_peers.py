@@ -93,9 +93,8 @@ def t5(causal: bool) -> dict[str, torch.Tensor]:
     distance = torch.arange(-FARTHEST, FARTHEST + 1)
     buckets = T5Attention._relative_position_bucket(-distance, bidirectional=not causal)
     layer = x_transformers.RelativePositionBias(1.0, causal=causal, heads=HEADS)
-    table = layer.relative_attention_bias.weight
     return {f"{name} buckets": buckets} | with_gradients(
-        name, layer(LENGTH, LENGTH), {"table": table}
+        name, layer(LENGTH, LENGTH), {"table": layer.relative_attention_bias.weight}
     )
 
 

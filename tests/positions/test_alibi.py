@@ -9,6 +9,7 @@ import pytest
 
 from alibi import alibi_bias, alibi_slopes
 from alibi.positions import make_position
+from tests.refusals import assert_refused
 
 SIZES = {"num_heads": 4, "head_dim": 8, "width": 32, "train_length": 16}
 
@@ -51,8 +52,7 @@ def test_softmax_of_64k_positions_is_that_of_float64() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_floating_point_positions_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be integers"):
-        alibi_bias(8, jnp.arange(4.0), jnp.arange(4))
+    assert_refused("must be integers", alibi_bias, 8, jnp.arange(4.0), jnp.arange(4))
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint32])

@@ -16,6 +16,7 @@ from alibi.model.decoder import build_model
 from alibi.model.positions import init_position, scaled_queries
 from alibi.positions import PositionMethod, make_position, rotary
 from tests.programs import AS_USERS
+from tests.refusals import assert_refused
 
 HEADS, HEAD_DIM, TRAIN_LENGTH, LENGTH = 2, 16, 16, 24
 HALF = HEAD_DIM // 2
@@ -242,8 +243,7 @@ def test_halves_of_xpos_decay_are_numbers_at_its_longest() -> None:
     assert method.max_length == 65_391
     method.check_length(65_391)
     needed = r"65391 positions and got a sequence of 65392 tokens; use 65391 or fewer"
-    with pytest.raises(ValueError, match=needed):
-        method.check_length(65_392)
+    assert_refused(needed, method.check_length, 65_392)
     x = jnp.full((1, 2, HEADS, HEAD_DIM), 0.5)
     for first in (0, 65_389):
         query, key = (
@@ -302,8 +302,7 @@ def test_ssmax_starts_with_a_mean_of_one_over_the_training_length() -> None:
 )
 def test_sizes_that_are_refused(name: str, changed: dict, message: str) -> None:
     sizes = {"num_heads": 2, "head_dim": 4, "width": 8, "train_length": 8}
-    with pytest.raises(ValueError, match=message):
-        make_position(name, **sizes | changed)
+    assert_refused(message, make_position, name, **sizes | changed)
 
 
 @pytest.mark.parametrize(
@@ -331,5 +330,4 @@ def test_sizes_that_are_refused(name: str, changed: dict, message: str) -> None:
     ],
 )
 def test_positions_and_scales_of_the_model_that_are_refused(keys: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_model(make_config(keys), 100)
+    assert_refused(message, lambda: build_model(make_config(keys), 100))

@@ -113,8 +113,7 @@ def test_backends_equal_the_reference_with_all_gradients(name: str, backend: str
     for got, expected in zip(
         jax.tree.leaves(gradients(params, arrays, backend)), right, strict=True
     ):
-        scale = 1 + np.abs(expected).max()
-        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * scale)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * (1 + np.abs(expected).max()))
 
 
 def test_bounds_hold_in_every_tile_and_a_turned_bias_has_none() -> None:

@@ -17,6 +17,7 @@ from alibi.positions.stick_breaking import UNDERFLOW, StickBreaking
 from alibi.testing.samples import params_of
 from tests.attention.calls import check_layer
 from tests.programs import AS_USERS
+from tests.refusals import assert_refused
 
 HEADS, HEAD_DIM, WIDTH, TRAIN_LENGTH = 4, 8, 32, 8
 SIZES = {"num_heads": HEADS, "head_dim": HEAD_DIM, "width": WIDTH, "train_length": TRAIN_LENGTH}
@@ -77,8 +78,7 @@ def asentmax(z, seen, given):
 
 
 def dape(z, seen, given):
-    slopes = 2.0 ** (-2 * np.arange(1, 5))
-    bias = np.broadcast_to(-slopes[:, None, None] * distances(z), z.shape)
+    bias = np.broadcast_to(-(2.0 ** (-2 * np.arange(1, 5)))[:, None, None] * distances(z), z.shape)
     inputs = np.concatenate([z, bias], axis=1)
     hidden = np.einsum("bnij,nw->bwij", inputs, given["first"]) + given["first_bias"][:, None, None]
     hidden = np.where(hidden > 0, hidden, 0.01 * hidden)
@@ -157,8 +157,7 @@ def test_only_backends_that_name_rows_take_them() -> None:
         ({"bias": Rows(), **falls}, "key_positions fall; sort keys, values"),
     ]
     for how, message in refused:
-        with pytest.raises(ValueError, match=message):
-            attend(x, x, x, **how)
+        assert_refused(message, attend, x, x, x, **how)
     with pytest.raises(TypeError, match="features"):
         Backend(BACKENDS["reference"].run)  # no feature is had unless it is named
     one = attend(x[:, -1:], x, x, bias=Rows(), backend="single")

@@ -63,8 +63,7 @@ def test_each_line_has_its_numbers_and_a_style_and_the_legend_their_order():
 
 
 def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked():
-    spec = figure_of(ROWS)
-    marks, lines = spec["layer"]
+    marks, lines = figure_of(ROWS)["layer"]
     x, y = lines["encoding"]["x"], lines["layer"][0]["encoding"]["y"]
     assert (x["scale"]["type"], y["scale"]["type"]) == ("log", "log")
     assert x["axis"]["values"] == [128, 256, 512]
@@ -132,8 +131,7 @@ def test_keys_are_a_row_a_run_with_a_part_for_each_length_of_windows():
         )
     ]
     (panel,) = panels(rows, ACCURACY)
-    table = build_table(panel)
-    assert list(table.labels) == [("alibi", 128), ("alibi", 256), ("rotary", 128)]
+    assert list(build_table(panel).labels) == [("alibi", 128), ("alibi", 256), ("rotary", 128)]
     spec = cell_figure(panel)
     found = [
         (one["run"], one["part"], one["column"], one["text"]) for one in spec["data"]["values"]
@@ -189,8 +187,7 @@ def test_numbers_that_are_no_shares_and_no_lengths_are_cells(tmp_path, evaluator
 
 
 def test_a_bias_is_relative_to_the_querys_own_key_and_hidden_keys_are_white():
-    added = np.arange(9.0).reshape(1, 3, 3)
-    pictures, curves = bias_figure("name", added, causal=True)["vconcat"]
+    pictures, curves = bias_figure("name", np.arange(9.0).reshape(1, 3, 3), causal=True)["vconcat"]
     (cells,) = (part["data"]["values"] for part in pictures["hconcat"])
     assert {(cell["q"], cell["k"]): cell["added"] for cell in cells} == {
         (0, 0): 0, (1, 0): -1, (1, 1): 0, (2, 0): -2, (2, 1): -1, (2, 2): 0

@@ -62,8 +62,7 @@ def test_a_share_has_the_interval_in_which_no_value_is_rejected():
     assert share == pytest.approx(gains.mean() / reference.mean())
     assert low < share < high
     for border in (low, high):
-        p = stats.ttest_1samp(gains - border * reference, 0.0).pvalue
-        assert p == pytest.approx(0.05)
+        assert stats.ttest_1samp(gains - border * reference, 0.0).pvalue == pytest.approx(0.05)
     assert share_of_use(gains, np.array([0.01, -0.01, 0.03]))[1] is None, (
         "the reference may gain nothing"
     )

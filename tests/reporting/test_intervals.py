@@ -32,8 +32,7 @@ def texts(correlation, seed=0):
 
 def coverage(samples):
     """The share of intervals that hold 0, the truth; `samples` have a row for each seed."""
-    found = [interval(sums, ONES) for sums in samples]
-    return np.mean([one.low <= 0 <= one.high for one in found])
+    return np.mean([one.low <= 0 <= one.high for one in [interval(sums, ONES) for sums in samples]])
 
 
 @pytest.mark.parametrize(
@@ -61,8 +60,7 @@ def test_the_interval_of_several_seeds_covers_them_and_the_text(seeds, of_seeds)
     if of_seeds == 0.5:
         assert coverage(samples.mean(axis=1)[:, None]) < 0.75, "the text alone"
     if of_seeds == 0.0:
-        seeds_alone = ttest_1samp(samples.mean(axis=2), 0, axis=1).pvalue > 0.05
-        assert np.mean(seeds_alone) < 0.8
+        assert np.mean(ttest_1samp(samples.mean(axis=2), 0, axis=1).pvalue > 0.05) < 0.8
 
 
 def students(*values):
@@ -100,8 +98,7 @@ def test_many_parts_are_merged():
     """The interval of 50,000 windows is that of 64 parts, with Student's t of their 16 blocks."""
     sums = np.random.default_rng(4).normal(1.0, 2.0, 50_000)
     found = interval(sums[None], np.ones(50_000, int))
-    merged = interval(part_sums(sums)[None], part_sizes(50_000))
-    assert found == merged
+    assert found == interval(part_sums(sums)[None], part_sizes(50_000))
     error = 2.0 / np.sqrt(50_000)
     assert found.high - sums.mean() == pytest.approx(t.ppf(0.975, 15) * error, rel=0.4)
 
@@ -137,8 +134,7 @@ def test_differences_are_paired_by_seed_and_by_part():
     assert difference(sample(hard[:1], [1]), other).covers == (TEXT,)
     # Other tokens have other parts, so there only seeds are paired.
     apart = difference(one, sample(hard + saved, (0, 1, 2), ("another text",)))
-    means = -saved.mean(axis=1)
-    assert apart.bounds == pytest.approx(ttest_1samp(means, 0).confidence_interval())
+    assert apart.bounds == pytest.approx(ttest_1samp(-saved.mean(axis=1), 0).confidence_interval())
     assert difference(one, sample(hard, (3, 4, 5))) is None
     assert difference(sample(hard[:1], [0], None), sample(hard[:1], [0], None)) is None
 

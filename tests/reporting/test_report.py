@@ -48,8 +48,7 @@ def test_rows_that_their_evaluator_cannot_show_are_left_out(
     """Such as an evaluator that another machine has: what others measured is reported."""
     others = [make_row("t5", length, evaluator=evaluator, **changed) for length in (128, 256)]
     append_rows(tmp_path / "results.jsonl", [make_row(), *others])
-    text = write_report(tmp_path)
-    assert re.findall(r"^(\w+)  .*8\.00", text, re.MULTILINE) == ["alibi"]
+    assert re.findall(r"^(\w+)  .*8\.00", write_report(tmp_path), re.MULTILINE) == ["alibi"]
     (line,) = {record.getMessage() for record in caplog.records}
     assert line.startswith(f"the report leaves out rows of {evaluator}: {reason}")
 
@@ -113,8 +112,7 @@ def test_each_objective_has_a_figure_of_its_own(tmp_path, monkeypatch):
     assert text.count("![pseudo-perplexity of masked tokens by evaluation length]") == 3
     assert text.count("![perplexity by evaluation length]") == 3
     # The page's headings tell them apart as well.
-    page = (tmp_path / "report.html").read_text()
-    headings = re.findall(r"<section><h2>(.*?)</h2>", page)
+    headings = re.findall(r"<section><h2>(.*?)</h2>", (tmp_path / "report.html").read_text())
     assert len(set(headings)) == len(headings) == 6
     assert headings[4].startswith(
         "Pseudo-perplexity of masked tokens: books, valid, mask_rate 0.4, mask_random 0.1,"

@@ -65,8 +65,7 @@ def body(table):
 
 def with_parts(row, spread=0.01):
     """The row with a text in four parts; the second costs `spread` more than the first."""
-    shares = 0.25 * (1 + spread * np.array([-1, 1, -1, 1]))
-    parts = tuple(row.results["nll_nats"] * shares)
+    parts = tuple(row.results["nll_nats"] * (0.25 * (1 + spread * np.array([-1, 1, -1, 1]))))
     return dataclasses.replace(row, results=row.results | {"parts": parts})
 
 
@@ -129,8 +128,7 @@ def test_runs_that_differ_only_in_their_seed_become_a_mean_with_its_interval():
     ((number,),) = table.cells[0]
     assert (number.mean, len(number.values)) == (9.0, 3)
     # In nats, by Student's t with two degrees of freedom; its ends are no mirror images.
-    nats = np.log([8, 9, 10])
-    low, high = ttest_1samp(nats, 0).confidence_interval()
+    low, high = ttest_1samp(np.log([8, 9, 10]), 0).confidence_interval()
     assert number.interval.bounds == pytest.approx((math.exp(low), math.exp(high)))
     assert body(table) == [f"| alibi | 128 | 9.00 ± {math.exp(high) - 9:.2f} (×1.00) |"]
     assert "seed 0, 1, 2;" in table.caption

@@ -24,6 +24,7 @@ from alibi.storage.files import (
 )
 from alibi.training import loop
 from tests.evaluation.runs import options_of
+from tests.refusals import assert_refused
 from tests.training.runs import stop_at
 
 pytestmark = pytest.mark.slow
@@ -78,10 +79,7 @@ def test_rows_and_claims(bucket: str) -> None:
     assert is_held(place) is None
     newer = Claim(place, "training")
     newer.check()
-    with pytest.raises(
-        LostError, match="a process that started later is training in gs://bucket/deep/place"
-    ):
-        older.check()
+    assert_refused("started later .* gs://bucket/deep/place", older.check, raised=LostError)
     newer.release()
     assert listed(place / CLAIMS) == []
 

@@ -13,14 +13,14 @@ from alibi.config import make_config
 from alibi.data.tokenizers import ByteTokenizer
 from alibi.runs import RunDirectory, git_commit, method_files, processor
 from alibi.runs.code import own_files
+from tests.refusals import assert_refused
 
 
 def test_a_hugging_face_folder_is_told_with_the_command_that_imports_it(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 768}')
-    with pytest.raises(
-        ValueError, match=r"is a Hugging Face folder, .*import_hf.py --model=.* --workdir=DIR"
-    ):
-        RunDirectory(tmp_path).config()
+    assert_refused(
+        r"import_hf\.py --model=.* --workdir=DIR", lambda: RunDirectory(tmp_path).config()
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,7 @@ def test_a_damaged_file_is_named_with_what_to_do(tmp_path, tiny_config, name, co
         "tokenizer/tokenizer_config.json": run.tokenizer,
     }
     remedy = "copy it from a run of the same text|train the run again elsewhere"
-    with pytest.raises(ValueError, match=rf"; restore .*, or ({remedy})") as raised:
-        readers[name]()
-    assert f"{run.path}/{message}" in str(raised.value)
+    assert f"{run.path}/{message}" in assert_refused(rf"; restore .*, or ({remedy})", readers[name])
 
 
 def test_a_config_with_keys_that_this_version_lacks_is_not_called_damaged(tmp_path, tiny_config):
@@ -64,19 +62,14 @@ def test_a_config_with_keys_that_this_version_lacks_is_not_called_damaged(tmp_pa
     content["model"]["new_key"] = 1
     run.write("config.json", content)
     run.release()
-    with pytest.raises(
-        ValueError,
-        match=r"was written by a newer version .*: it has model.new_key, which this version lacks",
-    ):
-        run.config()
+    assert_refused(r"newer version .* model\.new_key", run.config)
 
 
 def test_a_folder_of_the_user_is_no_tokenizer_and_stays(tmp_path, tiny_config):
     run = RunDirectory(tmp_path)
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "vocab.json").write_text("of the user")
-    with pytest.raises(ValueError, match="tokenizer holds no saved tokenizer"):
-        run.claim(tiny_config(), ByteTokenizer())
+    assert_refused("no saved tokenizer", run.claim, tiny_config(), ByteTokenizer())
     assert (tmp_path / "tokenizer" / "vocab.json").read_text() == "of the user"
 
 

@@ -25,6 +25,7 @@ from alibi.storage.files import (
     resolve,
     write_whole,
 )
+from tests.refusals import assert_refused
 from tests.storage.locks import without_locks
 
 
@@ -40,8 +41,7 @@ def test_a_file_is_replaced_and_outlives_a_failure(tmp_path: pathlib.Path) -> No
             assert file.read_bytes() == b"new"
             raise OSError("full")
 
-    with pytest.raises(OSError, match="full"):
-        fill_the_disk()
+    assert_refused("full", fill_the_disk, raised=OSError)
     assert [path.name for path in file.parent.iterdir()] == ["file"]
     assert file.read_bytes() == b"new"
 
@@ -107,8 +107,7 @@ def test_an_address_that_cannot_be_read_is_named(address: str, shown: str) -> No
         (resolve, f"address {shown} can't be read; give gs://BUCKET/PATH, s3://BUCKET/PATH or a"),
         (lambda place: local_path(place, "--log"), f"--log is the address {shown}, where a path"),
     ):
-        with pytest.raises(ValueError, match=re.escape(told)):
-            read(address)
+        assert_refused(re.escape(told), read, address)
 
 
 def test_paths_are_no_addresses() -> None:
@@ -141,8 +140,7 @@ def test_a_lock_lets_one_process_in(place: epath.Path) -> None:
     held = Claim(place, "training")
     assert is_held(place) is True
     named = rf"is training in .* \(process {os.getpid()} on \S+, or one that it started\); wait"
-    with pytest.raises(HeldError, match=named):
-        Claim(place, "training")
+    assert_refused(named, Claim, place, "training", raised=HeldError)
     held.check()
     held.release()
     assert is_held(place) is False
@@ -168,17 +166,12 @@ def test_without_locks_the_newest_claim_wins(place: epath.Path) -> None:
     assert is_held(place) is None
     newer = Claim(place, "training")
     newer.check()
-    with pytest.raises(
-        LostError,
-        match=r"a process that started later is training in .* \(00000002-.*this one stops",
-    ):
-        older.check()
+    assert_refused(r"started later .* \(00000002-.*stops", older.check, raised=LostError)
     older.release()  # takes nothing from the newer one
     newer.check()
     newer.release()
     assert listed(place / CLAIMS) == []
-    with pytest.raises(LostError, match="and has ended"):
-        older.check()
+    assert_refused("ended", older.check, raised=LostError)
 
 
 @pytest.mark.usefixtures("no_locks")

@@ -9,6 +9,7 @@ from alibi.config import load_config
 from alibi.evaluation.context_use import ContextUse
 from alibi.evaluation.perplexity import Perplexity
 from alibi.sweeps.definition import Evaluation, load_sweep
+from tests.refusals import assert_refused
 from tests.sweeps.sweepmaker import PROJECT, QUICKSTART, sweep_of
 
 TRIED = ("negative_results", "all_methods")
@@ -197,8 +198,7 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
     ],
 )
 def test_a_bad_sweep_is_refused_before_the_first_run(changed, message):
-    with pytest.raises(ValueError, match=message):
-        sweep_of(**changed)
+    assert_refused(message, sweep_of, **changed)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,7 @@ def test_a_bad_sweep_is_refused_before_the_first_run(changed, message):
 )
 def test_a_bad_sweep_file(tmp_path, text, message):
     (tmp_path / "bad.py").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        load_sweep(tmp_path / "bad.py")
+    assert_refused(message, load_sweep, tmp_path / "bad.py")
 
 
 @pytest.mark.parametrize(
@@ -232,8 +231,7 @@ def test_a_bad_sweep_file(tmp_path, text, message):
     ],
 )
 def test_an_override_that_the_run_cannot_take_is_told_of_with_the_sweep(override, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        sweep_of(product={"position": ["alibi"]}, override=override)
+    assert_refused(re.escape(words), sweep_of, product={"position": ["alibi"]}, override=override)
 
 
 @pytest.mark.parametrize(
@@ -260,5 +258,4 @@ def test_a_task_has_every_nth_run_or_the_named_one(task, positions):
     ],
 )
 def test_a_task_that_does_not_exist(task, message):
-    with pytest.raises(ValueError, match=message):
-        sweep_of(product={"position": SIX}, multiples=[1]).share(task)
+    assert_refused(message, lambda: sweep_of(product={"position": SIX}, multiples=[1]).share(task))

@@ -18,6 +18,7 @@ from alibi.storage.files import resolve
 from alibi.sweeps.execute import Sweeper, is_primary, run_sweeper
 from alibi.sweeps.processes import Ended
 from alibi.sweeps.state import SWEEP_FILE, TASKS, read_failures, record_sweep, recorded_runs
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import append_rows
 from tests.storage.locks import without_locks
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
@@ -108,15 +109,12 @@ def test_a_full_disk_is_a_failure_of_the_run_that_met_it(tmp_path):
 
 
 def test_paths_that_flags_or_checkpoints_cannot_have_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds a comma"):
-        Sweeper(sweep_of(), tmp_path / "a,b")
-    with pytest.raises(ValueError, match="can't hold checkpoints"):
-        Sweeper(sweep_of(), "s3://bucket/sweep")
+    assert_refused("holds a comma", lambda: Sweeper(sweep_of(), tmp_path / "a,b"))
+    assert_refused("can't hold checkpoints", lambda: Sweeper(sweep_of(), "s3://bucket/sweep"))
     folder = tmp_path / "a:b"
     folder.mkdir()
     (folder / "c.py").write_text((PROJECT / "configs" / "quickstart.py").read_text())
-    with pytest.raises(ValueError, match="holds a colon"):
-        sweep_of(config=str(folder / "c.py"))
+    assert_refused("holds a colon", sweep_of, config=str(folder / "c.py"))
 
 
 def test_a_preempted_run_is_unfinished_and_no_failure(tmp_path, capsys):
@@ -151,8 +149,11 @@ def test_on_several_hosts_a_lost_process_stops_the_sweep(tmp_path, code, primary
 def test_on_several_hosts_a_run_of_another_process_ends_the_sweep(tmp_path):
     sweep = of_methods("alibi")
     held = Claim(resolve(tmp_path) / TASKS / "alibi-L128-seed0", "at work")
-    with pytest.raises(HeldError, match="another process is at work"):
-        run_sweeper(sweeper_of(sweep, tmp_path, flags=("--multihost=True",)))
+    assert_refused(
+        "at work",
+        lambda: run_sweeper(sweeper_of(sweep, tmp_path, flags=("--multihost=True",))),
+        raised=HeldError,
+    )
     held.release()
 
 
@@ -246,13 +247,12 @@ def test_a_changed_sweep_is_refused_with_the_runs_that_differ(tmp_path):
     differing = (
         r"have changed since it began in .* \(alibi-L128-seed0, none-L128-seed0, t5-L128-seed0\)"
     )
-    with pytest.raises(ValueError, match=differing):
-        sweeper_of(now, tmp_path, share=now.runs).execute()
-    with pytest.raises(ValueError, match=r"\(their order\)"):
-        record_sweep(place, of_methods("t5", "alibi"), replace=False)
+    assert_refused(differing, lambda: sweeper_of(now, tmp_path, share=now.runs).execute())
+    assert_refused(
+        r"\(their order\)", lambda: record_sweep(place, of_methods("t5", "alibi"), replace=False)
+    )
     at_work = Claim(place / TASKS / "t5-L128-seed0", "at work")
-    with pytest.raises(ValueError, match="at work are tasks on t5-L128-seed0"):
-        sweeper_of(now, tmp_path).execute()
+    assert_refused("t5-L128-seed0", lambda: sweeper_of(now, tmp_path).execute())
     at_work.release()
     record_sweep(place, now, replace=True)
     assert list(recorded_runs(place)) == [run.name for run in now.runs]

@@ -9,6 +9,7 @@ from alibi.storage.files import resolve
 from alibi.sweeps.execute import Sweeper, run_sweeper
 from alibi.sweeps.processes import Ended
 from alibi.sweeps.state import TASKS, seeds_command, survey
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import append_rows
 from tests.sweeps.sweepmaker import PROJECT, finish, result, sweep_of
 from tests.sweeps.test_execute import Trainer
@@ -97,10 +98,14 @@ def test_a_seed_held_by_another_process_is_left_to_it(tmp_path):
 
 def test_several_hosts_are_refused(tmp_path):
     sweep = sweep_of(product={"position": ["alibi"], "seed": [0, 1]}, multiples=[1])
-    with pytest.raises(
-        ValueError, match="--seeds_together trains on one device, and several hosts"
-    ):
-        Sweeper(sweep, tmp_path, flags=("--multihost=True",), seeds_together=True)
+    assert_refused(
+        "--seeds_together",
+        Sweeper,
+        sweep,
+        tmp_path,
+        flags=("--multihost=True",),
+        seeds_together=True,
+    )
 
 
 @pytest.mark.slow

@@ -2,12 +2,12 @@
 
 import datetime
 
-import pytest
 from etils import epath
 
 from alibi.storage.claims import Claim
 from alibi.sweeps.state import TASKS, record_end, record_sweep
 from alibi.sweeps.watch import SUBMITTED_FILE, holders, standings, summary, table
+from tests.refusals import assert_refused
 from tests.storage.locks import without_locks
 from tests.sweeps.sweepmaker import finish, sweep_of
 
@@ -105,7 +105,7 @@ def test_a_run_whose_rows_came_from_elsewhere_is_finished(tmp_path):
 
 
 def test_what_is_no_work_directory(tmp_path):
-    with pytest.raises(
-        ValueError, match=f"{tmp_path} holds no run and no sweep; give the --workdir of train.py"
-    ):
-        standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC))
+    assert_refused(
+        f"{tmp_path} .* --workdir",
+        lambda: standings(epath.Path(tmp_path), datetime.datetime.now(datetime.UTC)),
+    )

@@ -19,6 +19,7 @@ from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, updates
 from alibi.training.step import Batch, abstract_state
+from tests.refusals import assert_refused
 
 
 def final_state(config: Config, workdir: pathlib.Path) -> TrainState:
@@ -65,5 +66,4 @@ def interrupt(
     with pytest.MonkeyPatch.context() as patch:
         stop_at(patch, update - 1, lambda: os.kill(os.getpid(), number))
         stopped = f"stopped at update {update} of .*; the same command goes on there"
-        with pytest.raises(loop.Interrupted, match=stopped):
-            train(config, str(workdir))
+        assert_refused(stopped, train, config, str(workdir), raised=loop.Interrupted)

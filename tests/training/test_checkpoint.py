@@ -23,6 +23,7 @@ from alibi.parallel.sharding import AXES, batch_sharding, make_mesh
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.checksums import check_replicas, checksums
 from alibi.training.step import abstract_state, initial_state
+from tests.refusals import assert_refused
 
 VOCABULARY = 48
 
@@ -218,11 +219,9 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_missing_and_not_damaged(
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(saved[0], 1, {})
         checkpoints.wait()
-        with pytest.raises(ValueError, match="has no checkpoint of step 2; there are: 1"):
-            checkpoints.restore(2, abstract)
+        assert_refused("step 2; there are: 1", checkpoints.restore, 2, abstract)
         (tmp_path / "1").rename(tmp_path / "elsewhere")
-        with pytest.raises(ValueError, match="has no checkpoint of step 1"):
-            checkpoints.restore_newest(abstract)
+        assert_refused("has no checkpoint of step 1", checkpoints.restore_newest, abstract)
 
 
 def test_without_a_whole_checkpoint_nothing_is_touched(states, tmp_path: pathlib.Path) -> None:
@@ -232,7 +231,7 @@ def test_without_a_whole_checkpoint_nothing_is_touched(states, tmp_path: pathlib
     flip_a_bit(tmp_path / "1" / "about" / "metadata")
     with (
         Checkpoints(tmp_path) as checkpoints,
-        pytest.raises(ValueError, match=r"/1 is damaged.*; restore it, or train in another"),
+        pytest.raises(ValueError, match="/1 is damaged"),
     ):
         checkpoints.restore_newest(abstract)
     assert (tmp_path / "1").is_dir()
@@ -262,8 +261,9 @@ def test_replicas_that_differ_in_a_bit_are_found() -> None:
 
     check(None, None)
     check(None, 5)
-    with pytest.raises(UserError, match="here, process 0 and process 0 hold different parameters"):
-        check(5, None)
+    assert_refused(
+        "here, process 0 and process 0 hold different parameters", check, 5, None, raised=UserError
+    )
 
 
 def test_checksums_know_each_bit_and_place_but_not_the_devices() -> None:
@@ -313,7 +313,8 @@ def test_what_the_machine_failed_at_is_no_damage(states, both_saved, monkeypatch
 
     with Checkpoints(both_saved, keep=2) as checkpoints, monkeypatch.context() as patch:
         patch.setattr(ocp.StandardCheckpointHandler, "restore", fail)
-        with pytest.raises(type(error), match=str(error.args[-1])[:20]):
-            checkpoints.restore_newest(states[0])
+        assert_refused(
+            str(error.args[-1])[:20], checkpoints.restore_newest, states[0], raised=type(error)
+        )
     with Checkpoints(both_saved, read_only=True) as checkpoints:
         assert (checkpoints.best, checkpoints.latest) == ((2, 1.0), 2)

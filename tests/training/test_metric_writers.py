@@ -17,6 +17,7 @@ from alibi.config import make_config
 from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop, metric_writers, setup
 from alibi.training.metric_writers import check_writers, open_writers, tracked
+from tests.refusals import assert_refused
 from tests.training.runs import rows
 
 # Of a service's package that can't be had in every environment: what this project calls of it, and
@@ -44,11 +45,12 @@ def test_a_missing_package_is_one_line_before_any_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as Python sees a package that isn't there
     monkeypatch.setattr(setup, "prepare_files", lambda *_: pytest.fail("text was prepared"))
-    with pytest.raises(
-        ValueError,
-        match=f"^log.{package}=True needs the package {package}, .*; pip install {package}, ",
-    ):
-        loop.train(tiny_config(**{f"log__{package}": True}), str(tmp_path / "run"))
+    assert_refused(
+        f"^log.{package}=True .* pip install {package}, ",
+        loop.train,
+        tiny_config(**{f"log__{package}": True}),
+        str(tmp_path / "run"),
+    )
     assert not (tmp_path / "run").exists()
 
 

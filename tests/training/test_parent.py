@@ -23,6 +23,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.training import loop, setup
 from alibi.training.parent import Parent
 from alibi.training.step import initial_state
+from tests.refusals import assert_refused
 from tests.training.runs import assert_same, stop_at
 
 
@@ -116,10 +117,14 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
         with pytest.raises(ZeroDivisionError):
             loop.train(config(), str(tmp_path / "run"))
     shutil.rmtree(gone)
-    with pytest.raises(ValueError, match=r"init_from: '.*gone' there, '.*run' now"):
-        loop.train(config(init_from=str(parent)), str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"init_from: '.*gone' there, '' now"):
-        loop.train(config(init_from=""), str(tmp_path / "run"))
+    assert_refused(
+        r"init_from: '.*gone' there, '.*run' now",
+        lambda: loop.train(config(init_from=str(parent)), str(tmp_path / "run")),
+    )
+    assert_refused(
+        r"init_from: '.*gone' there, '' now",
+        lambda: loop.train(config(init_from=""), str(tmp_path / "run")),
+    )
     monkeypatch.chdir(tmp_path)
     loop.train(config(init_from="gone"), "run")  # the same one, named from here
     assert_same(parameters(tmp_path / "run"), parameters(tmp_path / "whole"))
@@ -132,7 +137,7 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
     [
         (
             {"model__width": 32},
-            "another model: model.width is 16 there and 32 here; set --config.model.width=16$",
+            "16 there and 32 here; set --config.model.width=16$",
         ),
         (
             {"model__num_heads": 4},
@@ -158,16 +163,15 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
             {"data__tokenizer": "words"},
             r"another vocabulary, of 256 tokens \(bytes\), .*; set data.tokenizer=bytes",
         ),
-        ({"init_from": "nowhere"}, "nowhere is no work directory of a run: config.json is missing"),
+        ({"init_from": "nowhere"}, "nowhere is no work directory"),
     ],
 )
 def test_what_cannot_be_started_from_is_refused_before_any_work(
     tiny_config, parent, tmp_path, monkeypatch, overrides, message
 ) -> None:
     monkeypatch.setattr(setup, "prepare_files", None)
-    with pytest.raises(ValueError, match=message) as error:
-        loop.train(tiny_config(**{"init_from": str(parent)} | overrides), str(tmp_path / "run"))
-    assert len(str(error.value).splitlines()) == 1
+    config = tiny_config(**{"init_from": str(parent)} | overrides)
+    assert_refused(message, loop.train, config, str(tmp_path / "run"))
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -184,10 +188,8 @@ def test_position_parameters_of_another_meaning_are_new(
 ) -> None:
     """The name and the shape are the same, but the numbers mean nothing to the other method."""
     position, length = there
-    old = tiny_config(position=position, length=length)
-    run = with_config(parent, old, tmp_path / "there")
-    config = tiny_config(position=here[0], length=here[1], init_from=str(run))
-    about = parent_of(config).about()
+    run = with_config(parent, tiny_config(position=position, length=length), tmp_path / "there")
+    about = parent_of(tiny_config(position=here[0], length=here[1], init_from=str(run))).about()
     assert about["new"]
     assert about["dropped"]
     # ALiBi's slopes are none
@@ -282,8 +284,7 @@ def test_the_newest_whole_checkpoint_is_started_from(tiny_config, parent, tmp_pa
 
     for step in steps[:-1]:
         shutil.rmtree(old / "checkpoints" / str(step))
-    with pytest.raises(ValueError, match=rf"checkpoints/{steps[-1]} is damaged"):
-        started(tiny_config(init_from=str(old)))
+    assert_refused(rf"checkpoints/{steps[-1]} is damaged", started, tiny_config(init_from=str(old)))
 
 
 def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(
@@ -298,14 +299,13 @@ def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(
         keys = {f"position_options__{option}": value for option, value in options.items()}
         return parent_of(tiny_config(position=position, length=32, init_from=str(run), **keys))
 
-    message = "from sequences of 16 tokens, and .* would take 32 for that; set position_options.original_length=16"
+    message = "set position_options.original_length=16"
     for position, options in (
         ("rotary_interpolated", {}),
         ("rotary_ntk", {}),
         ("yarn", {"factor": 2.0}),
     ):
-        with pytest.raises(ValueError, match=message):
-            start(rotary, position, **options)
+        assert_refused(message, start, rotary, position, **options)
         start(rotary, position, **options, original_length=16)
     start(rotary, "rotary_interpolated", factor=2.0)
     start(rotary, "rotary")
@@ -318,8 +318,10 @@ def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tm
     loop.train(tiny_config(**words, train__steps=3, eval__every_steps=0), str(tmp_path / "words"))
     words |= {"data__train": str(tiny_text["valid"]), "init_from": str(tmp_path / "words")}
     path = tmp_path / "words" / "tokenizer" / "dict.txt"
-    with pytest.raises(
-        ValueError, match=f"set data.tokenizer=words and data.tokenizer_file={path}"
-    ):
-        loop.train(tiny_config(**words), str(tmp_path / "refused"))
+    assert_refused(
+        f"data.tokenizer=words and data.tokenizer_file={path}",
+        loop.train,
+        tiny_config(**words),
+        str(tmp_path / "refused"),
+    )
     assert parent_of(tiny_config(**words, data__tokenizer_file=str(path))).about()["new"] == []

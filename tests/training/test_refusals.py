@@ -11,6 +11,7 @@ from alibi.errors import UserError
 from alibi.extras import MissingPackageError
 from alibi.runs import RunDirectory, config_hash
 from alibi.training import loop
+from tests.refusals import assert_refused
 from tests.storage.locks import without_locks
 
 
@@ -63,30 +64,32 @@ from tests.storage.locks import without_locks
         ],
         (
             {"imported_from": "0" * 64},
-            "and .*run holds no run; leave it empty, or give the imported run's --workdir",
+            "leave it empty, or give .* --workdir",
         ),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(
     tiny_config, tmp_path: pathlib.Path, overrides: dict, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        loop.train(tiny_config(**overrides), str(tmp_path / "run"))
+    assert_refused(message, lambda: loop.train(tiny_config(**overrides), str(tmp_path / "run")))
     assert not (tmp_path / "run").exists(), "no empty directory is left"
 
 
 def test_another_config_is_refused_with_its_differing_keys(
     tiny_config, finished: pathlib.Path
 ) -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"another config:\n  model.width: 16 there, 32 now\n  seed: 0 there, 1 now\n",
-    ):
-        loop.train(tiny_config(model__width=32, seed=1, log__every_steps=3), str(finished))
-    with pytest.raises(ValueError, match=r"model.attention_dropout: 0.0 there, 0.5 now"):
-        RunDirectory(finished).check(
+    assert_refused(
+        r"model\.width: 16 there, 32 now\n  seed: 0 there, 1 now\n",
+        loop.train,
+        tiny_config(model__width=32, seed=1, log__every_steps=3),
+        str(finished),
+    )
+    assert_refused(
+        r"model.attention_dropout: 0.0 there, 0.5 now",
+        lambda: RunDirectory(finished).check(
             tiny_config(model__attention_dropout=0.5, model__attention="reference")
-        )
+        ),
+    )
     assert RunDirectory(finished).differing(tiny_config()) == {}
     assert RunDirectory(finished).differing(tiny_config(model__window=5)) == {
         "model.window": (0, 5)
@@ -103,19 +106,18 @@ def test_a_text_that_changed_is_refused_before_anything_is_overwritten(
     text = tmp_path / "text.txt"
     text.write_text("six seven eight nine ten\n" * 100)
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    with pytest.raises(
-        ValueError,
-        match=r"the SHA-256 of the train text, which the run in .* began with, has changed: it",
-    ):
-        loop.train(tiny_config(data__train=str(text)), str(finished))
+    assert_refused(
+        "SHA-256 of the train text", loop.train, tiny_config(data__train=str(text)), str(finished)
+    )
     assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.Path) -> None:
     """Root may write in any directory, but in no file."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"can't be written .*file is a file, not a directory"):
-        loop.train(tiny_config(), str(tmp_path / "file" / "run"))
+    assert_refused(
+        "file is a file, not a directory", loop.train, tiny_config(), str(tmp_path / "file" / "run")
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,32 +125,36 @@ def test_a_work_directory_that_cannot_be_written(tiny_config, tmp_path: pathlib.
     [
         (
             "s3://bucket/run",
-            r"can't hold checkpoints: Orbax writes them to directories and gs:// only",
+            "directories and gs:// only",
         ),
-        ("gs:/bucket/run", r"give gs://BUCKET/PATH, s3://BUCKET/PATH or a directory"),
-        (r"a\b/run", r"a\\\\b/run' can't be used: .* misread '\\\\' in a path"),
+        ("gs:/bucket/run", "give gs://BUCKET/PATH"),
+        (r"a\b/run", r"a\\\\b/run' .* misread '\\\\'"),
         ("gs:/", r"give gs://BUCKET/PATH"),
         ("", "the work directory's name is empty"),  # it is not the current directory
-        ("a/gs:/run", r"a/gs:/run' can't be used: .* misread 'gs:' in a path"),
-        ("a/xgs:", r"misread 'xgs:' in a path; choose another, or rename the folder"),
-        ("run\n", r"/run\\n' can't be used: .* misread '\\n' in a path"),
-        ("\udcff/run", r"'\S*/\\udcff/run' can't be used: .* misread '\\udcff' in a path"),
-        ("/s3/run", r"'/s3/run' can't be used: .* misread '/s3' in a path"),
+        ("a/gs:/run", "a/gs:/run' .* misread 'gs:'"),
+        ("a/xgs:", "misread 'xgs:'"),
+        ("run\n", r"/run\\n' .* misread '\\n'"),
+        ("\udcff/run", r"'\S*/\\udcff/run' .* misread '\\udcff'"),
+        ("/s3/run", "'/s3/run' .* misread '/s3'"),
     ],
 )
 def test_a_name_that_cannot_be_a_work_directory(
     tiny_config, tmp_path: pathlib.Path, monkeypatch, workdir: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        loop.train(tiny_config(), workdir)
+    assert_refused(message, loop.train, tiny_config(), workdir)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_address_without_its_package(tiny_config, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(MissingPackageError, match="gs://bucket/run needs the package gcsfs"):
-        loop.train(tiny_config(), "gs://bucket/run")
+    assert_refused(
+        "gs://bucket/run .* gcsfs",
+        loop.train,
+        tiny_config(),
+        "gs://bucket/run",
+        raised=MissingPackageError,
+    )
 
 
 def test_a_run_that_began_meanwhile_is_not_mixed_with_another(
@@ -160,14 +166,16 @@ def test_a_run_that_began_meanwhile_is_not_mixed_with_another(
     first.check(configs[0])
     second.check(configs[1])
     first.claim(configs[0], ByteTokenizer())
-    with pytest.raises(ValueError, match="another process is training in"):
-        loop.train(configs[0], str(tmp_path / "run"))
+    assert_refused("another process is training in", loop.train, configs[0], str(tmp_path / "run"))
     first.release()
-    with pytest.raises(ValueError, match=r"another config:\n  seed: 1 there, 2 now"):
-        second.claim(configs[1], ByteTokenizer())
+    assert_refused("seed: 1 there, 2 now", second.claim, configs[1], ByteTokenizer())
     assert first.config().seed == 1
-    with pytest.raises(ValueError, match=r"the tokenizer of the run in .* is another"):
-        second.claim(configs[0], WordTokenizer(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>"], 0)))
+    assert_refused(
+        "tokenizer of the run",
+        lambda: second.claim(
+            configs[0], WordTokenizer(dict.fromkeys(["<s>", "<pad>", "</s>", "<unk>"], 0))
+        ),
+    )
     first.claim(configs[0], ByteTokenizer())  # the lock was given back
     first.release()
 
@@ -185,10 +193,7 @@ def test_without_file_locks_the_newest_start_wins(
             later.claim(run.config(), run.tokenizer())
 
     monkeypatch.setattr(RunDirectory, "write_status", write_status)
-    with pytest.raises(
-        UserError, match=r"a process that started later is training in .*; this one stops"
-    ):
-        loop.train(tiny_config(), str(tmp_path))
+    assert_refused("started later", loop.train, tiny_config(), str(tmp_path), raised=UserError)
     assert later.saved_steps() in ([2], [2, 3])
     later.check_claim()
     assert later.status()["state"] == "running"  # as it was when the later process came

@@ -23,6 +23,7 @@ from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, updates
 from tests.hosts import ROOT
+from tests.refusals import assert_refused
 from tests.training.runs import assert_same, final_state, interrupt, rows, stop_at
 
 
@@ -95,16 +96,22 @@ def test_a_full_disk_is_named_and_the_saved_stays(
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "claim", lambda *_: full(None, None, 4))  # as the run begins
-        with pytest.raises(
-            UserError, match=r"no space left to write .*/run; what was saved before is whole"
-        ):
-            loop.train(config, str(tmp_path / "run"))
+        assert_refused(
+            "no space left to write .*/run",
+            loop.train,
+            config,
+            str(tmp_path / "run"),
+            raised=UserError,
+        )
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", full)
-        with pytest.raises(
-            UserError, match=r"no space left to write .*/run; what was saved before is whole"
-        ):
-            loop.train(config, str(tmp_path / "run"))
+        assert_refused(
+            "no space left to write .*/run",
+            loop.train,
+            config,
+            str(tmp_path / "run"),
+            raised=UserError,
+        )
     assert RunDirectory(tmp_path / "run").status()["state"] == "failed"
     assert int(final_state(config, tmp_path / "run").step) in (2, 3)
     assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"
@@ -122,16 +129,11 @@ def test_a_disk_that_fills_as_a_checkpoint_is_saved_is_named_at_the_next_row(
 
     run = RunDirectory(tmp_path / "run")
     monkeypatch.setattr(ocp.JsonCheckpointHandler, "_save_fn", full)  # in the background
-    stop_at(monkeypatch, 3, lambda: (failed.wait(20), time.sleep(0.5)))
-    config = tiny_config(train__steps=52, checkpoint__every_steps=2, eval__every_steps=0)
-    with monkeypatch.context() as patch:
-        patch.setattr(updates, "_is_save_due", lambda config, step, *_: step in (2, 50))
-        with pytest.raises(
-            UserError, match=r"no space left to write .*/run; what was saved before"
-        ):
-            loop.train(config, str(run))
-    # The rows of updates 3 and 4 are written after the failure.
-    assert [row["step"] for row in rows(run.path)][-1] in (3, 4)
+    stop_at(monkeypatch, 26, lambda: (failed.wait(20), time.sleep(0.5)))
+    config = tiny_config(train__steps=52, checkpoint__every_steps=25, eval__every_steps=0)
+    assert_refused("no space left to write .*/run", loop.train, config, str(run), raised=UserError)
+    # The rows of updates 26 and 27 are written after the failure.
+    assert [row["step"] for row in rows(run.path)][-1] in (26, 27)
     assert run.saved_steps() == []
 
 
@@ -157,8 +159,7 @@ def test_lost_checkpoints(tiny_config, finished: pathlib.Path, monkeypatch, caps
     shutil.rmtree(run.checkpoints)
     run.write("status.json", run.status() | {"state": "interrupted", "saved": 4})
     before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="run has no checkpoint, but that of step 4 was"):
-        loop.train(tiny_config(), str(finished))
+    assert_refused("no checkpoint.* step 4", loop.train, tiny_config(), str(finished))
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
     # A run that was stopped before it first saved begins again.
     run.write_status("interrupted", step=1, steps=6)

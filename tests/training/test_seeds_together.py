@@ -16,6 +16,7 @@ from alibi.evaluation.scorer import Score
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.training import loop, updates
+from tests.refusals import assert_refused
 from tests.training.runs import final_state, interrupt, rows, stop_at
 
 SEEDS = (0, 7)
@@ -114,10 +115,7 @@ def test_they_go_on_together_or_by_themselves(config, alone, tmp_path) -> None:
 
 def test_seeds_at_different_updates_train_by_themselves(config, alone, tmp_path) -> None:
     places = workdirs(tmp_path) | {0: str(alone / "0")}
-    with pytest.raises(
-        ValueError, match=r"alone.*/0 is at update 6, and .*/7 is at update 0; .* each by itself"
-    ):
-        loop.train_seeds(config, places)
+    assert_refused("/0 is at update 6, .*/7 is at update 0", loop.train_seeds, config, places)
     assert RunDirectory(tmp_path / "7").status()["state"] == "missing", "a refusal began a run"
 
 
@@ -149,16 +147,20 @@ def test_after_a_seed_diverged_a_stop_names_the_command_that_goes_on(
     with monkeypatch.context() as patch:
         poison(patch, 1)
         stop_at(patch, 4, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(loop.Interrupted, match=goes_on):
-            loop.train_seeds(config, workdirs(tmp_path))
+        assert_refused(
+            goes_on, lambda: loop.train_seeds(config, workdirs(tmp_path)), raised=loop.Interrupted
+        )
 
 
 def test_a_seed_that_diverges_ends_alone(config, alone, tmp_path, monkeypatch) -> None:
     """The others finish as if it were not there; its last good checkpoint stays."""
     with monkeypatch.context() as patch:
         poison(patch, 4)
-        with pytest.raises(loop.NonFiniteLossError, match=r"^[^;]*/7: update 5: loss nan"):
-            loop.train_seeds(config, workdirs(tmp_path))
+        assert_refused(
+            r"^[^;]*/7: update 5: loss nan",
+            lambda: loop.train_seeds(config, workdirs(tmp_path)),
+            raised=loop.NonFiniteLossError,
+        )
     status = {seed: RunDirectory(tmp_path / str(seed)).status() for seed in SEEDS}
     assert [status[seed]["state"] for seed in SEEDS] == ["finished", "failed"]
     assert "update 5" in status[7]["reason"]
@@ -185,7 +187,4 @@ def test_seeds_are_saved_at_the_same_updates_though_one_alone_improves(
 
 def test_several_devices_are_refused(config, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:2]))
-    with pytest.raises(
-        ValueError, match="2 seeds train together on one device, and the mesh has 2"
-    ):
-        loop.train_seeds(config, workdirs(tmp_path))
+    assert_refused("one device, .* 2", lambda: loop.train_seeds(config, workdirs(tmp_path)))

@@ -11,6 +11,7 @@ from alibi.data.tokenfile import TokenFile
 from alibi.data.tokens import prepare
 from alibi.training import setup
 from alibi.training.setup import check_trainable, prepare_files, shared_text
+from tests.refusals import assert_refused
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,10 @@ from alibi.training.setup import check_trainable, prepare_files, shared_text
     ],
 )
 def test_what_training_would_refuse(keys: str, devices: int | None, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices)
+    assert_refused(
+        re.escape(message),
+        lambda: check_trainable(load_config(f"configs/quickstart.py:{keys}"), devices),
+    )
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,7 @@ def test_learned_positions_learn(position: str) -> None:
             x = method.embed(params, inputs["x"], np.arange(16))
             # embedded positions reach attention through the projections
             inputs |= {"x": x, "query": inputs["query"] + x.reshape(2, 16, 4, 8)}
-            attended = attend(method, AttentionOptions(), params, inputs, 16, 0)
-            return jnp.sin(3.0 * attended).sum()
+            return jnp.sin(3.0 * attend(method, AttentionOptions(), params, inputs, 16, 0)).sum()
 
         return jax.grad(loss)(params_of(method, moved=0.0))
 

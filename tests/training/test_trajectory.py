@@ -21,6 +21,7 @@ from alibi.training.step import make_train_step
 from configs import wikitext103
 from tests.convert.papers import as_model
 from tests.programs import OPTIMIZED
+from tests.refusals import assert_refused
 
 SMALL = pathlib.Path(__file__).parents[1] / "data" / "trajectory.npz"
 PADDING = 1  # of fairseq, in targets
@@ -217,5 +218,4 @@ def test_rates_that_do_not_end_with_the_run() -> None:
 )
 def test_what_makes_no_optimizer_is_refused(change: str, message: str) -> None:
     config = make_config(change)
-    with pytest.raises(ValueError, match=message):
-        make_optimizer(config.optimizer, config.train.steps)
+    assert_refused(message, make_optimizer, config.optimizer, config.train.steps)

@@ -5,12 +5,11 @@ import threading
 import time
 from typing import Any
 
-import pytest
-
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints
 from alibi.training import loop
 from alibi.training.metric_writers import JsonLines
+from tests.refusals import assert_refused
 from tests.training.runs import rows, stop_at
 
 SECONDS = 20.0  # for which something is waited for that comes at once
@@ -83,10 +82,13 @@ def test_a_row_that_fails_ends_training_as_the_next_one_comes(
 
     monkeypatch.setattr(JsonLines, "write", fail)
     run = RunDirectory(tmp_path / "run")
-    with pytest.raises(OSError, match="the bucket does not exist"):
-        loop.train(
-            tiny_config(train__steps=1000, checkpoint__every_steps=0, eval__every_steps=0), str(run)
-        )
+    assert_refused(
+        "bucket",
+        loop.train,
+        tiny_config(train__steps=1000, checkpoint__every_steps=0, eval__every_steps=0),
+        str(run),
+        raised=OSError,
+    )
     status = run.status()
     assert (status["state"], status["reason"]) == ("failed", "OSError: the bucket does not exist")
     assert run.saved_steps() == []
