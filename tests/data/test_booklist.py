@@ -105,15 +105,15 @@ def test_the_long_books_are_those_of_the_folder_with_corpora(shared_dir):
 
 def test_the_script_checks_joins_and_says_in_a_line_what_is_missing(run_script, tmp_path):
     script = ROOT / "scripts" / "join_books.py"
-    done = run_script(script, f"--output_dir={tmp_path}")
-    assert done.returncode == 1
+    done = run_script(script, f"--output_dir={tmp_path}", code=1)
     assert (
         "has no whole train.txt, valid.txt, test.txt, unseen.txt; give the books by --books"
         in done.stderr
     )
-    done = run_script(script, f"--output_dir={tmp_path}", f"--books={tmp_path}")
-    assert done.returncode == 1
+    done = run_script(script, f"--output_dir={tmp_path}", f"--books={tmp_path}", code=1)
     assert done.stdout.count("missing: ") == len(done.stdout.splitlines()) == 120
     assert f"error: 120 of 120 books are not in {tmp_path}; fetch them by author" in done.stderr
-    done = run_script(script, f"--output_dir={tmp_path}", f"--books={pathlib.Path(__file__)}")
+    done = run_script(
+        script, f"--output_dir={tmp_path}", f"--books={pathlib.Path(__file__)}", code=1
+    )
     assert "is no folder; give the folder with the books" in done.stderr

@@ -207,8 +207,7 @@ def test_the_command_line(tmp_path, alibi_run, folder, run_script):
         f"--workdirs={folder / 'nowhere'},{alibi_run}", "--multiples=1", "--stride=1", f"--text_file={text}",
         "--dump_nll", f"--output_dir={tmp_path}", "--position_options=slopes=0.5:0.25", "--window=4",
     )  # fmt: skip
-    done = run_script(ROOT / "eval_extrapolation.py", *arguments)
-    assert done.returncode == 1
+    done = run_script(ROOT / "eval_extrapolation.py", *arguments, code=1)
     assert "Traceback" not in done.stderr
     assert "error: 1 of 2 work directories failed" in done.stderr
     assert "alibi-run as alibi(slopes=0.5:0.25) with window 4" in done.stdout
@@ -275,6 +274,5 @@ def test_all_work_directories_are_looked_at_before_the_first_is_evaluated(
     ],
 )
 def test_flags_that_cannot_be(run_script, alibi_run, flags, message):
-    done = run_script(ROOT / "eval_extrapolation.py", f"--workdirs={alibi_run}", *flags)
-    assert done.returncode == 1
+    done = run_script(ROOT / "eval_extrapolation.py", f"--workdirs={alibi_run}", *flags, code=1)
     assert done.stderr.startswith(f"error: {message}")

@@ -191,13 +191,12 @@ def test_the_command_lines(
         ["--plan", "--devices=2"],
         [*devices, "--print_config"],
     ):
-        assert run(*ignored).returncode == 1
-    assert run("--dry-run").stderr == (
+        run(*ignored, code=1)
+    assert run("--dry-run", code=1).stderr == (
         "error: there is no flag --dry-run; --plan prints memory and time, --print_config the whole config; "
         "--help shows all\n"
     )
-    started = run(*devices, "--init_from=nowhere")
-    assert started.returncode == 1
+    started = run(*devices, "--init_from=nowhere", code=1)
     assert "is no work directory of a run: config.json is missing" in started.stderr, (
         "as in training"
     )

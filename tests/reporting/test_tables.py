@@ -141,8 +141,7 @@ def test_each_cell_says_what_its_interval_covers_if_cells_differ():
     """One series has the parts of the text, the other does not."""
     seeds = range(3)
     known = [with_parts(make_row("alibi", 128, 9.0 + seed, seed=seed)) for seed in seeds]
-    unknown = [make_row("rotary", 128, 9.0 + seed, seed=seed) for seed in seeds]
-    (panel,) = panels([*known, *unknown])
+    (panel,) = panels([*known, *[make_row("rotary", 128, 9.0 + seed, seed=seed) for seed in seeds]])
     table = build_table(panel)
     with_text, seeds_alone = body(table)
     assert "†" not in with_text

@@ -118,7 +118,6 @@ def test_their_command_trains_them(tmp_path, run_script):
     seeds = {"config": f"configs/task.py:{keys}", "product": {"seed": [0, 1]}}
     sweep = sweep_of(**seeds, multiples=[1], evaluators="task", examples=8)
     script, *words = seeds_command(sweep.runs, tmp_path)
-    done = run_script(PROJECT / script, *words)
-    assert done.returncode == 0, done.stderr
+    run_script(PROJECT / script, *words)
     states = survey(sweep.runs, tmp_path)
     assert [state.describe() for state in states] == ["trained, 0 of 1 results"] * 2
