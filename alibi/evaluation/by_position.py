@@ -60,9 +60,9 @@ class ByPosition(OfWindows):
         by_position = zip(ranges(length), row.results["by_position"], strict=True)
         for (low, high), (nats, parts) in by_position:
             counts = part_sums(np.clip(left, low - 1, high) - (low - 1))
-            found = {"tokens": int(counts.sum()), "tokens_of_parts": tuple(counts.tolist())}
-            found |= {"nats": nats / found["tokens"], "parts": parts}
-            entries.append(Entry(row, (length,), high, found))
+            results = {"tokens": int(counts.sum()), "tokens_of_parts": tuple(counts.tolist())}
+            results |= {"nats": nats / results["tokens"], "parts": parts}
+            entries.append(Entry(row, (length,), high, results))
         return entries
 
     def facts(self, panel: Panel) -> list[str]:

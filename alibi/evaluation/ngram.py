@@ -139,7 +139,8 @@ class _Counted:
         if not self.grams.size:  # all documents are shorter
             return lower
         kept, discounted = smoothed
-        context_starts = _run_starts(self.contexts)
+        is_new = np.append(True, self.contexts[1:] != self.contexts[:-1])
+        context_starts = np.flatnonzero(is_new)
         mass = np.add.reduceat(discounted, context_starts)
         whole = np.add.reduceat(kept, context_starts) + mass
         context, has_context = _find(self.contexts[context_starts], self.scored_contexts)
@@ -210,13 +211,6 @@ def _ascending(stream: Integer[np.ndarray, " symbols"], order: int) -> Int[np.nd
         keys = keys[places]
         ranks = np.empty(keys.size, np.min_scalar_type(keys.size))
         ranks[places] = np.cumsum(np.append(False, keys[1:] != keys[:-1]), dtype=ranks.dtype)
-
-
-def _run_starts(ascending: Integer[np.ndarray, " values"]) -> Int[np.ndarray, " runs"]:
-    """Returns where each run of equal values begins."""
-    return np.flatnonzero(
-        np.concatenate([[True], ascending[1:] != ascending[:-1]])[: ascending.size]
-    )
 
 
 def _find(

@@ -7,9 +7,11 @@ import pytest
 import tokenizers as hf
 
 from alibi.config import make_config
+from alibi.evaluation.by_position import ByPosition
 from alibi.evaluation.context_use import ContextUse
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.perplexity import Perplexity
+from alibi.reporting.measure import measure_of
 from alibi.reporting.panels import caption
 from alibi.runs.trained import TrainedRun
 from tests.evaluation.runs import make_run, options_of, rows_of, subject_of
@@ -79,6 +81,20 @@ def test_context_use_has_it_too(a_run, tmp_path):
         ends = range(16, len(tokens) + 1)
         nll = nll_of(run, [tokens[end - length : end] for end in ends], length)[:, -1]
         assert total == pytest.approx(float(np.sum(nll)), rel=1e-5)
+
+
+def test_the_nll_by_position_is_after_bos_too(a_run, tmp_path):
+    """The first token of a window is predicted from BOS, not from the token before it."""
+    options = options_of(tmp_path / "out", (8,), evaluator=ByPosition, bos=True)
+    (row,) = rows_of([a_run], options)
+    tokens = tokens_of(a_run, tmp_path)
+    windows = [tokens[first : first + 8] for first in range(0, len(tokens), 8)]
+    nll = nll_of(TrainedRun(a_run), windows, 8).ravel()[: len(tokens)]
+    position = np.arange(len(tokens)) % 8 + 1
+    ranges = {1: 1, 2: 2, 4: 3, 8: 5}
+    for entry in measure_of(row).entries(row):
+        inside = (position >= ranges[entry.column]) & (position <= entry.column)
+        assert entry.results["nats"] == pytest.approx(nll[inside].mean(), rel=1e-5)
 
 
 def test_a_tokenizer_without_bos_is_refused(tmp_path):
