@@ -20,3 +20,10 @@ def test_the_page_is_fresh_and_has_each_method():
     assert enters["rotary"] == enters["yarn"] == "queries, keys"
     assert enters["fox"] == "logits by content"
     assert (enters["learned"], enters["none"]) == ("embeddings", "nowhere")
+    shares = dict(
+        re.findall(
+            r"^\| \[`yarn`\]\(#yarn\)([^|]*) \|(?:[^|]*\|){3} ([^|]*) \|", page, re.MULTILINE
+        )
+    )
+    expected = {", `fast=32.0`": "100%, 97%, 100%", "": "97%, 100% (seeds 1, 2)"}
+    assert shares == expected, "seed 0 was asked under 32 turns alone"

@@ -157,16 +157,19 @@ The quickstart's model, trained at L = {length}:
   ([intervals and figures](../results/methods/README.md)).
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts.
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L. The models were
-  trained on books with passkeys for {of_keys:,} updates. Each share is of one seed, in the order of the seeds: a single
-  one says little, and [the first seed is of another commit](../results/passkey/README.md). "Late": next to none in
-  windows of L either ([after longer training](../results/passkey/README.md#trained-for-longer)).
+  trained on books with passkeys for {of_keys:,} updates. Each share is of one seed, in their order from seed 0 on
+  unless the cell names others: a single one says little, and
+  [seed 0 is of another commit](../results/passkey/README.md). "Late": next to none in windows of L either
+  ([after longer training](../results/passkey/README.md#trained-for-longer)).
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, as a multiple of that of `none`. Differences below 0.05
   can be noise ([more](speed.md#position-methods)). Options are the defaults, but `max_distance` is 128 of `t5` and 16
   of `shaw`, `threshold=512` of `fire`, `scale_base=512` of `xpos`. The interpolated and NTK forms cost what `alibi` and
   `rotary` do.
 
 `pope` and `selective_rope` have one run each, of {of_variants:,} updates ([variants](../results/variants/README.md)):
-perplexity at 16 L is {ratios} of that at L. A method with dashes alone was not measured.
+perplexity at 16 L is {ratios} of that at L.
+The table has only dashes for them, since its other runs are longer. Any other method with dashes alone was not
+measured.
 
 | method | bits/byte, L | 16 L | gain | passkeys, 64 in L | 64 in 8 L | 512 in 8 L | speed, 128 | 512 | 2,048 | 8,192 |
 |:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|
@@ -314,14 +317,17 @@ def _passkeys(rows: list[Row]) -> list[str]:
     """Returns the shares of found passkeys, one for each seed, or "late" if there may be more later."""
     cells = []
     for times, distance in ASKED:
-        shares = [
-            row.results["accuracy"]
+        shares = {
+            row.seed: f"{row.results['accuracy']:.0%}"
             for row in sorted(rows, key=lambda row: row.seed)
             if row.evaluator == "passkey"
             and row.cell == {"length": times * row.train_length, "distance": distance}
             and row.is_measured
-        ]
-        cells.append(", ".join(f"{share:.0%}" for share in shares) or "-")
+        }
+        seeds = (
+            "" if [*shares] == [*range(len(shares))] else f" (seeds {', '.join(map(str, shares))})"
+        )
+        cells.append((", ".join(shares.values()) or "-") + seeds)
     if rows and rows[0].series in passkey_late.STEPS:
         return ["late" if cell in ("0%", "0%, 0%, 0%") else cell for cell in cells]
     return cells
