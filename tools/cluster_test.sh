@@ -121,7 +121,7 @@ def get_sweep():
     return {"config": config, "product": product, "multiples": [1, 2]}
 SWEEP
   local python=$PWD/.venv/bin/python runs victim node job high
-  $python scripts/submit.py --template=configs/launch/slurm.sh --sweep="$D/sweep.py" --workdir="$D/runs/sweep" --tasks=3 \
+  $python scripts/submit.py --template=configs/launch/slurm.sh --set=CPUS=1 --sweep="$D/sweep.py" --workdir="$D/runs/sweep" --tasks=3 \
     --set=TIME=60 --set=GRACE=20 --go > "$D/submit.log"
   job=$(sed -n 's/^Submitted batch job //p' "$D/submit.log")
   runs=($($python -c "import json; print(*json.load(open('$D/runs/sweep/sweep.json'))['runs'])"))
@@ -183,7 +183,7 @@ for name in $CASES; do
     devices) job=$(JAX_NUM_CPU_DEVICES=1 FLAGS=--multihost submit devices --nodes=2 --ntasks=4 --ntasks-per-node=2) ;;
     requeue | preempt) job=$(STEPS=2000 FLAGS=--multihost submit "$name" "${long[@]}") ;;
     long)
-      .venv/bin/python scripts/submit.py --template=configs/launch/slurm.sh --workdir="$D/runs/long" --set=NODES=2 \
+      .venv/bin/python scripts/submit.py --template=configs/launch/slurm.sh --set=CPUS=1 --workdir="$D/runs/long" --set=NODES=2 \
         --config="configs/quickstart.py:$TINY,train.steps=2000,position=alibi" --set=TIME=60 --set=GRACE=20 --go > "$D/submit.log"
       job=$(sed -n 's/^Submitted batch job //p' "$D/submit.log")
       ;;

@@ -48,6 +48,7 @@ def main() -> int:
 
     # This process computes nothing: accelerators belong to the runs that it starts.
     jax.config.update("jax_platforms", "cpu")
+    from alibi.data.textfiles import TextFiles
     from alibi.storage.files import resolve
     from alibi.sweeps.definition import load_sweep
     from alibi.sweeps.estimates import device_table, plan_table
@@ -58,6 +59,12 @@ def main() -> int:
     workdir = resolve(flags.FLAGS.workdir)
     sweep = load_sweep(flags.FLAGS.sweep)
     share = None if _TASK.value is None else sweep.share(_TASK.value)
+    evaluations = [one for run in (share or sweep.runs) for one in run.evaluations]
+    texts = {getattr(each, "text_file", "") for one in evaluations for each in one.evaluators}
+    for text in sorted(texts - {""}):
+        TextFiles({"text_file": text}).files(
+            "text_file"
+        )  # an error now, and not after the training
     sweeper = Sweeper(
         sweep,
         workdir,

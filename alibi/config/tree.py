@@ -169,7 +169,7 @@ class OptimizerConfig(Section):
     b1: float = number(0.9, at_least=0.0, below=1.0)  # adamw, as the next three
     b2: float = number(0.99, at_least=0.0, below=1.0)
     eps: float = number(1e-8, above=0.0)
-    # decays matrices, not biases, norms and position parameters
+    # decays matrices and tables of tokens, not biases, norms and position parameters
     weight_decay: float = number(0.1, at_least=0.0)
     # largest global norm of an update's gradient; 0 means no clipping
     clip_norm: float = number(1.0, at_least=0.0)
@@ -215,6 +215,16 @@ class CheckpointConfig(Section):
     every_minutes: float = number(10.0, at_least=0.0)  # 0 means never
     # latest checkpoints kept besides the best; another if the best is among them
     keep: int = number(1, at_least=1)
+    # updates: checkpoints of its multiples are never deleted; 0 means none are kept so
+    keep_every: int = number(0, at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_every and (not self.every_steps or self.keep_every % self.every_steps):
+            raise ValueError(
+                f"checkpoint.keep_every={self.keep_every} must be a multiple of checkpoint.every_steps="
+                f"{self.every_steps}, since only these updates are sure to have a checkpoint"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -220,10 +220,11 @@ def _time_text(plan: TrainingPlan) -> str:
         time = format_duration(3600 * hours), device_hours_text(plan.devices * hours)
         rows.append([f"  at {share:.0%} of the peak", *time, f"{plan.tokens / hours / 3600:,.0f}"])
     remat = "; with remat 75% can be reached at most" if plan.config.model.remat else ""
-    each, every = plan.checkpoint_bytes, plan.config.checkpoint.every_steps
-    kept = plan.config.checkpoint.keep + 1  # the latest, and the best or a spare
+    each, steps, checkpoint = plan.checkpoint_bytes, plan.config.train.steps, plan.config.checkpoint
+    kept = checkpoint.keep + 1  # the latest, and the best or a spare
+    kept += steps // checkpoint.keep_every if checkpoint.keep_every else 0
     # each better validation adds a checkpoint
-    written = -(-plan.config.train.steps // every) if every else 1
+    written = -(-steps // checkpoint.every_steps) if checkpoint.every_steps else 1
     return (
         f"{aligned(rows, left=(0,))}"
         "the share counts products of layers and softmax, and attention to the visible keys, as mfu in metrics.jsonl\n"

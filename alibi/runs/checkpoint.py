@@ -68,6 +68,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
       folder: the run's `checkpoints` directory.
       keep: how many latest checkpoints are kept, besides the best validation NLL, and one more if the
         best is among them, in case it is damaged.
+      keep_every: updates whose multiples keep their checkpoints. Defaults to none.
       written_bytes: bytes written at a time, more than the largest array has. Writing takes as much
         memory. Defaults to Orbax's 96 GB.
     """
@@ -77,6 +78,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         folder: str | os.PathLike[str],
         *,
         keep: int = 1,
+        keep_every: int = 0,
         read_only: bool = False,
         written_bytes: int | None = None,
     ):
@@ -97,7 +99,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
                 read_only=read_only,
                 cleanup_tmp_directories=not read_only,  # files of a process that was killed
                 save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(1),
-                preservation_policy=_LatestAndBest(self, keep),
+                preservation_policy=_Preserved(self, keep, keep_every),
                 lightweight_initialize=True,  # else a damaged checkpoint makes all unreadable
             ),
         )
@@ -319,11 +321,11 @@ def validated(saved: Mapping[str, Any]) -> tuple[int | None, int]:
     return saved.get(VALID_TOKENS), saved.get(BEGAN, 0)
 
 
-class _LatestAndBest:
-    """Tells Orbax to preserve the latest checkpoints and the best, as `Checkpoints` says."""
+class _Preserved:
+    """Tells Orbax to preserve the latest checkpoints, the best, and multiples, as `Checkpoints` says."""
 
-    def __init__(self, checkpoints: Checkpoints, keep: int):
-        self._checkpoints, self._keep = checkpoints, keep
+    def __init__(self, checkpoints: Checkpoints, keep: int, keep_every: int):
+        self._checkpoints, self._keep, self._every = checkpoints, keep, keep_every
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         newest = sorted((info.step for info in checkpoints), reverse=True)
@@ -331,7 +333,8 @@ class _LatestAndBest:
         kept = (
             {*latest, best[0]} if best and best[0] not in latest else set(newest[: self._keep + 1])
         )
-        return [info.step in kept for info in checkpoints]
+        every = self._every
+        return [info.step in kept or (every > 0 and info.step % every == 0) for info in checkpoints]
 
 
 class _Manager(ocp.CheckpointManager):

@@ -44,6 +44,7 @@ from alibi.sweeps.state import (
 # The ranks that launchers of clusters set. Asking JAX would claim this host's devices, which the
 # runs need.
 RANK_VARIABLES = (
+    "ALIBI_PROCESS_ID",
     "JAX_PROCESS_ID",
     "TPU_WORKER_ID",
     "CLOUD_TPU_TASK_ID",
@@ -362,13 +363,21 @@ def is_primary(process_id: int | None, multihost: bool) -> bool:
 
     The launchers' variables count only with --multihost: a job with a single process may have any rank
     in its cluster.
+
+    Raises:
+      ValueError: no variable tells the rank, as on TPU VMs without Kubernetes.
     """
     if process_id is not None:
         return process_id == 0
     if not multihost:
         return True
-    ranks = (os.environ.get(name, "") for name in RANK_VARIABLES)
-    return int(next(filter(str.isdigit, ranks), "0")) == 0
+    ranks = filter(str.isdigit, (os.environ.get(name, "") for name in RANK_VARIABLES))
+    if (rank := next(ranks, None)) is None:
+        raise ValueError(
+            "--multihost: no variable of a launcher tells the rank of this process; set ALIBI_PROCESS_ID on each "
+            "host, to 0 on one of them"
+        )
+    return int(rank) == 0
 
 
 def say(text: str) -> None:

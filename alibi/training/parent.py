@@ -96,7 +96,7 @@ class Parent:
         if at not in steps or at >= config.train.steps:
             raise ValueError(
                 f"init_step={at} must be a checkpoint of init_from={self.run} below train.steps={config.train.steps}; "
-                f"there are: {', '.join(map(str, steps))} (checkpoint.keep says how many are kept)"
+                f"there are: {', '.join(map(str, steps))} (checkpoint.keep and keep_every say which are kept)"
             )
         free = "init_from", "init_step", "train.steps", "optimizer."
         differ = [key for key in differing(self.config, config) if not key.startswith(free)]

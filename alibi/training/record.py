@@ -21,7 +21,7 @@ from alibi.model.flops import model_flops
 from alibi.parallel import hosts
 from alibi.progress import Progress, print_line
 from alibi.runs.checkpoint import BEGAN, VALID_TOKENS, Checkpoints, validated
-from alibi.training.metric_writers import Values, open_writers
+from alibi.training.metric_writers import MetricWriter, Values, open_writers
 from alibi.training.setup import Job
 from alibi.training.step import Metrics
 
@@ -59,7 +59,8 @@ class Record:
         }
         self._before = run.status()  # left by the process that trained here last
         self.best = hosts.broadcast(lambda: checkpoints.best)
-        self._writers = open_writers(config, run, step) if hosts.is_primary() else []
+        self._writers: list[MetricWriter] = []
+        hosts.broadcast(lambda: self._writers.extend(open_writers(config, run, step)))
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="writes")
         self._writes: collections.deque[concurrent.futures.Future] = collections.deque()
         self._finished = False
@@ -115,7 +116,7 @@ class Record:
 
     def for_checkpoint(self) -> dict[str, Any]:
         """Waits for earlier rows, and returns what a resumed run needs to continue them."""
-        self._finish_writes()
+        hosts.broadcast(self._finish_writes)
         return {
             UNLOGGED: self._sums.tolist(),
             VALID_TOKENS: self._valid_tokens,

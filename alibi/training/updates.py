@@ -46,7 +46,8 @@ class SeedRun:
 
     def __init__(self, job: Job, stack: contextlib.ExitStack, index: int | None):
         config, run, model, self.index = job.config, job.run, job.model, index
-        self.job, self.checkpoints = job, Checkpoints(run.checkpoints, keep=config.checkpoint.keep)
+        keep, every = config.checkpoint.keep, config.checkpoint.keep_every
+        self.job, self.checkpoints = job, Checkpoints(run.checkpoints, keep=keep, keep_every=every)
         stack.enter_context(self.checkpoints)
         self.latest = hosts.broadcast(lambda: self.checkpoints.latest) or 0
         self.abstract = abstract_state(model, job.optimizer, job.mesh)
@@ -77,8 +78,7 @@ class SeedRun:
             self.provenance["parent"] = parent.about()
             if hosts.is_primary():
                 print(f"starting {parent.describe()}", file=sys.stderr)
-        if hosts.is_primary():
-            run.write("provenance.json", self.provenance)
+        hosts.broadcast(lambda: run.write("provenance.json", self.provenance))
         done = int(state.step)  # less than `latest` if that is damaged
         record = Record(self.job, self.checkpoints, done, self.index)
         self.record = stack.enter_context(contextlib.closing(record))

@@ -6,7 +6,7 @@
 # The nodes must see this clone, its Python, the sweep or config file, and the work directory.
 #SBATCH --job-name={{NAME}}
 #SBATCH --array=0-{{LAST_TASK}}%{{AT_ONCE=1000}}
-#SBATCH --nodes={{NODES=1}} --ntasks-per-node=1 {{OPTIONS=}}
+#SBATCH --nodes={{NODES=1}} --ntasks-per-node=1 --cpus-per-task={{CPUS=8}} {{OPTIONS=}}
 #SBATCH --time={{TIME}}
 #SBATCH --signal=TERM@{{GRACE=120}}
 #SBATCH --requeue
@@ -15,6 +15,7 @@
 
 TASK=$SLURM_ARRAY_TASK_ID
 [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ] && multihost=--multihost || multihost=
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}  # srun does not take it from sbatch
 trap : TERM  # the command answers SIGTERM, not this shell
 srun --kill-on-bad-exit=0 {{COMMAND}} $multihost
 code=$?

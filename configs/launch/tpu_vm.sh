@@ -4,15 +4,19 @@
 # fills the names in double braces, behind "=" stands a default:
 #   python scripts/submit.py --template=configs/launch/tpu_vm.sh --config=FILE.py --workdir=gs://BUCKET/DIR \
 #     --set=REPOSITORY=https://... --set=PROJECT=PROJECT --set=ZONE=us-west4-a --set=ACCELERATOR=v5litepod-16 --go
-# Logs: sudo journalctl -u google-startup-scripts, on a host. A spot slice that is taken back goes on when this is
-# submitted again, after: gcloud compute tpus queued-resources delete alibi-NAME-TASK --force
+# Logs: sudo journalctl -u google-startup-scripts, on a host. A slice stays when its task has ended, and costs money
+# until: gcloud compute tpus queued-resources delete alibi-NAME-TASK --force
+# A spot slice that is taken back goes on when this is submitted again after that.
 set -e
 startup=$(mktemp)
 cat > "$startup" <<'STARTUP'
 #!/usr/bin/env bash
 cd /root
 [ -d alibi ] || git clone {{REPOSITORY}} alibi
-cd alibi && bash scripts/setup.sh --extra=tpu --extra=gcs && source .venv/bin/activate
+command -v python3.11 || { apt-get update && apt-get -o DPkg::Lock::Timeout=600 install -y python3.11-venv; }
+export ALIBI_PROCESS_ID=$(curl -sfH Metadata-Flavor:Google \
+  http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number)
+cd alibi && git checkout {{COMMIT=HEAD}} && bash scripts/setup.sh --extra=tpu --extra=gcs && source .venv/bin/activate
 TASK={{TASK}}
 for start in $(seq 0 {{RESTARTS=100}}); do
   {{CLONE_COMMAND}} --multihost

@@ -29,7 +29,7 @@ HERE = __name__
 TINY = "length=16,model.num_layers=3,model.width=16,model.num_heads=2,model.feed_forward=32"
 MODELS = (
     "",
-    "model.embedding=untied,model.gated=true,model.attention_gate=true,model.norm=rms,model.qk_norm=true",
+    "model.embedding=untied,model.token_types=2,model.gated=true,model.attention_gate=true,model.norm=rms,model.qk_norm=true",
     "model.embedding=adaptive,model.cutoffs=20:60",
     "position=t5,model.num_kv_heads=1,model.normalizer=sink",
     "position=deberta,model.embedding_norm=true",
@@ -49,11 +49,12 @@ def random_like(tree, seed):
 
 @pytest.mark.parametrize("keys", MODELS)
 def test_what_decays_is_every_kernel_and_table_outside_of_positions(keys):
-    """By the names of the leaves alone, as the first runs had it."""
+    """By the names of the leaves alone; an output matrix of its own decays as a tied one does."""
+    tables = ("kernel", "embedding", "head", "token_types", "clusters")
 
     def by_name(path, _):
         names = [part.key for part in path]
-        return names[-1] in ("kernel", "embedding", "clusters") and "position" not in names
+        return names[-1] in tables and "position" not in names
 
     shapes = shapes_of(keys)
     assert decayed(shapes) == jax.tree.map_with_path(by_name, shapes)

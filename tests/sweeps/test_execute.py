@@ -279,3 +279,10 @@ def test_one_process_of_many_writes_the_report(
 ):
     monkeypatch.setattr(os, "environ", environment)
     assert is_primary(process_id, multihost) is primary
+
+
+def test_several_hosts_without_ranks_are_refused(monkeypatch):
+    """Else each would train all runs."""
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(ValueError, match="ALIBI_PROCESS_ID"):
+        is_primary(None, multihost=True)

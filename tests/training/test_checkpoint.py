@@ -196,6 +196,17 @@ def test_there_is_a_spare_where_the_latest_is_the_best(states, tmp_path: pathlib
     assert kept == [[1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [5, 7]]
 
 
+def test_milestones_stay_whatever_improves_after_them(states, tmp_path: pathlib.Path) -> None:
+    """Each validation here is the best so far, so the newest and the spare are always others."""
+    _, (state, _) = states
+    with Checkpoints(tmp_path, keep=1, keep_every=3) as checkpoints:
+        for step in range(1, 9):
+            checkpoints.save(state, step, {}, valid_nll=9.0 - step)
+        checkpoints.wait()
+    kept = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal())
+    assert kept == [3, 6, 7, 8]
+
+
 def test_hosts_that_are_preempted_again_save_again(
     states, tmp_path: pathlib.Path, monkeypatch
 ) -> None:
