@@ -26,7 +26,7 @@ from alibi.reporting.rows import Entry, Row
 from alibi.reporting.tables import Number, fact, mean_kind
 
 Line = dict[str, Any]  # in by_context.jsonl
-NATS = mean_kind("Nats per token", "{:.3f}".format, "nats")
+NATS = mean_kind("Nats per token", "{:.3f}".format, "nats", merit=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import mean_kind
 
-SCORE = mean_kind("In-context score", "{:+.4f}".format, "score_nats", axis=", nats")
+SCORE = mean_kind("In-context score", "{:+.4f}".format, "score_nats", axis=", nats", merit=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import mean_kind
 
-FIELD = mean_kind("Receptive field", "{:,.0f}".format, "field", axis=", tokens")
+FIELD = mean_kind("Receptive field", "{:,.0f}".format, "field", axis=", tokens", merit=0)
 
 
 @dataclasses.dataclass(frozen=True)

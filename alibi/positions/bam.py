@@ -46,9 +46,9 @@ class Bam(PositionMethod):
     and mean in each layer.
 
     A power below zero favours far keys, so no key can be skipped. It starts as ALiBi. Its authors
-    scale logits with s ln n, too: `model.logit_scale=ssmax`.
+    multiply the products, not the bias, with s ln n, too: `model.logit_scale=ssmax_queries`.
 
-    Config: `position=bam,model.logit_scale=ssmax`
+    Config: `position=bam,model.logit_scale=ssmax_queries`
 
     Attributes:
       epsilon: added to the distance from the mean.
@@ -58,7 +58,7 @@ class Bam(PositionMethod):
         formula="-exp(s_h) (abs(i - j - mu_h) + epsilon)^a_h, s, a and mu of each head in each layer learned",
         source="Bianchessi et al. 2025, [arXiv 2505.22842](https://arxiv.org/abs/2505.22842)",
         caveats="initial values are ours: a = 1 and mu = 0, so ALiBi. Its authors use it with "
-        "`model.logit_scale=ssmax`, and their mean is exp(mu) - exp(-mu)",
+        "`model.logit_scale=ssmax_queries`; their mean is exp(mu) - exp(-mu), and their code trains it only if asked",
     )
 
     shift_invariant = True

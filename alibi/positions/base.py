@@ -76,6 +76,8 @@ class PositionMethod:
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # The longest sequence, in tokens, for which the method is defined, or None for no limit.
     max_length = cast(Any, None)
+    # Options that follow the training length while they are 0, with the properties that hold what they are then.
+    follow_length: ClassVar[tuple[tuple[str, str], ...]] = ()
     # Why a token must not see later ones, for a method that needs causal=True.
     only_causal = ""
 
@@ -91,6 +93,22 @@ class PositionMethod:
             raise ValueError(
                 f"position method {type(self).__name__} needs causal=True (objective=next_token): {self.only_causal}"
             )
+
+    def check_meaning(self, trained: "PositionMethod", of: str, option: str) -> None:
+        """Raises ValueError if an option that follows the training length would give the parameters in
+        `trained` another meaning.
+
+        Args:
+          of: where the parameters come from, for the message.
+          option: what stands before an option's name, for the message.
+        """
+        for name, value in self.follow_length if type(self) is type(trained) else ():
+            learned, here = getattr(trained, value), getattr(self, value)
+            if learned != here and not getattr(self, name):
+                raise ValueError(
+                    f"{of} was trained with {name}={learned}, and here it would follow the training length to "
+                    f"{here}, which changes what the parameters mean; set {option}{name}={learned}"
+                )
 
     @classmethod
     def options(cls) -> dict[str, Any]:

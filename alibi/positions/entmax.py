@@ -114,7 +114,8 @@ class Entmax(PositionMethod):
         "heads",
         source="Peters et al. 2019, [arXiv 1905.05702](https://arxiv.org/abs/1905.05702); NAPE: "
         "[arXiv 2506.16640](https://arxiv.org/abs/2506.16640)",
-        caveats="t is found in 24 steps over whole rows; no sink",
+        caveats="t is found in 24 steps over whole rows; no sink; the code of NAPE's authors has slopes 1 / h, steeper "
+        "than ALiBi's",
     )
 
     shift_invariant = True
@@ -148,7 +149,8 @@ class AdaptiveEntmax(Entmax):
         formula="entmax with y = z (delta_h + beta_ih ln(n)^gamma_ih) - m_h (i - j), beta and gamma of the layer's "
         "input, n the keys that the query sees",
         source="Vasylenko et al. 2025, [arXiv 2506.16640](https://arxiv.org/abs/2506.16640)",
-        caveats="as entmax; initial values and the range of gamma are ours, and delta is learned",
+        caveats="as entmax; initial values and the range of gamma are ours, and delta is learned; the authors' code "
+        "scales only the heads without positions, by a power of ln(i + 2)",
     )
 
     @property

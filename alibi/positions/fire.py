@@ -72,7 +72,14 @@ class Fire(PositionMethod):
         caveats="beyond the threshold it is not a function of the distance, so each pair of query and key is computed",
     )
 
+    follow_length = (("threshold", "first_threshold"),)
+
     threshold: int = number(0, at_least=0, at_most=MOST_TOKENS)
+
+    @property
+    def first_threshold(self) -> int:
+        """`threshold` or its default, in tokens."""
+        return self.threshold or max(self.train_length // 4, 1)
 
     def init_layer(self, key: PRNGKeyArray) -> Params:
         return {
@@ -84,13 +91,12 @@ class Fire(PositionMethod):
         }
 
     def bias(self, params: Params) -> FireBias:
-        threshold = self.threshold or max(self.train_length // 4, 1)
         return FireBias(
             hidden_kernel=params["hidden_kernel"],
             hidden_bias=params["hidden_bias"],
             kernel=params["kernel"],
             c=jnp.abs(params["c"]),
-            threshold=jnp.abs(params["threshold_multiple"]) * threshold,
+            threshold=jnp.abs(params["threshold_multiple"]) * self.first_threshold,
         )
 
 

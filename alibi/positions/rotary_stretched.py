@@ -50,11 +50,24 @@ class RotaryInterpolated(Rotary):
     def frequencies(self) -> np.ndarray:
         return super().frequencies() / self.stretch
 
+    def check_meaning(self, trained: PositionMethod, of: str, option: str) -> None:
+        """Raises ValueError if positions would be stretched from another length than was learned."""
+        if self.original_length or not isinstance(trained, Rotary):
+            return
+        learned = getattr(trained, "original_length", 0) or trained.train_length
+        # YaRN counts turns in the training length whatever its factor.
+        if learned != self.train_length and (self.factor is None or isinstance(self, Yarn)):
+            raise ValueError(
+                f"{of} knows positions from sequences of {learned:,} tokens, and this position method would take "
+                f"{self.train_length:,} for that; set {option}original_length={learned}"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class RotaryNtk(RotaryInterpolated):
     """Rotary with base * s^(head_dim / (head_dim - 2)): the slowest pair turns s times slower, the
-    fastest as before.
+    fastest as before. With `share_of=frequencies` the slowest pairs don't turn, and the slowest that
+    does is slowed less.
 
     With a dynamic s this is "dynamic NTK". If a share is turned, head_dim counts its features.
 
@@ -89,7 +102,8 @@ class Yarn(RotaryInterpolated):
     sharpened.
 
     Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow` times.
-    Queries and keys are multiplied with temperature * ln(s) + 1.
+    Queries and keys are multiplied with temperature * ln(s) + 1. Of a head that turns a share of its
+    features these are only the turned ones, with `share_of=frequencies` all.
 
     Config: `position=yarn,position_options.factor=4.0,position_options.fast=32.0`
 
@@ -159,27 +173,3 @@ class Yarn(RotaryInterpolated):
         high = min(math.ceil(pair(self.slow)), self.rotary_dim - 1)
         # As in the paper's code, where both ends may be the same pair.
         return np.clip((np.arange(self.rotary_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
-
-
-def check_known_length(
-    method: PositionMethod, trained: PositionMethod, of: str, option: str
-) -> None:
-    """Raises ValueError if `method` would stretch the positions in `trained` from another length than
-    it learned.
-
-    Args:
-      of: where the parameters come from, for the message.
-      option: how to set `original_length`, for the message.
-    """
-    if (
-        not (isinstance(method, RotaryInterpolated) and isinstance(trained, Rotary))
-        or method.original_length
-    ):
-        return
-    learned = getattr(trained, "original_length", 0) or trained.train_length
-    # YaRN counts turns in the training length whatever its factor.
-    if learned != method.train_length and (method.factor is None or isinstance(method, Yarn)):
-        raise ValueError(
-            f"{of} knows positions from sequences of {learned:,} tokens, and this position method would take "
-            f"{method.train_length:,} for that; set {option}={learned}"
-        )

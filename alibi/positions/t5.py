@@ -78,6 +78,8 @@ class T5(PositionMethod):
 
     shift_invariant = True
 
+    follow_length = (("max_distance", "farthest"),)
+
     num_buckets: int = 32
     max_distance: int = 0
 

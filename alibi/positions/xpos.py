@@ -48,6 +48,7 @@ class XPos(Rotary):
     )
 
     only_causal = "products with later keys would grow with distance"
+    follow_length = (("scale_base", "base_length"),)
 
     scale_base: float = number(0.0, at_least=0)
 

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from alibi.reporting.intervals import SEEDS, Interval, Sample, difference, interval
 from alibi.reporting.panels import Panel
 from alibi.reporting.tables import (
+    BITS_PER_BYTE,
     PERPLEXITY,
     Content,
     Kind,
@@ -149,7 +150,12 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
     texts = [panel for panel in panels if panel.kind is PERPLEXITY]
     labels, cells = [], []
     for panel in panels if texts else []:
-        if panel.kind is PERPLEXITY or panel.measure.is_map:  # where a head looks is no merit
+        # the same in other units, or of no merit, such as where a head looks
+        if (
+            panel.kind in (PERPLEXITY, BITS_PER_BYTE)
+            or panel.measure.is_map
+            or not panel.kind.merit
+        ):
             continue
         (text, *_) = [one for one in texts if one.corpus == panel.corpus] or texts
         longest = text.columns[-1]
@@ -165,7 +171,7 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
             if len(pairs) < 3 or not seeds:
                 continue
             # the sign makes higher better
-            better = -1 if panel.kind.is_loss else 1
+            better = -1 if panel.kind.is_loss else panel.kind.merit
             numbers = np.array(
                 [[[each[seed] for seed in seeds] for each in pair] for pair in pairs]
             )

@@ -13,7 +13,6 @@ from alibi.config.override import MODEL_KEYS, Override
 from alibi.model.decoder import UNKNOWN_VOCABULARY, DecoderLM, build_model
 from alibi.model.positions import init_position
 from alibi.positions import changed_options, known_options
-from alibi.positions.rotary_stretched import check_known_length
 
 
 def effective(override: Override, config: Config) -> Override | None:
@@ -86,9 +85,8 @@ def overridden(config: Config, override: Override | None) -> Config:
             f"{refused}: it needs {needed}, and the checkpoint has {there}; give a method and "
             "options of the same parameters, or go on training with these by train.py --init_from"
         )
-    named, option = f"a run of position={config.position}", "--position_options=original_length"
     for method, trained in pairs:
-        check_known_length(method, trained, named, option)
+        method.check_meaning(trained, f"a run of position={config.position}", "--position_options=")
     return tested
 
 

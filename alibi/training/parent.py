@@ -18,7 +18,6 @@ from alibi.optimizers import OPTIMIZER_NAMES, first_other_rate
 from alibi.parallel import hosts
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
-from alibi.positions.rotary_stretched import check_known_length
 from alibi.runs import RunDirectory, config_hash, method_files
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.runs.identity import differing
@@ -64,9 +63,8 @@ class Parent:
         laid_out_alike = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(laid_out_alike, self._tokenizer.vocab_size)
         self._check_model(model)
-        option = "position_options.original_length"
         for method, trained in model.method_pairs(self._model):
-            check_known_length(method, trained, f"init_from={self.run}", option)
+            method.check_meaning(trained, f"init_from={self.run}", "position_options.")
 
         ours = _by_path(param_shapes(build_model(config, self._tokenizer.vocab_size)))
         theirs = _by_path(param_shapes(self._model))

@@ -171,6 +171,28 @@ STRETCHED = (
             Override("rotary"),
             "",
         ),
+        # An option that follows the training length is part of what the parameters mean.
+        (
+            "position=t5,model.max_position=2048",
+            Override(max_position=0),
+            "max_distance=512, and here it would follow the training length to 32, which changes what the "
+            "parameters mean; set --position_options=max_distance=512",
+        ),
+        (
+            "position=fire,model.max_position=2048",
+            Override(max_position=0),
+            "set --position_options=threshold=512",
+        ),
+        (
+            "position=xpos",
+            Override(max_position=2048),
+            "set --position_options=scale_base=64.0",
+        ),
+        (
+            "position=t5,position_options.max_distance=64,model.max_position=2048",
+            Override(max_position=0),
+            "",
+        ),
         ("position=rotary", Override("yarn"), ""),
         ("position=none", Override("rotary_ntk"), ""),
         # The options of the method of training are named that it cannot be tested with.

@@ -127,6 +127,23 @@ def test_ties_and_seeds_are_those_of_scipy():
     assert taus == pytest.approx(expected)
 
 
+def test_a_score_that_is_better_when_lower_ranks_as_perplexity_does():
+    """A receptive field says where a model looks, which is no merit."""
+    measured = {"alibi": (3.0, -0.6, 90), "t5": (3.5, -0.4, 80), "rotary": (4.0, -0.2, 70)}
+    rows = []
+    for name, (loss, score, field) in measured.items():
+        rows.append(make_row(name, 256, loss))
+        for evaluator, results in (
+            ("in_context", {"score_nats": score, "tokens": 9}),
+            ("receptive_field", {"field": field, "tokens": 9}),
+        ):
+            rows.append(make_row(name, 256, None, evaluator=evaluator, results=results))
+    table = rankings([panel for panel, *_ in panel_groups(rows)])
+    ((measure, *_),) = table.labels
+    (((tau,), *_),) = table.cells
+    assert (measure, tau.values) == ("In-context score", (1.0,))
+
+
 def test_a_report_tells_whether_keys_rank_runs_as_perplexity_does(tmp_path, monkeypatch):
     """Lower perplexity at the longest length beside more keys found at the largest distance: in seed 0
     the same order, in seed 1 one pair of three the other way. A run without keys, an n-gram and a

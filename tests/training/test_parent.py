@@ -312,6 +312,22 @@ def test_a_stretched_method_at_another_length_asks_for_the_length_that_is_known(
     start(parent, "yarn")
 
 
+def test_options_that_follow_the_length_stay_when_a_run_goes_on_at_another(
+    tiny_config, parent, tmp_path
+) -> None:
+    """T5's buckets would hold other distances, FIRE's network would get other arguments."""
+    for position, option, learned in (
+        ("t5", "max_distance", 32),  # the number of buckets, which is more than a quarter of 16
+        ("fire", "threshold", 4),
+        ("xpos", "scale_base", 8.0),
+    ):
+        run = with_config(parent, tiny_config(position=position), tmp_path / position)
+        keys = {"position": position, "length": 256, "init_from": str(run)}
+        with pytest.raises(ValueError, match=f"set position_options.{option}={learned}$"):
+            parent_of(tiny_config(**keys))
+        parent_of(tiny_config(**keys, **{f"position_options__{option}": learned}))
+
+
 def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tmp_path) -> None:
     """Also if only the text differs: words in the train text, and words in the validation text."""
     words = {"data__tokenizer": "words", "model__num_layers": 1}
