@@ -123,8 +123,8 @@ class ModelConfig(Section):
     # logits, with their bias: log_n: ln n / ln L; ssmax: s ln n, s learned by each head of each
     # layer. Products alone, to which the bias is added: log_n_beyond: max(1, ln n / ln L);
     # ssmax_queries: s ln n; llama4: 1 + 0.1 ln(floor(n / L) + 1). Defaults to logits as they are. A
-    # list such as log_n,ssmax is repeated over the layers. In a layer at most one of this and the
-    # next two keys is set.
+    # list such as log_n,ssmax is repeated over the layers. In a layer at most one of this,
+    # max_position and window is set.
     logit_scale: str | tuple[str, ...] = choice(
         "", ("", "log_n", "log_n_beyond", "ssmax", "ssmax_queries", "llama4"), role=CHANGED
     )

@@ -98,7 +98,7 @@ def test_options_of_slurm() -> None:
     assert re.findall("^#SBATCH (.*)", script, re.M) == [
         "--job-name=lengths",
         "--array=0-5%3",
-        "--nodes=2 --ntasks-per-node=1 --partition=gpu --mem=8G",
+        "--nodes=2 --ntasks-per-node=1 --cpus-per-task=8 --partition=gpu --mem=8G",
         "--time=4:00:00",
         "--signal=TERM@60",
         "--requeue",
