@@ -1,12 +1,25 @@
-"""Processes as hosts: how tests start and end them."""
+"""Processes: how tests start and end new interpreters, and several as hosts."""
 
 import os
 import pathlib
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def run_python(
+    *words: object, code: int = 0, cwd: pathlib.Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a new interpreter, with more variables in its environment. It ends with `code`."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def free_port() -> int:

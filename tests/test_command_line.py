@@ -6,7 +6,6 @@ import importlib.util
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from alibi.config.override import Override
 from alibi.errors import ERROR_FILE, REQUEUE, SIGNALS, masked, print_error
 from alibi.runs import RunDirectory, make_provenance
 from alibi.training import loop
+from tests.hosts import run_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUICKSTART = f"--config={ROOT / 'configs' / 'quickstart.py'}"
@@ -265,9 +265,8 @@ command_line.run(main, takes="an address")
 
 def test_all_that_a_command_says_is_masked() -> None:
     """Lines of libraries' logs, warnings and tracebacks; its answers on stdout stay as they are."""
-    command = [sys.executable, "-c", TELLING, "http://user:PASS1@host/x"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "http://user:PASS1@host/x\n")
+    done = run_python("-c", TELLING, "http://user:PASS1@host/x", code=1)
+    assert done.stdout == "http://user:PASS1@host/x\n"
     assert done.stderr.count("http://***@host/x") == 3
     assert "PASS1" not in done.stderr
 

@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import subprocess
 import sys
 import types
 
@@ -10,6 +9,7 @@ import jax
 import pytest
 
 from alibi.cli import host_memory
+from tests.hosts import run_python
 
 # In a process of its own: the setting holds for the whole process. Blocks of 64 MiB come and
 # go; counted are the pages that the kernel hands out for the later blocks.
@@ -43,9 +43,7 @@ for line in open("/proc/self/smaps"):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="sets the GNU C library's malloc")
 def test_a_block_allocated_again_has_the_pages_that_it_had():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    known, faults, large = done.stdout.split()
+    known, faults, large = run_python("-c", PROGRAM).stdout.split()
     if known == "False":
         pytest.skip("this C library has no mallopt")
     assert int(faults) < 100  # 4 x 64 MiB are 65,536 pages

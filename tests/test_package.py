@@ -1,11 +1,9 @@
 """The package as a whole: what it shows, and what it imports."""
 
 import inspect
-import subprocess
-import sys
 
 import alibi
-from tests.hosts import ROOT
+from tests.hosts import ROOT, run_python
 
 
 def test_help_and_dir_show_what_a_reader_needs():
@@ -33,7 +31,4 @@ def test_what_reads_text_rows_and_runs_starts_without_jax() -> None:
     code = (
         f"import sys, {', '.join(modules)}; print(*{{'jax', 'flax', 'optax'}} & {{*sys.modules}})"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True
-    )
-    assert found.stdout == "\n"
+    assert run_python("-c", code).stdout == "\n"

@@ -1,13 +1,9 @@
 """The dtypes of results under other settings of JAX, in a process that begins with them."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import pytest
 
-from tests.hosts import ROOT
+from tests.hosts import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -85,14 +81,7 @@ def test_the_library_computes_in_float32() -> None:
     """With gradients and generation, all methods in 64 bits, as research code often has it. Strict
     promotion refuses whatever would leave float32.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", TRACED],
-        env=os.environ | {"JAX_ENABLE_X64": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "all float32\n", done.stderr
+    assert run_python("-c", TRACED, JAX_ENABLE_X64="1").stdout == "all float32\n"
 
 
 def test_commands_set_them_and_say_so(tmp_path, run_script) -> None:

@@ -3,8 +3,6 @@
 import dataclasses
 import errno
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -29,6 +27,7 @@ from alibi.data.tokenizers import (
     train_bpe,
 )
 from alibi.data.tokens import make_corpus
+from tests.hosts import run_python
 from tests.refusals import assert_refused
 
 TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
@@ -376,11 +375,4 @@ def test_bpe_training_is_deterministic_across_processes(trained_bpe):
         f"text = lzma.open({str(BOOKS / 'valid.txt.xz')!r}, 'rt', encoding='utf-8', newline='').read()\n"
         "print(BpeTokenizer(train_bpe([text[:100_000]], 400), '<|endoftext|>').fingerprint())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=BOOKS.parents[2],
-    )
-    assert done.stdout.strip() == trained_bpe.fingerprint()
+    assert run_python("-c", code).stdout.strip() == trained_bpe.fingerprint()

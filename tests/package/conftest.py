@@ -6,12 +6,13 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import venv
 from collections.abc import Callable
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.hosts import run_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -45,7 +46,7 @@ class Environment:
         """Installs a wheel without its dependencies."""
         words = ["install", "--no-deps", "--no-index", "--no-compile", "--quiet", wheel]
         python = self.folder / "bin" / "python"
-        subprocess.run([sys.executable, "-m", "pip", "--python", python, *words], check=True)
+        run_python("-m", "pip", "--python", python, *words)
 
     def python(self, source: str) -> str:
         """Runs Python source text in the environment, and returns its output."""
@@ -55,7 +56,7 @@ class Environment:
 def build(folder: pathlib.Path) -> pathlib.Path:
     """Returns the wheel of a source folder, in which it is built."""
     code = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    run_python("-c", code, cwd=folder)
     (built,) = (folder / "dist").glob("*.whl")
     return built
 

@@ -7,7 +7,6 @@ import logging
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 
 import jax
@@ -23,6 +22,7 @@ from alibi.runs.identity import config_hash, differing
 from alibi.runs.trained import TrainedRun
 from alibi.training import loop
 from alibi.training.parent import Parent
+from tests.hosts import run_python
 from tests.refusals import assert_refused
 from tests.training.runs import assert_same, final_state
 
@@ -257,8 +257,7 @@ def test_small_files_are_made_again_from_a_checkpoint(
     # on one of several processes alone: Orbax's manager of checkpoints waits for all of them
     code = f"from alibi.runs import RunDirectory; RunDirectory({str(finished)!r}).status()"
     code += "; import sys; print({'jax', 'orbax'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr
+    assert run_python("-c", code).stdout == "set()\n"
     # a run that goes on writes it anew
     shutil.rmtree(finished / "checkpoints" / "6")
     loop.train(config, str(finished))

@@ -7,7 +7,6 @@ import json
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import Checkpoints, TrainState
 from alibi.training import loop, updates
-from tests.hosts import ROOT
+from tests.hosts import run_python
 from tests.refusals import assert_refused
 from tests.training.runs import assert_same, final_state, interrupt, rows, stop_at
 
@@ -73,9 +72,8 @@ loop.train(read_config(json.loads(sys.argv[1])), sys.argv[2])
 def test_a_killed_process_goes_on_bit_for_bit(tiny_config, whole, tmp_path: pathlib.Path) -> None:
     """kill -9 leaves no time to save: the run goes on from its last whole checkpoint."""
     run, config = RunDirectory(tmp_path / "run"), tiny_config()
-    words = [sys.executable, "-c", KILLED, json.dumps(dataclasses.asdict(config)), str(run)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    given = json.dumps(dataclasses.asdict(config))
+    run_python("-c", KILLED, given, run, code=-signal.SIGKILL)
     assert run.saved_steps()[-1] in (3, 4), "update 4's checkpoint may have been half written"
     run.write_status(**(run.status() | {"peak_memory_bytes": 2**60}))
     # of all its processes
