@@ -144,9 +144,7 @@ UP, WTE = "transformer.blocks.0.ffn.up_proj.weight", "transformer.wte.weight"
 EXTRA = {"extra": np.zeros(3, np.float32)}
 DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
 ELSEWHERE = "is no regular file inside the folder"
-NO_MAP = "no weight_map"
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n"
-NO_ID = "eos_token_id="
 NAMES = r"config\.json has architectures="
 QK = "qk_ln beside norm_type="
 SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
@@ -158,7 +156,7 @@ NONFINITE = [
 KEYS: list[tuple[dict[str, Any], str]] = [
     ({"tie_word_embeddings": False}, r"lacks lm_head\.weight, .* that to transformer\.wte\.weight"),
     ({"n_layers": 10_000}, "10,000 layers, .* 8 tensors"),
-    *(({"eos_token_id": ends}, NO_ID) for ends in ("</s>", [1, None], 2.0, True)),
+    *(({"eos_token_id": ends}, "eos_token_id=") for ends in ("</s>", [1, None], 2.0, True)),
     ({"architectures": ["BlomForCausalLM"]}, r"did you mean 'BloomForCausalLM'\? there are: Bloom"),
     *(({"architectures": named}, NAMES) for named in ("MPTForCausalLM", [3], [["a"]])),
     ({"attn_config": 3}, "MPTForCausalLM"),
@@ -172,7 +170,10 @@ KEYS: list[tuple[dict[str, Any], str]] = [
 ]
 FAULTS: list[tuple[Any, str]] = [
     (lambda hub: index(hub, SHARDS), r"lacks model-2\.safetensors of its 2 files with weights"),
-    *((functools.partial(index, named=named), NO_MAP) for named in (None, {}, ["a"], {"a": 3})),
+    *(
+        (functools.partial(index, named=named), "no weight_map")
+        for named in (None, {}, ["a"], {"a": 3})
+    ),
     *(
         (functools.partial(index, named="all", file=file), ELSEWHERE)
         for file in ("../model-1.safetensors", "sub/../../x", "/model-1.safetensors")

@@ -145,7 +145,7 @@ def test_a_truncated_packed_file_is_an_error(tmp_path, suffix, pack):
     )
 
 
-def test_bad_files_say_what_and_where(tmp_path, monkeypatch):
+def test_bad_files_say_what_and_where(tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "latin.txt").write_bytes(b"x\n" * 700_000 + b"caf\xe9 au lait\n")
     # before its end is looked at

@@ -273,7 +273,7 @@ def test_other_train_texts_and_tokens_are_lines_of_their_own(texts):
     assert len(panel.series) == 8
 
 
-def test_tables_show_n_grams_beside_runs(texts):
+def test_tables_show_n_grams_beside_runs():
     """They have no training length, seed or step, and runs keep their short names."""
     runs = [
         make_row(position, length, 9.0, run=f"{position}-L128-lr=0.1")

@@ -118,7 +118,7 @@ def test_the_mean_context_is_at_most_a_document():
 
 
 @pytest.mark.slow
-def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path, monkeypatch):
+def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path):
     for split, path in tiny_text.items():
         (tmp_path / split).write_text("\n\n".join(path.read_text().splitlines()) + "\n")
     config = tiny_config(

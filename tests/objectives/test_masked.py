@@ -130,7 +130,7 @@ def test_every_method_has_a_form_for_both_sides_or_refuses():
             build_model(make_config("objective=masked", position=name), 256)
 
 
-def test_trained_evaluated_and_refused(tiny_config, tmp_path, monkeypatch):
+def test_trained_evaluated_and_refused(tiny_config, tmp_path):
     config = tiny_config(objective__name="masked", seed=3)
     train(config, str(tmp_path / "run"))
     assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []

@@ -198,7 +198,7 @@ def test_methods_and_scales_are_made_for_the_last_length(tiny_config) -> None:
         assert (kind.position.train_length, kind.position.max_length) == (16, 16)
 
 
-def test_a_list_is_one_in_files_flags_and_python(config, tmp_path) -> None:
+def test_a_list_is_one_in_files_flags_and_python(config) -> None:
     texts = {key: as_text(value) for key, value in CHANGES.items()}
     assert texts["position"] == "0:rotary;4:none"
     plain = replaced(config, {"position": "alibi", "train_length": 16, "model.window": 0})
