@@ -50,6 +50,7 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module("alibi.numerics")  # which checks the version of JAX
     module = importlib.import_module(f"alibi.{_MODULES.get(name, name)}")
     globals()[name] = public = getattr(module, name) if name in _MODULES else module
     return public

@@ -5,6 +5,7 @@ before any work.
 import math
 import pathlib
 import re
+import sys
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 from absl import flags
 from etils import epath
 
-from alibi import alibi_bias, alibi_slopes, errors, make_position
+import alibi
+from alibi import alibi_bias, alibi_slopes, cli, errors, make_position
 from alibi.cli import command_line
 from alibi.config import Config, flatten
 from alibi.parallel import hosts
@@ -23,6 +25,33 @@ from tests.refusals import assert_refused
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.py")
+
+
+def test_an_untested_jax_is_a_line_and_one_that_lacks_something_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the first use of a public name, and at the start of a command."""
+    monkeypatch.setattr(alibi, "numerics", alibi.numerics)  # to have it again afterwards
+
+    def import_with(version: str) -> list[str]:
+        monkeypatch.setattr(jax, "__version__", version)
+        monkeypatch.setattr(jax, "__version_info__", tuple(map(int, version.split("."))))
+        monkeypatch.delitem(sys.modules, "alibi.numerics")
+        caplog.clear()
+        assert alibi.__getattr__("alibi_slopes") is alibi_slopes
+        return caplog.messages
+
+    (requirement,) = re.findall(r'"(jax>=.*?)"', (ROOT / "pyproject.toml").read_text())
+    for version in ("0.9.2", "0.13.0"):
+        (line,) = import_with(version)
+        assert f"jax {version} was not tested" in line
+        assert f'pip install "{requirement}"' in line
+    assert import_with("0.10.0") == import_with("0.12.9") == []
+    monkeypatch.delattr(jax, "typeof")
+    with pytest.raises(ImportError, match=r"^jax\.typeof is missing: jax 0\.12\.9"):
+        import_with("0.12.9")
+    with pytest.raises(SystemExit, match=r"^error: jax\.typeof is missing: "):
+        cli.run_train()
 
 
 @pytest.fixture

@@ -5,16 +5,17 @@ import importlib
 import pathlib
 import sys
 
-from alibi.extras import EXTRAS, MissingPackageError, needs
+from alibi.extras import EXTRAS, needs
 
 
 def start(command: str) -> None:
     """Runs the command of the module `alibi.cli.COMMAND` and exits, with a line and code 1 if a
-    package is missing.
+    package is missing, or JAX is too old or too new.
     """
     try:
         needs(pathlib.Path(sys.argv[0]).name, *EXTRAS["train"])
-    except MissingPackageError as error:
+        importlib.import_module("alibi.numerics")
+    except ImportError as error:
         sys.exit(f"error: {error}")
     importlib.import_module(f"alibi.cli.{command}").run()
 
