@@ -223,7 +223,7 @@ def compute_call(call: AttentionCall) -> Float[Array, "*batch q heads value_dim"
         return by_backend(call) if fitting is None else on_each_device(call, fitting, by_backend)
 
     explicit = jax.typeof(call.query).sharding.mesh.explicit_axes
-    return on_explicit_mesh(call, placed) if explicit and not call.sow else placed(call)
+    return on_explicit_mesh(call, placed) if explicit else placed(call)
 
 
 def on_explicit_mesh(
@@ -232,7 +232,7 @@ def on_explicit_mesh(
     """Computes a call of arrays on a mesh with explicit axes (`jax.set_mesh`), where types have shardings.
 
     Inside, the axes are automatic. The type of the queries says how sequences and heads lie on the devices,
-    as `sharding` in `attend` does elsewhere, and the result lies as the queries.
+    as `sharding` in `attend` does elsewhere, and the result lies as the queries, as do weights for `call.sow`.
     """
     spec = (*jax.typeof(call.query).sharding.spec, *(None,) * call.query.ndim)[: call.query.ndim]
     named = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
@@ -243,8 +243,11 @@ def on_explicit_mesh(
         {name: x for name, x in named.items() if isinstance(x, jax.Array | Bias)}
     )
 
-    @functools.partial(jax.sharding.auto_axes, out_sharding=P(*spec[:-1], None))
-    def automatic(leaves: list[Array], key_segments: Any) -> Array:
+    *of_batch, of_queries, of_heads, _ = spec
+    of_weights = P(*of_batch, of_heads, of_queries, None)
+
+    @functools.partial(jax.sharding.auto_axes, out_sharding=(P(*spec[:-1], None), of_weights))
+    def automatic(leaves: list[Array], key_segments: Any) -> tuple[Array, list[Array]]:
         fields: dict[str, Any] = jax.tree.unflatten(tree, leaves)
         if "bias" not in named:  # made here, so that its type has no sharding of the mesh outside
             fields["bias"] = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), call.bias)
@@ -253,12 +256,17 @@ def on_explicit_mesh(
             fields.get("query_segments", call.query_segments) if same else key_segments
         )
         sharding = call.options.sharding
-        layout = P(spec[0], None, spec[-2], None) if sharding is None else sharding.spec
+        layout = P(spec[0], None, of_heads, None) if sharding is None else sharding.spec
         sharding = NamedSharding(jax.sharding.get_abstract_mesh(), layout)
         options = dataclasses.replace(call.options, sharding=sharding)
-        return compute(dataclasses.replace(call, **fields, options=options))
+        sown: list[Array] = []
+        sow = None if call.sow is None else sown.append
+        return compute(dataclasses.replace(call, **fields, options=options, sow=sow)), sown
 
-    return automatic(leaves, call.key_segments)
+    attended, sown = automatic(leaves, call.key_segments)
+    if call.sow is not None:
+        call.sow(*sown)
+    return attended
 
 
 def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedSharding | None:

@@ -32,7 +32,7 @@ from alibi.model.positions import (
 )
 from alibi.numerics.products import Products
 from alibi.objectives import make_objective
-from alibi.parallel.sharding import batch_parts, split_batch
+from alibi.parallel.sharding import batch_parts, check_auto, split_batch
 from alibi.positions import PositionMethod
 from alibi.positions.base import Params
 from alibi.positions.shapes import KnownPositions
@@ -247,7 +247,8 @@ class DecoderLM(nn.Module):
 
         Raises:
           ValueError: a sequence longer than the position method is defined for, more tokens than the
-            cache has room for, or `decode` with stacked layers (`scan_layers`).
+            cache has room for, arrays split over Explicit axes of a mesh, or `decode` with stacked layers
+            (`scan_layers`).
         """
         features = self.features(
             tokens,
@@ -321,6 +322,7 @@ class DecoderLM(nn.Module):
         It is refused with `decode`. Without `decode`, `total` is the length of a sequence that begins with
         these tokens, for methods that depend on it.
         """
+        check_auto((tokens, self.variables))
         config, length = self.config, tokens.shape[1]
         caches = self._caches(tokens, segment_ids, reach, total, chunk) if decode else None
         slots = None if caches is None else next(iter(caches.values()))

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PyTree
 
 from alibi.config import MeshConfig
+from alibi.errors import UserError
 from alibi.parallel.axes import leaf_of
 
 AXES = ("data", "fsdp", "tensor")
@@ -30,7 +31,13 @@ def make_mesh(mesh: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh
 
     Raises:
       ValueError: as in `mesh_sizes`.
+      UserError: another mesh, with Explicit axes, is set.
     """
+    if axes := jax.sharding.get_abstract_mesh().explicit_axes:
+        raise UserError(
+            f"jax.set_mesh has set a mesh with Explicit axes, {axes}, and a run makes its own mesh with Auto axes; "
+            "load or train it outside that context"
+        )
     devices = jax.devices() if devices is None else devices
     return jax.make_mesh(
         mesh_sizes(mesh, len(devices)), AXES, axis_types=_AXIS_TYPES, devices=devices
@@ -92,6 +99,18 @@ def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
         shapes,
         tree_shardings(shapes, mesh),
     )
+
+
+def check_auto(arrays: PyTree) -> None:
+    """Raises ValueError if an array is split over Explicit axes of a mesh (`jax.set_mesh`)."""
+    for leaf in jax.tree.leaves(arrays):
+        of = jax.typeof(leaf).sharding
+        if of.mesh.explicit_axes and any(of.spec):
+            raise ValueError(
+                f"arrays of the model are split over Explicit axes of a mesh, {of.spec}, and the model needs Auto "
+                "axes; call jax.sharding.auto_axes(model.apply, out_sharding=...), as docs/attention.md shows, or give "
+                "the mesh axis_types=(jax.sharding.AxisType.Auto, ...)"
+            )
 
 
 def batch_parts(sharding: Sharding | None) -> int:

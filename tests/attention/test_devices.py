@@ -77,6 +77,20 @@ def test_explicit_axes_give_the_same_and_each_device_its_own_heads(backend):
     assert_near(got, expected, 2e-5)
 
 
+def test_weights_come_out_of_explicit_axes():
+    """Also where heads share keys and a sink is split, which JAX's own types refuse."""
+    explicit = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    arrays, sown = inputs(2, 12, 12, 4, 8, kv_heads=2)[:3], []
+    how = {"slopes": alibi_slopes(4), "sink": jnp.arange(4.0)}
+    attended = [attend(*map(jnp.asarray, arrays), sow=sown.append, **how)]
+    with jax.set_mesh(explicit):
+        placed = [jax.reshard(x, P("data", None, "tensor", None)) for x in arrays]
+        attended.append(attend(*placed, sow=sown.append, **how))
+    assert jax.typeof(sown[1]).sharding.spec == P("data", "tensor", None, None)
+    for expected, found in (attended, sown):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_layers_and_closures_run_on_a_mesh_with_explicit_axes():
     x = jax.random.normal(jax.random.key(1), (2, 16, 32))
     layers = [

@@ -6,13 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from alibi.attention import tiles
 from alibi.attention.backends import compute
 from alibi.attention.dispatch import watched
+from alibi.config import MeshConfig
+from alibi.errors import UserError
 from alibi.model.decoder import DecoderLM, build_model
 from alibi.model.layers import stacked
 from alibi.model.positions import randomised_positions
+from alibi.parallel.sharding import make_mesh
 from tests.model.made import VOCABULARY, changed, make, tokens
 from tests.programs import AS_USERS
 from tests.refusals import assert_refused
@@ -54,6 +59,24 @@ def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config) -> Non
     )
     np.testing.assert_allclose(logits, expected, atol=2e-5)
     assert np.abs(logits - silent).max() > 1e-3
+
+
+def test_explicit_axes_are_refused_with_the_call_that_works(tiny_config) -> None:
+    """Whole arrays need no call of another kind."""
+    model, variables = make(tiny_config, "t5")
+    expected = jax.jit(model.apply)(variables, tokens(8))
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        np.testing.assert_allclose(jax.jit(model.apply)(variables, tokens(8)), expected, atol=1e-5)
+        split = jax.reshard(tokens(8), P("data", None))
+        halves = jax.tree.map(lambda x: jax.reshard(x, P("data")) if x.ndim == 1 else x, variables)
+        for given in ((variables, split), (halves, tokens(8))):
+            with pytest.raises(ValueError, match=r"axes of a mesh.* call jax\.sharding\.auto_axes"):
+                jax.jit(model.apply)(*given)
+        apply = jax.sharding.auto_axes(model.apply, out_sharding=P("data"))
+        np.testing.assert_allclose(jax.jit(apply)(variables, split), expected, atol=1e-5)
+        with pytest.raises(UserError, match="train it outside that context"):
+            make_mesh(MeshConfig())
 
 
 def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:
