@@ -115,6 +115,7 @@ class Bias(flax.struct.PyTreeNode):
         share.
       diagonals: `[heads, q + k - 1]` if the bias depends on i - j alone. Query number i and key
         number j read index k - 1 + i - j.
+      level_from: the distance i - j from which on the bias is one parameter of each head, or None.
       adds_values: `of_values` exists and adds to the result of each query.
       reads_rows: `of_rows` exists, and attention calls it in place of `__call__`, with the logits of
         all keys.
@@ -148,6 +149,7 @@ class Bias(flax.struct.PyTreeNode):
     query_term = cast(Any, None)
     key_term = cast(Any, None)
     diagonals = cast(Any, None)
+    level_from = cast(Any, None)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
         """Returns the bias for each query and key, float32, added to logits after their scaling by

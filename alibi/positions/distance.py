@@ -139,6 +139,10 @@ class DistanceTable(Bias):
     def diagonals(self) -> Float[Array, "heads distances"] | None:
         return None if self.first_distance is None else self.values
 
+    @property
+    def level_from(self) -> int | None:
+        return self.function.level_from
+
     def upper_bound(self, blocks: Blocks) -> BlockBounds:
         return self.function.upper_bound(blocks)
 

@@ -43,6 +43,10 @@ class T5Bias(DistanceBias):
     max_distance: int = static()
     signed: bool = static(default=False)
 
+    @property
+    def level_from(self) -> int:
+        return self.max_distance
+
     def at(self, distance: Distances) -> AtDistances:
         of_side = self.table.shape[0] // (2 if self.signed else 1)
         buckets = jnp.asarray(causal_buckets(of_side, self.max_distance))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from alibi import alibi_slopes, attend
-from alibi.attention.accelerator import fused, plan, triton_grid
+from alibi.attention.accelerator import fused, plan, triton, triton_grid
 from alibi.attention.accelerator.mosaic_grid import Pass
 from alibi.attention.backends import choose, refusal
 from alibi.attention.call import AttentionCall, AttentionOptions
@@ -100,6 +100,37 @@ def test_packed_documents_shared_keys_a_window_a_sink_and_a_cap(kernels, monkeyp
 
 
 @pytest.mark.parametrize(
+    ("ahead", "arguments"),
+    [
+        (0, {"sink": jnp.asarray([0.5, -1.0]), "logit_cap": 2.0, "window": 44}),
+        (0, {"segment_ids": jnp.asarray(np.arange(120).reshape(2, 60) // 25)}),
+        (80, {}),  # all keys are far
+        (30, {"causal": False}),  # later keys are near
+    ],
+)
+def test_far_keys_of_one_bucket(ahead, arguments, monkeypatch, small_blocks):
+    """Their gradient is one number: on GPUs the kernel of keys sums it in tiles with far pairs alone, and
+    a tile that two kernels sum, or none, would show.
+    """
+    monkeypatch.setattr(plan, "INTERPRET_GPU", True)
+    params, bias = bias_of("t5", 2, 8, max_distance=9, num_buckets=6)
+    positions = {"query_positions": np.arange(60) + ahead, "key_positions": np.arange(60)}
+    assert_equals_reference(inputs(2, 60, 60, 2, 8), params, bias, **positions, **arguments)
+
+
+def test_few_diagonals_of_t5_have_a_kernel_of_their_own():
+    """Under a largest distance of 128, three of 1,024: tiles of 64 from the distance 128 + 63 on are far."""
+    _, bias = bias_of("t5", 4, 64, max_distance=128)
+    plain = call_of("gpu", None, length=2**16)
+    params = {"table": jnp.zeros((32, 4))}
+    table = bias(params).tabulated(plain.query_positions, plain.key_positions)
+    of_call = plan.make_plan(dataclasses.replace(plain, bias=table))
+    assert triton.near_diagonals(of_call, 64) == range(-2, 1)
+    far = dataclasses.replace(of_call, level_from=None)
+    assert triton.near_diagonals(far, 64) == range(-1023, 1)
+
+
+@pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("alibi_learned", {"window": 35}),
@@ -118,7 +149,7 @@ def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
         triton_grid.QUERIES: (16, 32),
         triton_grid.KEYS: (16, 16),
     }
-    for kernel, size in (sizes | {triton_grid.DIAGONALS: (16, 16)}).items():
+    for kernel, size in (sizes | {triton_grid.DIAGONALS: (32, 32)}).items():
         monkeypatch.setitem(triton_grid.SIZES, (kernel, 128), triton_grid.Size(*size, 4, 1))
     monkeypatch.setattr(triton_grid, "BY_DISTANCE", triton_grid.Size(32, 16, 4, 1))
     options = {"max_distance": 20, "num_buckets": 8} if name == "t5" else {}
@@ -190,17 +221,20 @@ def test_auto_takes_it_on_accelerators(platform):
     ("platform", "pallas", "kernels", "next_one"),
     [("gpu", "triton", "triton", "augmented"), ("tpu", "tpu", "mosaic", "blocked")],
 )
+@pytest.mark.parametrize("lacks", ["the module", "CompilerParams"])
 def test_auto_takes_the_next_backend_where_jax_lacks_the_pallas_of_a_platform(
-    platform, pallas, kernels, next_one, monkeypatch, caplog
+    lacks, platform, pallas, kernels, next_one, monkeypatch, caplog
 ):
-    for package, name in (
-        ("jax.experimental.pallas", pallas),
-        ("alibi.attention.accelerator", kernels),
-        ("alibi.attention.accelerator", f"{kernels}_grid"),
-    ):
-        monkeypatch.delattr(importlib.import_module(package), name, raising=False)
-        monkeypatch.delitem(sys.modules, f"{package}.{name}", raising=False)
-    monkeypatch.setitem(sys.modules, f"jax.experimental.pallas.{pallas}", None)
+    """Or where it keeps the module without a class that the kernels need."""
+    module = importlib.import_module(f"jax.experimental.pallas.{pallas}")
+    for name in (kernels, f"{kernels}_grid"):
+        folder = importlib.import_module("alibi.attention.accelerator")
+        monkeypatch.delattr(folder, name, raising=False)
+        monkeypatch.delitem(sys.modules, f"{folder.__name__}.{name}", raising=False)
+    if lacks == "the module":
+        monkeypatch.setitem(sys.modules, module.__name__, None)
+    else:
+        monkeypatch.delattr(module, lacks)
     monkeypatch.setattr(fused, "missing", functools.cache(fused.missing.__wrapped__))
     call = call_of(platform, AlibiBias(alibi_slopes(4)), length=8192)
     assert choose(call) == choose(call) == next_one

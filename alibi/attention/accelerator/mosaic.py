@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.tpu import roll
 from jaxtyping import Array, Float
 
 from alibi.attention.accelerator.mosaic_grid import Pass, Step
@@ -29,7 +29,7 @@ def _to_diagonals(tile: Float[Array, "block block"]) -> Float[Array, "1 two_bloc
     rows = jnp.concatenate([tile, jnp.zeros_like(tile)], axis=1)
     while len(rows) > 1:  # row r has still to move by len(rows) - 1 - r columns
         half = len(rows) // 2
-        rows = pltpu.roll(rows[:half], half, 1) + rows[half:]
+        rows = roll(rows[:half], half, 1) + rows[half:]
     return rows
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.tpu import SMEM, VMEM, CompilerParams, PrefetchScalarGridSpec, roll
 from jaxtyping import Array, Bool, Float
 
 from alibi.attention.accelerator.plan import Backward, KernelPlan, Operands
@@ -139,7 +139,7 @@ class Pass:
 
     def operands(self, operands: Operands) -> Any:
         block, group = self.plan.block, self.plan.shared_by
-        scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
+        scalars = pl.BlockSpec(memory_space=SMEM)
 
         def half(more: int) -> Any:
             first = self.plan.q_blocks - 1 + more
@@ -199,15 +199,15 @@ class Pass:
 
         return pl.pallas_call(
             computed,
-            grid_spec=pltpu.PrefetchScalarGridSpec(
+            grid_spec=PrefetchScalarGridSpec(
                 num_scalar_prefetch=2,
                 grid=(self.cores, self.counts.max()),
                 in_specs=list(blocks),
                 out_specs=out_blocks,
-                scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+                scratch_shapes=[VMEM(shape, jnp.float32) for shape in scratch],
             ),
             out_shape=out,
-            compiler_params=pltpu.CompilerParams(
+            compiler_params=CompilerParams(
                 dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
             ),
             interpret=self.plan.interpret,
@@ -279,4 +279,4 @@ def _from_diagonals(halves: list[Float[Array, "1 block"]]) -> Float[Array, "bloc
     numbers = jnp.concatenate(halves, axis=1)
     block = numbers.shape[1] // 2
     rows = jnp.broadcast_to(numbers, (block, 2 * block))
-    return pltpu.roll(rows, block + 1, 1, stride=1, stride_axis=0)[:, :block]
+    return roll(rows, block + 1, 1, stride=1, stride_axis=0)[:, :block]

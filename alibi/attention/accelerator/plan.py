@@ -44,6 +44,7 @@ class KernelPlan(Tiling):
       scale: the factor for products of queries and keys.
       first: positions of the first query and the first key, or None unless both stand at
         consecutive known positions, and there is no `metric`.
+      level_from: as the bias has it.
       symmetric: slopes count |p_i - p_j|.
       metric: the distance of places that slopes count in place of it, or None.
       on_gpu: the kernels are those for GPUs.
@@ -54,6 +55,7 @@ class KernelPlan(Tiling):
     shared_by: int
     scale: float
     first: tuple[int, int] | None
+    level_from: int | None
     symmetric: bool
     metric: Metric | None
     on_gpu: bool
@@ -138,6 +140,7 @@ def _in_blocks(call: AttentionCall, block: int) -> KernelPlan:
         shared_by=call.query.shape[-2] // call.key.shape[-2],
         scale=call.query.shape[-1] ** -0.5,
         first=first,
+        level_from=None if call.bias is None else call.bias.level_from,
         symmetric=call.bias is not None and call.bias.symmetric,
         metric=metric,
         on_gpu=_on_gpu(call),

@@ -2,7 +2,8 @@
 
 Each program computes a few rows, queries or keys, tile after tile of the range that they need, while
 the next tiles are loaded. A bias of the distance has a kernel for its gradient: a program adds up
-the tiles on one diagonal, and XLA sums the diagonals in the result.
+the tiles on one diagonal, and XLA sums the diagonals in the result. Where one parameter is the bias
+of all far pairs, the kernel of keys sums the far tiles, and this one the rest.
 """
 
 import functools
@@ -132,13 +133,16 @@ def backward_keys(
     dtype = operands.key.dtype if plan.shared_by == 1 else jnp.float32  # a group's are summed later
     size = size_of(plan, KEYS, operands)
     count = shape[1] // size.rows
-    by_rows = tuple(name for name in learned if name != "diagonals")
+    of_diagonals = size_of(plan, DIAGONALS, operands)
+    near = near_diagonals(plan, of_diagonals.rows)
+    level = plan.level_from is not None and plan.first is not None
+    by_rows = tuple(name for name in learned if name != "diagonals" or level)
     numbers = jax.ShapeDtypeStruct((plan.batch, plan.heads, 1, shape[1]), jnp.float32)
     dkey, dvalue, *dbias = run(
         KEYS,
         plan,
         size,
-        functools.partial(_backward_keys, by_rows),
+        functools.partial(_backward_keys, by_rows, near.start, of_diagonals.rows),
         (plan.batch, plan.heads, count),
         (operands, backward, ranges_of(needed.swapaxes(2, 3))),
         [*(jax.ShapeDtypeStruct((*shape, width), dtype) for width in widths), *[numbers] * len(by_rows)],
@@ -148,13 +152,18 @@ def backward_keys(
     if "slopes" in by_name:
         by_name["slopes"] = by_name["slopes"].sum(axis=(0, 2, 3))
     if "diagonals" in learned:
-        by_name["diagonals"] = _diagonals(plan, prepared(plan, of_call), needed, backward)
+        sums = _diagonals(plan, prepared(plan, of_call), needed, backward, near)
+        if level:  # any far number stands for their parameter
+            sums = sums.at[:, 0, 0, 0].add(by_name["diagonals"].sum(axis=(0, 2, 3)))
+        by_name["diagonals"] = sums
     dkey, dvalue = (x.transpose(0, 2, 1, 3) for x in (dkey[..., : dims[0]], dvalue[..., : dims[1]]))
     return dkey, dvalue, by_name
 
 
 def _backward_keys(
     learned: tuple[str, ...],
+    nearest: int,
+    rows: int,
     plan: KernelPlan,
     size: Size,
     refs: Operands,
@@ -175,10 +184,15 @@ def _backward_keys(
         weights, dlogits, dproducts = program.gradients(q, tile, dout, more, masked=masked)
         if "slopes" in learned:
             dlogits = -dlogits * tile.distances(plan)
+        counts: Any = 1.0
+        if "diagonals" in learned:  # not in the larger tiles that their own kernel sums
+            starts = k * size.rows, q * size.columns
+            of_key_rows, of_query_rows = (lax.div(start, jnp.int32(rows)) for start in starts)
+            counts = (of_key_rows - of_query_rows < nearest).astype(jnp.float32)
         return (
             of_key + product(plan, dproducts.astype(query.dtype), query, ROWS_BY_COLUMNS),
             of_value + product(plan, weights.astype(dout.dtype), dout, ROWS_BY_COLUMNS),
-            *(x + dlogits.sum(axis=1) for x in of_bias),
+            *(x + counts * dlogits.sum(axis=1) for x in of_bias),
         )
 
     start = [jnp.zeros(x.shape, jnp.float32) for x in (key, value)]
@@ -190,33 +204,43 @@ def _backward_keys(
         ref[0, 0, 0] = x
 
 
-def _diagonals(
-    plan: KernelPlan, operands: Operands, needed: Array, backward: Backward
-) -> Float[Array, "heads blocks 1 block"]:
-    """Returns the gradient for `Operands.bias["diagonals"]`."""
-    size = size_of(plan, DIAGONALS, operands)
-    rows = size.rows
-    q_rows, k_rows = (blocks * plan.block // rows for blocks in (plan.q_blocks, plan.k_blocks))
-    most = k_rows - 1  # key block minus query block
-    if plan.sight.causal and plan.first is not None:
+def near_diagonals(plan: KernelPlan, rows: int) -> range:
+    """Returns the diagonals of tiles, each as key block minus query block, whose pairs are neither all
+    hidden by a causal mask nor all at `KernelPlan.level_from` or farther; one at least.
+    """
+    least, most = 1 - plan.q_blocks * plan.block // rows, plan.k_blocks * plan.block // rows - 1
+    if plan.first is not None:
         ahead = plan.first[0] - plan.first[1]
-        most = min(most, max((rows - 1 + ahead) // rows, 1 - q_rows))
-    count = q_rows + most
+        if plan.sight.causal:
+            most = min(most, max((rows - 1 + ahead) // rows, least))
+        if plan.level_from is not None:
+            least = min(most, max(least, (ahead + 1 - plan.level_from) // rows))
+    return range(least, most + 1)
+
+
+def _diagonals(
+    plan: KernelPlan, operands: Operands, needed: Array, backward: Backward, near: range
+) -> Float[Array, "heads blocks 1 block"]:
+    """Returns the gradient for `Operands.bias["diagonals"]` from the tiles of these diagonals."""
+    size = size_of(plan, DIAGONALS, operands)
+    rows, count = size.rows, len(near)
+    q_rows, k_rows = (blocks * plan.block // rows for blocks in (plan.q_blocks, plan.k_blocks))
+    before, hidden = near.start + q_rows - 1, k_rows - near.stop
     sums = run(
         DIAGONALS,
         plan,
         size,
-        _sum_diagonal,
+        functools.partial(_sum_diagonal, near.start),
         (plan.heads, count),
-        (operands, backward, _diagonal_ranges(needed, plan.block // rows)),
+        (operands, backward, _diagonal_ranges(needed, plan.block // rows)[:, :, before:]),
         jax.ShapeDtypeStruct((plan.heads, count, rows, rows), jnp.float32),
         pl.BlockSpec((1, 1, rows, rows), lambda head, diagonal: (head, count - 1 - diagonal, 0, 0)),
     )
     moved = _skewed(sums).sum(axis=2)
     halves = jnp.pad(moved, [(0, 0)] * 2 + [(0, 1)]).reshape(plan.heads, count, 2, rows)
-    hidden = k_rows - 1 - most
     first, second = (
-        jnp.pad(halves[:, :, at], ((0, 0), (at, 1 - at + hidden), (0, 0))) for at in range(2)
+        jnp.pad(halves[:, :, at], ((0, 0), (before + at, 1 - at + hidden), (0, 0)))
+        for at in range(2)
     )
     return (first + second).reshape(plan.heads, -1, 1, plan.block)
 
@@ -240,12 +264,12 @@ def _skewed(x: Shaped[Array, "batch heads rows columns"]) -> Shaped[Array, "batc
 
 
 def _sum_diagonal(
-    plan: KernelPlan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
+    least: int, plan: KernelPlan, size: Size, refs: Operands, more: Backward, ranges: Any, out: Any
 ) -> None:
-    head, rows = pl.program_id(0), plan.q_blocks * plan.block // size.rows
+    head = pl.program_id(0)
     # the longest under a causal mask come first
     diagonal = pl.num_programs(1) - 1 - pl.program_id(1)
-    ahead = diagonal - (rows - 1)  # key blocks minus query blocks
+    ahead = diagonal + least  # key blocks minus query blocks
     # All tiles have the same bias, and all hide the same pairs but for keys that fill up the last.
     first = jnp.maximum(-ahead, 0)
     values = Program(plan, size, refs, by_keys=False, at=(0, head, first)).values(first + ahead)

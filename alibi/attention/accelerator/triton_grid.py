@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pallas_triton
+from jax.experimental.pallas.triton import CompilerParams
+from jax.experimental.pallas.triton import load as load_places
 from jaxtyping import Array, Float
 
 from alibi.attention.accelerator.plan import Backward, KernelPlan, Operands
@@ -51,7 +52,7 @@ SIZES = {
     (DIAGONALS, 256): Size(64, 64, 4, 1),
 }
 WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # for every kernel, not measured
-BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias of the distance
+BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias of the distance; both divide the rows of DIAGONALS
 COPIES = 4  # of such a bias, each one number ahead, so that four neighbours load at once
 
 
@@ -81,7 +82,7 @@ def run(
         in_specs=jax.tree.map(lambda x: pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim), arrays),
         out_specs=out_blocks,
         out_shape=out,
-        compiler_params=pallas_triton.CompilerParams(num_warps=size.warps, num_stages=size.stages),
+        compiler_params=CompilerParams(num_warps=size.warps, num_stages=size.stages),
         interpret=plan.interpret,
         name=f"attention_{name}",
     )(*arrays)
@@ -175,7 +176,7 @@ class Program:
         first = self.start() + tile * self.size.columns - rows
         index = lax.div(first, jnp.int32(COPIES)) * COPIES + columns
         copy = jnp.broadcast_to(lax.rem(first, jnp.int32(COPIES)), index.shape)
-        return pallas_triton.load(diagonals.at[self.head, copy, index])
+        return load_places(diagonals.at[self.head, copy, index])
 
     def tile(
         self, q: Any, k: Any, query: Array, key: Array, value: Array, values: Any
