@@ -89,6 +89,6 @@ def test_imports_run_one_way() -> None:
 
 
 def test_test_files_have_names_of_their_own() -> None:
-    """Of two with one name pytest collects none."""
+    """If two have one name, pytest collects neither."""
     names = [file.name for file in ROOT.glob("tests/**/test_*.py")]
     assert [name for name in names if names.count(name) > 1] == []

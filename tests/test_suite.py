@@ -1,4 +1,4 @@
-"""What the suite keeps between runs, and its list of slow tests."""
+"""The suite keeps compiled programs between runs, and a list of slow tests."""
 
 import os
 import pathlib

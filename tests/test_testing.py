@@ -452,7 +452,7 @@ class Counts(Bias):
 
 
 class Misdeclared(Bias):
-    """Of one number a head, and no second axis."""
+    """Has one number a head, and no second axis."""
 
     m: jax.Array = per_head(axis=1)
     kind: str = shared()

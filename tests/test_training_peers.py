@@ -68,7 +68,7 @@ def test_pytorch_makes_the_same_updates(attention, position):
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's own compiler
 def test_flex_attention_has_the_same_loss():
-    """Of the first update alone, as FlexAttention has no backward pass on CPUs."""
+    """In the first update alone, as FlexAttention has no backward pass on CPUs."""
     torch = pytest.importorskip("torch")
     config, batch, params, losses = of_project("alibi")
     _, decoder = load("torch_peer").make_train_step(

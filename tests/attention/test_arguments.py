@@ -145,7 +145,7 @@ def test_slopes_of_each_batch_entry_in_a_layer_and_on_several_devices() -> None:
 
 
 def test_cross_attention_decoded_one_by_one_stands_where_it_was_trained() -> None:
-    """Of 5 queries over 9 keys, the last would stand at key 8 in training and each at key 8 in
+    """With 5 queries over 9 keys, the last would stand at key 8 in training and each at key 8 in
     decoding.
     """
     query, key, value = random_arrays(2, 5, 9)

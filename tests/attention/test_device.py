@@ -1,4 +1,4 @@
-"""What only an accelerator can show, for tools/device_check.sh."""
+"""Checks that need an accelerator, for tools/device_check.sh."""
 
 import os
 

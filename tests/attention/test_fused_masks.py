@@ -82,7 +82,7 @@ def test_with_segments_shared_keys_a_window_a_sink_and_a_cap(kernels, mask, monk
 
 @pytest.mark.usefixtures("small_blocks")
 def test_tiles_that_are_hidden_whole_are_left_out():
-    """Of 4 x 4 tiles, 10 are seen under a causal mask. The second sequence has 20 tokens: keys of two
+    """A causal mask shows 10 of 4 x 4 tiles. The second sequence has 20 tokens: keys of two
     blocks, so that rows of tiles have 1, 2, 2 and 2. As queries are padding too, so do the last two
     rows lose theirs.
     """

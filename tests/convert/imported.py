@@ -343,7 +343,7 @@ CASES = tuple(_cases())
 
 @dataclasses.dataclass(frozen=True)
 class Differences:
-    """What was compared of a case; numbers are largest absolute differences.
+    """The comparison of a case. Numbers are largest absolute differences.
 
     Attributes:
       logits, nll: at up to `LIMIT` tokens, float32.

@@ -1,4 +1,4 @@
-"""What is wrong with a folder of the hub is told in one line, before work is lost."""
+"""A wrong folder of the hub is told in one line, before work is lost."""
 
 import functools
 import json

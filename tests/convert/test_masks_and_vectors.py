@@ -246,8 +246,8 @@ def test_the_commands(
 
 
 def test_texts_share_few_shapes(masked: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 16, 24, 32, 48, ... tokens, and where a table of positions ends before the next of these, of the
-    longest text.
+    """Shapes have 16, 24, 32, 48, ... tokens, or those of the longest text if a table of positions ends
+    before the next of these.
     """
     texts = [[5] * size for size in (3, 17, 24, 25, 20, 33, 16, 40)]
 

@@ -139,7 +139,7 @@ def test_a_head_that_is_left_out_has_no_rows_in_the_output_projection(runs, meas
 
 
 def test_the_first_token_is_that_of_the_querys_document():
-    """Of zeros as parameters, each query weights its document's tokens alike."""
+    """With zeros as parameters, each query weights its document's tokens alike."""
     model = build_model(make_config(f"position=none,{TINY}"), 256)
     tokens, segments = np.zeros((1, 6), np.int32), np.array([[3, 3, 3, 5, 5, 5]])
     params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0), tokens)["params"])

@@ -69,7 +69,7 @@ def test_the_nll_by_position_is_the_mean_over_each_range_of_places(runs, tmp_pat
 
 
 def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
-    """Of tokens that differ, a row of the embedding's gradient is one input's; a window of 3 in one
+    """If tokens differ, a row of the embedding's gradient is one input's; a window of 3 in one
     layer sees 3 tokens.
     """
     rows = measured(ReceptiveField(field_windows=9), runs, (16,), tmp_path / "out")

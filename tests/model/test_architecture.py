@@ -156,7 +156,7 @@ def test_without_options_the_layer_is_flaxs_own_with_its_parameters() -> None:
 
 
 def test_names_of_axes_split_every_large_parameter() -> None:
-    """Of a model with all options, only norms and small biases are whole on each device."""
+    """In a model with all options, only norms and small biases are whole on each device."""
     config = make_config(
         "model.width=64,model.num_heads=8,model.num_kv_heads=4,model.gated=true,model.norm=rms,"
         "model.embedding=untied,model.attention_gate=true"

@@ -150,7 +150,7 @@ def test_what_would_be_another_draw_or_no_end_is_refused(tiny_config) -> None:
 
 @pytest.mark.parametrize("limits", [{"temperature": 5e-39}, {"top_p": 1e-38}])
 def test_the_least_numbers_leave_the_likeliest_token(limits) -> None:
-    """Of quotients and probabilities that float32 doesn't have."""
+    """With quotients and probabilities that float32 doesn't have."""
     logits = jnp.tile(jnp.array([5.0, 4.0, 6.0, 5.9]), (64, 1))
     keys = jax.vmap(jax.random.key)(jnp.arange(64, dtype=jnp.uint32))
     np.testing.assert_array_equal(Sampling(**limits)(logits, keys), 2)

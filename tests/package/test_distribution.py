@@ -1,4 +1,4 @@
-"""What the installed package says of itself, and its types for a user's code."""
+"""The installed package describes itself, and has types for a user's code."""
 
 import email
 import re

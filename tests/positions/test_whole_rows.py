@@ -201,7 +201,7 @@ def test_rows_take_any_batch_shape_mask_dropout_and_cap() -> None:
 
 @pytest.mark.parametrize("bias", [Rows(), StickBreaking()])
 def test_memory_grows_with_the_length_alone(bias: Bias) -> None:
-    """Of whole rows and of a carry, forward and backward: one [q, k] of 16,384 would be a GiB."""
+    """With whole rows and with a carry, forward and backward: one [q, k] of 16,384 would be a GiB."""
 
     def temporary(length: int) -> int:
         x = jax.ShapeDtypeStruct((1, length, 1, 16), jnp.float32)

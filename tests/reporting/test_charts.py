@@ -72,7 +72,7 @@ def test_both_axes_are_logarithmic_with_the_lengths_as_ticks_and_l_marked():
 
 
 def test_an_endless_band_leaves_the_lines_readable():
-    """Of 8 and 800 by two seeds the interval is exp(4.4 +- 29.3), and of 8 and 9 it is 4 to 18."""
+    """For 8 and 800 by two seeds the interval is exp(4.4 +- 29.3), and for 8 and 9 it is 4 to 18."""
     rows = [make_row(seed=seed, perplexity=value) for seed, value in ((0, 8.0), (1, 9.0))]
     rows += [make_row("t5", seed=seed, perplexity=value) for seed, value in ((0, 8.0), (1, 800.0))]
     alibi, t5 = figure_of(rows)["data"]["values"][::-1]

@@ -25,7 +25,7 @@ METHODS = pathlib.Path(__file__).parents[2] / "results" / "methods" / "results.j
 
 
 def sample(*means):
-    """Of the seeds 0, 1, ..., one number each."""
+    """Returns the sample of the seeds 0, 1, ..., one number each."""
     return Sample(tuple(range(len(means))), np.array(means, float)[:, None], np.ones(1, int))
 
 
@@ -98,7 +98,7 @@ def test_a_report_compares_its_runs_with_one_of_them():
 
 @pytest.mark.parametrize("runs", [5, 9])
 def test_a_seeds_agreement_is_that_of_scipy(runs):
-    """Of 9 runs 10,000 permutations are drawn, so p varies by 0.005."""
+    """With 9 runs, 10,000 permutations are drawn, so p varies by 0.005."""
     random = np.random.default_rng(runs)
     one = random.normal(size=(runs, 1))
     other = 0.5 * one + random.normal(size=(runs, 1))

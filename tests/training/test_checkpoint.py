@@ -249,8 +249,8 @@ def test_without_a_whole_checkpoint_nothing_is_touched(states, tmp_path: pathlib
 
 
 def test_replicas_that_differ_in_a_bit_are_found() -> None:
-    """Of a matrix split by fsdp in two, each part is on four of eight devices; of a vector split by
-    all axes each part is on one, and differs without harm.
+    """A matrix split by fsdp in two has each part on four of eight devices. A vector split by all axes
+    has each part on one, and differs without harm.
     """
     mesh = make_mesh(make_config("mesh.data=2,mesh.fsdp=2,mesh.tensor=2").mesh)
 

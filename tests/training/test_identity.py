@@ -1,6 +1,4 @@
-"""What belongs to a run: it goes on only as it began, and its small files are made again from its
-checkpoints.
-"""
+"""A run goes on only as it began, and its small files are made again from its checkpoints."""
 
 import dataclasses
 import logging
