@@ -63,7 +63,7 @@ class TrainBatches:
             )
 
     @functools.cached_property
-    def _order(self) -> Sequence[int]:
+    def order(self) -> Sequence[int]:
         """Each row's block. Made at its first use: importing Grain takes time, and JAX."""
         import grain
 
@@ -101,4 +101,4 @@ class TrainBatches:
 
     def block(self, step: int, row: int) -> int:
         """Returns the block for `row` in update `step`."""
-        return int(self._order[(step * self.batch_size + row) // self._split])
+        return int(self.order[(step * self.batch_size + row) // self._split])

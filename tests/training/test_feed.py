@@ -24,7 +24,7 @@ def test_waiting_for_data_is_measured(monkeypatch):
     monkeypatch.setattr(batches, "rows", slow)
     feed = Feed(batches, make_mesh(make_config().mesh, devices=jax.devices()[:1]), 1)
     # Grain is imported before the thread begins: meanwhile no other import of the process is whole.
-    assert "_order" in vars(batches)
+    assert "order" in vars(batches)
     feed.get(0)
     assert feed.waited >= 0.2
     before = feed.waited
