@@ -48,8 +48,9 @@ def test_an_untested_jax_is_a_line_and_one_that_lacks_something_an_error(
         assert f'pip install "{requirement}"' in line
     assert import_with("0.10.0") == import_with("0.12.9") == []
     monkeypatch.delattr(jax, "typeof")
-    with pytest.raises(ImportError, match=r"^jax\.typeof is missing: jax 0\.12\.9"):
-        import_with("0.12.9")
+    assert_refused(
+        r"^jax\.typeof is missing: jax 0\.12\.9", import_with, "0.12.9", raised=ImportError
+    )
     with pytest.raises(SystemExit, match=r"^error: jax\.typeof is missing: "):
         cli.run_train()
 

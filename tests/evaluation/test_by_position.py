@@ -25,6 +25,7 @@ from alibi.reporting.measure import measure_of
 from alibi.reporting.panels import panel_groups
 from alibi.reporting.rows import read_rows
 from tests.hosts import ROOT
+from tests.refusals import assert_refused
 from tests.reporting.rowmaker import make_row
 
 
@@ -278,5 +279,4 @@ def test_a_run_is_measured_reported_and_found_again(run_script, evaluated, alibi
     ],
 )
 def test_runs_whose_context_is_no_position_are_refused(keys, message):
-    with pytest.raises(ValueError, match=message):
-        ByPosition().check(load_config(keys), (64,))
+    assert_refused(message, lambda: ByPosition().check(load_config(keys), (64,)))

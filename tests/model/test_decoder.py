@@ -75,8 +75,9 @@ def test_explicit_axes_are_refused_with_the_call_that_works(tiny_config) -> None
                 jax.jit(model.apply)(*given)
         apply = jax.sharding.auto_axes(model.apply, out_sharding=P("data"))
         np.testing.assert_allclose(jax.jit(apply)(variables, split), expected, atol=1e-5)
-        with pytest.raises(UserError, match="train it outside that context"):
-            make_mesh(MeshConfig())
+        assert_refused(
+            "train it outside that context", lambda: make_mesh(MeshConfig()), raised=UserError
+        )
 
 
 def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> None:

@@ -326,8 +326,7 @@ def test_options_that_follow_the_length_stay_when_a_run_goes_on_at_another(
     ):
         run = with_config(parent, tiny_config(position=position), tmp_path / position)
         keys = {"position": position, "length": 256, "init_from": str(run)}
-        with pytest.raises(ValueError, match=f"set position_options.{option}={learned}$"):
-            parent_of(tiny_config(**keys))
+        assert_refused(f"set position_options.{option}={learned}$", parent_of, tiny_config(**keys))
         parent_of(tiny_config(**keys, **{f"position_options__{option}": learned}))
 
 
