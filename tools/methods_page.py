@@ -157,8 +157,8 @@ The quickstart's model, trained at L = {length}:
   ([intervals and figures](../results/methods/README.md)).
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts.
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L. The models were
-  trained on books with passkeys for {of_keys:,} updates. Each share is of one seed, in their order from seed 0 on
-  unless the cell names others: a single one says little, and
+  trained on books with passkeys for {of_keys:,} updates. Each share is of one seed, in the order of seeds 0, 1,
+  2, unless the cell names them: a single one says little, and
   [seed 0 is of another commit](../results/passkey/README.md). "Late": next to none in windows of L either
   ([after longer training](../results/passkey/README.md#trained-for-longer)).
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, as a multiple of that of `none`. Differences below 0.05

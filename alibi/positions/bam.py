@@ -58,7 +58,8 @@ class Bam(PositionMethod):
         formula="-exp(s_h) (abs(i - j - mu_h) + epsilon)^a_h, s, a and mu of each head in each layer learned",
         source="Bianchessi et al. 2025, [arXiv 2505.22842](https://arxiv.org/abs/2505.22842)",
         caveats="initial values are ours: a = 1 and mu = 0, so ALiBi. Its authors use it with "
-        "`model.logit_scale=ssmax_queries`; their mean is exp(mu) - exp(-mu), and their code trains it only if asked",
+        "`model.logit_scale=ssmax_queries`; their mean is exp(mu) - exp(-mu), and their code trains "
+        "the mean only if asked",
     )
 
     shift_invariant = True

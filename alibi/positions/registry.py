@@ -87,7 +87,7 @@ def make_position(
       name: a key of `METHODS`, `alibi_grid` for images, the name of an installed package's method,
         `package.module:Class`, or a class.
       causal: tokens see only earlier tokens.
-      options: maps names of fields that the class adds to values.
+      options: values for the fields that the class adds, under their names.
 
     Raises:
       ValueError: an unknown name or option (the message suggests the nearest), an option or size that

@@ -66,8 +66,8 @@ class RotaryInterpolated(Rotary):
 @dataclasses.dataclass(frozen=True)
 class RotaryNtk(RotaryInterpolated):
     """Rotary with base * s^(head_dim / (head_dim - 2)): the slowest pair turns s times slower, the
-    fastest as before. With `share_of=frequencies` the slowest pairs don't turn, and the slowest that
-    does is slowed less.
+    fastest as before. With `share_of=frequencies` the slowest pairs don't turn, and the slowest
+    turning pair is slowed less.
 
     With a dynamic s this is "dynamic NTK". If a share is turned, head_dim counts its features.
 
