@@ -11,12 +11,14 @@ def assert_refused(
     /,
     *arguments: Any,
     raised: type[Exception] | tuple[type[Exception], ...] = ValueError,
+    listed: bool = False,
     **options: Any,
 ) -> str:
-    """Returns the message of the error that the call ends with. It has one line, or a list below it.
+    """Returns the message of the error that the call ends with. It has one line.
 
     Args:
       names: a regular expression that the message holds.
+      listed: a list stands below the line.
     """
     try:
         call(*arguments, **options)
@@ -25,5 +27,7 @@ def assert_refused(
     else:
         raise AssertionError(f"nothing was refused, and the message should hold {names!r}")
     assert re.search(names, message), f"{names!r} is not in {message!r}"
-    assert "\n" not in message.partition(":\n")[0], f"more than one line: {message!r}"
+    line, colon, _ = message.partition(":\n")
+    assert bool(colon) is listed, f"a list, or none: {message!r}"
+    assert "\n" not in line, f"more than one line: {message!r}"
     return message

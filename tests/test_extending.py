@@ -52,6 +52,7 @@ def test_the_command_of_the_page(folder):
         loop.train,
         replaced(config, {"train.steps": 9}),
         str(folder / "run"),
+        listed=True,
     )
 
     text = (
@@ -77,4 +78,4 @@ def test_a_changed_file_is_told(folder):
     config = RunDirectory(folder / "run").config()
     file = folder / "own_optimizer.py"
     file.write_text(file.read_text() + "\n# changed\n")
-    assert_refused("own_optimizer", loop.train, config, str(folder / "run"))
+    assert_refused("own file own_optimizer", loop.train, config, str(folder / "run"))

@@ -399,7 +399,12 @@ def test_what_a_method_lacks_is_named_with_the_smallest_example(
 
 @pytest.mark.slow
 def test_the_checker_names_the_first_check_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert_refused("Delays: ", check_position_method, Delays, raised=PositionMethodError)
+    assert_refused(
+        "Delays: the features of token 0",
+        check_position_method,
+        Delays,
+        raised=PositionMethodError,
+    )
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("check_half_precision: passed in ")
 

@@ -159,7 +159,7 @@ def test_a_kept_source_gives_what_the_whole_target_gives():
     parts += [step(own, TARGET[:, at : at + 1]) for at in range(1, QUERIES)]
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, atol=2e-6)
     # Its tokens would stand at 0 again, and not where they are in the target.
-    assert_refused("source", own, TARGET[:, :1], SOURCE, decode=True)
+    assert_refused("cache holds one", own, TARGET[:, :1], SOURCE, decode=True)
     own.source = nnx.data(None)
     step(own, TARGET[:, :1], SOURCE)
     np.testing.assert_allclose(

@@ -257,7 +257,7 @@ def test_a_shorter_training_keeps_the_table_of_positions(imported_bert: pathlib.
     assert FAMILIES["bert"].describe(replaced(make_config(ours), keys)) == content | {
         "max_position_embeddings": 32
     }  # a table of our own runs has the training length
-    assert_refused("BertForMaskedLM", FAMILIES["bert"].describe, make_config())
+    assert_refused("objective=next_token", FAMILIES["bert"].describe, make_config())
 
 
 def test_a_model_without_a_head_gets_one_in_training(tmp_path: pathlib.Path) -> None:

@@ -345,7 +345,7 @@ def test_a_copy_in_the_cache_needs_no_hub(
     assert HubFolder(copied).tensors.keys() == HubFolder(found).tensors.keys()
     (found / kept.name).unlink()
     (found / kept.name).symlink_to("../../refs/main")
-    assert_refused(r"tokenizer_config\.json", HubFolder, found)
+    assert_refused(r"tokenizer_config\.json.*regular file", HubFolder, found)
     assert_refused("HF_HUB_OFFLINE", find_folder, "bigscience/other")
 
 
@@ -390,7 +390,7 @@ def test_an_import_and_an_export_replace_nothing(
     whole = about.read_text()
     for changed in (whole[:50], whole.replace('"d_model": 64', '"d_model": 65')):
         about.write_text(changed)
-        assert_refused(r"hub/config\.json", export_model, run, out)
+        assert_refused("not as the import wrote it", export_model, run, out)
     about.write_text(whole)
     monkeypatch.setattr(tensors_module, "FILE_BYTES", 50_000)
     export_model(run, out)

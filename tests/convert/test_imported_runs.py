@@ -178,6 +178,7 @@ def test_hosts_with_different_folders_import_nothing(
         str(imported.parent / "hub"),
         tmp_path / "run",
         Config(),
+        listed=True,
     )
     assert not (tmp_path / "run").exists()
 

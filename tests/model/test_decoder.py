@@ -64,7 +64,15 @@ def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config) -> Non
 def test_explicit_axes_are_refused_with_the_call_that_works(tiny_config) -> None:
     """Whole arrays need no call of another kind."""
     model, variables = make(tiny_config, "t5")
+
+    def gradient(apply, inputs):
+        """Of the mean square of the logits."""
+        return jax.jit(jax.grad(lambda variables: (apply(variables, inputs) ** 2).mean()))(
+            variables
+        )
+
     expected = jax.jit(model.apply)(variables, tokens(8))
+    slopes = gradient(model.apply, tokens(8))
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
         np.testing.assert_allclose(jax.jit(model.apply)(variables, tokens(8)), expected, atol=1e-5)
@@ -75,6 +83,11 @@ def test_explicit_axes_are_refused_with_the_call_that_works(tiny_config) -> None
                 jax.jit(model.apply)(*given)
         apply = jax.sharding.auto_axes(model.apply, out_sharding=P("data"))
         np.testing.assert_allclose(jax.jit(apply)(variables, split), expected, atol=1e-5)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
+            gradient(apply, split),
+            slopes,
+        )
         assert_refused(
             "train it outside that context", lambda: make_mesh(MeshConfig()), raised=UserError
         )

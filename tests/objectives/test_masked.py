@@ -172,6 +172,7 @@ def test_trained_evaluated_and_refused(tiny_config, tmp_path):
         train,
         tiny_config(),
         str(tmp_path / "run"),
+        listed=True,
     )
     other = dataclasses.replace(tiny_config(), init_from=str(tmp_path / "run"))
     assert_refused("objective=masked", train, other, str(tmp_path / "other"))

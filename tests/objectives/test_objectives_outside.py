@@ -201,5 +201,11 @@ def test_an_option_without_a_default_is_the_key_of_its_name():
         "Hiding", [("mask_rate", float, 0.5)], bases=(NextToken,), frozen=True
     )
     assert_refused(
-        "'mask_rate'", REGISTRY.make, hiding, {}, own.objective, vocab_size=4, boundary_id=0
+        "default for 'mask_rate'",
+        REGISTRY.make,
+        hiding,
+        {},
+        own.objective,
+        vocab_size=4,
+        boundary_id=0,
     )

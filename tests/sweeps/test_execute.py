@@ -252,7 +252,9 @@ def test_a_changed_sweep_is_refused_with_the_runs_that_differ(tmp_path):
         r"\(their order\)", lambda: record_sweep(place, of_methods("t5", "alibi"), replace=False)
     )
     at_work = Claim(place / TASKS / "t5-L128-seed0", "at work")
-    assert_refused("t5-L128-seed0", lambda: sweeper_of(now, tmp_path).execute())
+    assert_refused(
+        "at work are tasks on t5-L128-seed0", lambda: sweeper_of(now, tmp_path).execute()
+    )
     at_work.release()
     record_sweep(place, now, replace=True)
     assert list(recorded_runs(place)) == [run.name for run in now.runs]

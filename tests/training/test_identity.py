@@ -93,6 +93,7 @@ def test_a_finished_run_is_trained_longer_with_its_optimizer(tiny_config, tmp_pa
         r"train.steps: 6 there, 12 now\n.*\n.*--init_from=",
         run.check,
         replaced(cosine, {"train.steps": 12}),
+        listed=True,
     )
 
 
@@ -250,7 +251,11 @@ def test_small_files_are_made_again_from_a_checkpoint(
         for name in SMALL:
             assert caplog.text.count(f"{finished}/{name} ") == 1, "it is told"
         assert_refused(
-            "seed: 0 there, 1 now", loop.train, replaced(config, {"seed": 1}), str(finished)
+            "seed: 0 there, 1 now",
+            loop.train,
+            replaced(config, {"seed": 1}),
+            str(finished),
+            listed=True,
         )
     # on one of several processes alone: Orbax's manager of checkpoints waits for all of them
     code = f"from alibi.runs import RunDirectory; RunDirectory({str(finished)!r}).status()"

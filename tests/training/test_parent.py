@@ -120,10 +120,12 @@ def test_a_run_goes_on_without_its_parent(tiny_config, parent, tmp_path, monkeyp
     assert_refused(
         r"init_from: '.*gone' there, '.*run' now",
         lambda: loop.train(config(init_from=str(parent)), str(tmp_path / "run")),
+        listed=True,
     )
     assert_refused(
         r"init_from: '.*gone' there, '' now",
         lambda: loop.train(config(init_from=""), str(tmp_path / "run")),
+        listed=True,
     )
     monkeypatch.chdir(tmp_path)
     loop.train(config(init_from="gone"), "run")  # the same one, named from here

@@ -83,12 +83,14 @@ def test_another_config_is_refused_with_its_differing_keys(
         loop.train,
         tiny_config(model__width=32, seed=1, log__every_steps=3),
         str(finished),
+        listed=True,
     )
     assert_refused(
         r"model.attention_dropout: 0.0 there, 0.5 now",
         lambda: RunDirectory(finished).check(
             tiny_config(model__attention_dropout=0.5, model__attention="reference")
         ),
+        listed=True,
     )
     assert RunDirectory(finished).differing(tiny_config()) == {}
     assert RunDirectory(finished).differing(tiny_config(model__window=5)) == {
@@ -168,7 +170,7 @@ def test_a_run_that_began_meanwhile_is_not_mixed_with_another(
     first.claim(configs[0], ByteTokenizer())
     assert_refused("another process is training in", loop.train, configs[0], str(tmp_path / "run"))
     first.release()
-    assert_refused("seed: 1 there, 2 now", second.claim, configs[1], ByteTokenizer())
+    assert_refused("seed: 1 there, 2 now", second.claim, configs[1], ByteTokenizer(), listed=True)
     assert first.config().seed == 1
     assert_refused(
         "tokenizer of the run",
