@@ -151,11 +151,14 @@ def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(
     token.
     """
     folder = files["folder"] / "elsewhere"
-    (folder / "my_package").mkdir(parents=True)
-    (folder / "my_package" / "square.py").write_text(METHOD)
+    (folder / "outside_package").mkdir(parents=True)
+    (folder / "outside_package" / "square.py").write_text(METHOD)
     workdir, output = folder / "outside", folder / "results"
     words = [ROOT / "train.py", f"--config={files['config']}", f"--workdir={workdir}"]
-    options = ["--config.position=my_package.square:Square", "--config.position_options.rate=0.1"]
+    options = [
+        "--config.position=outside_package.square:Square",
+        "--config.position_options.rate=0.1",
+    ]
     trained = run(files, *words, *options, cwd=folder)
     assert trained.returncode == 0, trained.stderr
     assert json.loads((workdir / "status.json").read_text())["state"] == "finished"
@@ -174,11 +177,11 @@ def test_a_method_from_outside_trains_and_is_evaluated_like_any_other(
     found = rows(output)
     assert [row["cell"]["length"] for row in found] == [16, 24]
     for row in found:
-        assert (row["position"], row["options"]) == ("my_package.square:Square", {"stride": 5})
+        assert (row["position"], row["options"]) == ("outside_package.square:Square", {"stride": 5})
         assert list(output.glob(f"nll/outside-length={row['cell']['length']}-stride=5-*.npz"))
-    wrong = run_script(*words, "--config.position=my_package.square:Circle", code=1)
+    wrong = run_script(*words, "--config.position=outside_package.square:Circle", code=1)
     assert (
-        "position=my_package.square:Circle: module 'my_package.square' has no attribute 'Circle'"
+        "position=outside_package.square:Circle: module 'outside_package.square' has no attribute 'Circle'"
         in wrong.stderr
     )
 

@@ -28,6 +28,7 @@ from alibi.positions.bam import Bam, BamBias
 from alibi.positions.fox import Fox, FoxBias
 from alibi.positions.sinusoidal import Sinusoidal
 from alibi.positions.stick_breaking import StickBreaking
+from alibi.positions.t5 import T5, T5Bias
 from alibi.testing import (
     PositionMethodError,
     check_blocks,
@@ -35,6 +36,7 @@ from alibi.testing import (
     check_few_tokens,
     check_finite,
     check_half_precision,
+    check_level,
     check_position_method,
     check_tiles,
 )
@@ -180,6 +182,21 @@ class RootBias(DistanceBias):
 
     def at(self, distance):
         return -jnp.sqrt(jnp.multiply.outer(self.m, distance))
+
+
+class SlopedBias(T5Bias):
+    """T5's bias and a slope, which far keys feel too."""
+
+    level_from = 32
+
+    def at(self, distance):
+        return super().at(distance) - 0.1 * distance
+
+
+@dataclasses.dataclass(frozen=True)
+class FalselyLevel(T5):
+    def bias(self, params):
+        return SlopedBias(params["table"], self.farthest, signed=not self.causal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,6 +359,7 @@ class LostCarry(PositionMethod):
             check_shift,
             "shift_invariant .* the features of token 0",
         ),
+        (FalselyLevel, {}, check_level, "its bias changes beyond level_from=32"),
         (FalselyBounded, {}, check_bounds, "its bias exceeds upper_bound in head"),
         (
             WrongAxis,

@@ -59,12 +59,6 @@ def main() -> int:
     workdir = resolve(flags.FLAGS.workdir)
     sweep = load_sweep(flags.FLAGS.sweep)
     share = None if _TASK.value is None else sweep.share(_TASK.value)
-    evaluations = [one for run in (share or sweep.runs) for one in run.evaluations]
-    texts = {getattr(each, "text_file", "") for one in evaluations for each in one.evaluators}
-    for text in sorted(texts - {""}):
-        TextFiles({"text_file": text}).files(
-            "text_file"
-        )  # an error now, and not after the training
     sweeper = Sweeper(
         sweep,
         workdir,
@@ -80,6 +74,10 @@ def main() -> int:
         plan = f"\n{device_table(runs, *devices)}" if devices else ""
         print(plan_table(survey(runs, workdir), sweeper.jobs), end=plan)
         return 0
+    missing = [one for run in survey(share or sweep.runs, workdir) for one in run.missing]
+    texts = (getattr(each, "text_file", "") for one in missing for each in one.evaluators)
+    for text in dict.fromkeys(filter(None, texts)):  # an error now, and not after the training
+        TextFiles({"file": text}).files("file")
     if _REPORT.value:
         needs("the report, which --noreport leaves out,", "vl_convert")
     return run_sweeper(sweeper)

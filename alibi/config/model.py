@@ -137,7 +137,7 @@ class ModelConfig(Section):
     # All sequences of a batch share their positions. With train.accumulation each part draws its own.
     batch_draws: bool = setting(False, CHANGED)
     # Evaluation draws positions with this number as the seed. All sequences share them, so that no
-    # result depends on the batch. 0: it spreads them evenly.
+    # result depends on the batch. 0 means that it spreads them evenly.
     test_draws: int = number(0, at_least=0, at_most=INT32, role=CHANGED)
     # Tokens that attention reaches back, its own included; 0 means all. A list such as 32,0 is repeated
     # over the layers.
@@ -181,10 +181,11 @@ class ModelConfig(Section):
             raise ValueError(
                 "model.qk_norm_joint=True changes the norms of queries and keys; set model.qk_norm=True too"
             )
-        if self.test_draws and not self.max_position:
-            raise ValueError(
-                f"model.test_draws={self.test_draws} draws positions below model.max_position=0; set both, or neither"
-            )
+        for key in ("layer_draws", "batch_draws", "test_draws"):
+            if getattr(self, key) and not self.max_position:
+                raise ValueError(
+                    f"model.{key}={getattr(self, key)} draws positions below model.max_position=0; set both, or neither"
+                )
         if self.embedding == "adaptive" and (
             self.vocab_rows or self.logits_scale != 1 or self.masked_head
         ):

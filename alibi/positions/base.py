@@ -102,7 +102,7 @@ class PositionMethod:
           of: where the parameters come from, for the message.
           option: what stands before an option's name, for the message.
         """
-        for name, value in self.follow_length if type(self) is type(trained) else ():
+        for name, value in self.follow_length if isinstance(self, type(trained)) else ():
             learned, here = getattr(trained, value), getattr(self, value)
             if learned != here and not getattr(self, name):
                 raise ValueError(

@@ -52,6 +52,7 @@ class RotaryInterpolated(Rotary):
 
     def check_meaning(self, trained: PositionMethod, of: str, option: str) -> None:
         """Raises ValueError if positions would be stretched from another length than was learned."""
+        super().check_meaning(trained, of, option)
         if self.original_length or not isinstance(trained, Rotary):
             return
         learned = getattr(trained, "original_length", 0) or trained.train_length

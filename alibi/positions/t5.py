@@ -44,8 +44,8 @@ class T5Bias(DistanceBias):
     signed: bool = static(default=False)
 
     @property
-    def level_from(self) -> int:
-        return self.max_distance
+    def level_from(self) -> int | None:
+        return self.max_distance if type(self).at is T5Bias.at else None  # a subclass may add to it
 
     def at(self, distance: Distances) -> AtDistances:
         of_side = self.table.shape[0] // (2 if self.signed else 1)

@@ -171,7 +171,7 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
             if len(pairs) < 3 or not seeds:
                 continue
             # the sign makes higher better
-            better = -1 if panel.kind.is_loss else panel.kind.merit
+            better = panel.kind.merit
             numbers = np.array(
                 [[[each[seed] for seed in seeds] for each in pair] for pair in pairs]
             )

@@ -6,6 +6,7 @@ number.
 
 import dataclasses
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ class Kind:
     write: Callable[[float], str]
     is_gain: bool = False  # the share of another run's number has a meaning
     is_loss: bool = False  # the lowest is best, and differences are numbers, not shares
-    merit: int = 1  # of a higher number: 1 is better, -1 worse, 0 neither; a loss has -1
+    merit: int = 1  # of a higher number: 1 is better, -1 worse, 0 neither
     write_plain: Callable[[float], str] = "{:.6g}".format  # for programs
     # makes the number from a mean over tokens, such as perplexity from nats
     of_mean: Callable[[float], float] = float
@@ -103,6 +104,7 @@ PERPLEXITY = Kind(
     "Perplexity",
     write_perplexity,
     is_loss=True,
+    merit=-1,
     of_mean=perplexity,
     value=result("perplexity"),
     mean=nats_per_token,
@@ -115,6 +117,7 @@ BITS_PER_BYTE = Kind(
     "Bits per byte",
     "{:.3f}".format,
     is_loss=True,
+    merit=-1,
     value=result("bits_per_byte"),
     mean=result("bits_per_byte"),
     mean_of_parts=nats_per_token,
@@ -186,7 +189,8 @@ def spread_marks(numbers: Iterable[Number]) -> dict[tuple[str, ...], str]:
     """Returns a mark for each kind of interval, by what it covers: none for the one that covers most."""
     kinds = {number.interval.covers for number in numbers if number.interval}
     by_number = sorted(kinds, key=lambda covers: (-len(covers), covers))
-    return dict(zip(by_number, ("", "†", "‡", "§"), strict=False))
+    signs = itertools.chain(("", "†", "‡", "§"), ("*" * count for count in itertools.count(2)))
+    return dict(zip(by_number, signs, strict=False))
 
 
 def spread_note(marks: Mapping[tuple[str, ...], str]) -> str:

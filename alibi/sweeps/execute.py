@@ -50,6 +50,7 @@ RANK_VARIABLES = (
     "CLOUD_TPU_TASK_ID",
     "SLURM_PROCID",
     "OMPI_COMM_WORLD_RANK",
+    "JOB_COMPLETION_INDEX",
 )
 # by default: small runs are most efficient on a core each, but unequal runs leave cores idle at the
 # end

@@ -19,6 +19,7 @@ from alibi.testing.attention import (
     check_few_tokens,
     check_finite,
     check_half_precision,
+    check_level,
     check_tiles,
 )
 from alibi.testing.model import (
@@ -42,6 +43,7 @@ __all__ = [
     "check_finite",
     "check_half_precision",
     "check_layers",
+    "check_level",
     "check_position_method",
     "check_segments",
     "check_shift",
@@ -110,7 +112,7 @@ def check_position_method(
 
     for direction in both_directions(method):
         mask = " under a causal mask" if direction.causal else " without a mask"
-        for check in (check_finite, check_blocks, check_tiles, check_bounds):
+        for check in (check_finite, check_blocks, check_tiles, check_bounds, check_level):
             passes(check, direction, mask)
     passes(check_half_precision, method)
     keys: dict[str, Any] = {"num_kv_heads": kv_heads, **(model_keys or {})}

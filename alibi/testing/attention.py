@@ -249,6 +249,19 @@ def check_half_precision(method: PositionMethod) -> None:
         )
 
 
+def check_level(method: PositionMethod) -> None:
+    """Checks that a bias by distance is one number of each head from `level_from` on."""
+    level, length = declared(method).level_from, 512
+    if level is None:
+        return
+    bias: Any = bias_of(method.at_length(length), params_of(method, 2.0), inputs_of(method, length))
+    positions = np.arange(length)
+    whole = np.asarray(bias(jnp.asarray(positions), jnp.asarray(positions)))
+    far = whole[..., positions[:, None] - positions >= level]
+    if far.size and not (far == far[..., :1]).all():
+        fail(method, f"its bias changes beyond level_from={level}; give it None, which is exact")
+
+
 def check_bounds(method: PositionMethod) -> None:
     """Checks that no bias exceeds the bounds that let attention leave out far keys."""
     if not declared(method).bounded:

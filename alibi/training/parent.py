@@ -63,9 +63,6 @@ class Parent:
         laid_out_alike = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(laid_out_alike, self._tokenizer.vocab_size)
         self._check_model(model)
-        for method, trained in model.method_pairs(self._model):
-            method.check_meaning(trained, f"init_from={self.run}", "position_options.")
-
         ours = _by_path(param_shapes(build_model(config, self._tokenizer.vocab_size)))
         theirs = _by_path(param_shapes(self._model))
         same = set()
@@ -74,6 +71,10 @@ class Parent:
             alike = now is None or before is None or now.shares_parameters(before)
             if alike and ours[path].shape == theirs[path].shape:
                 same.add(path)
+        new = {model.method_of(path.split("/")) for path in ours.keys() - same}
+        for method, trained in model.method_pairs(self._model):
+            if method not in new:
+                method.check_meaning(trained, f"init_from={self.run}", "position_options.")
         self._taken, self.parameters = same, sum(ours[path].size for path in same)
         self._new, self._dropped = (  # each name once, whatever the layer
             sorted({re.sub(r"^layers_\d+/", "layers/", path) for path in paths - same})

@@ -213,8 +213,13 @@ class Record:
             self._queue(functools.partial(writer.write, step, values))
 
     def _queue(self, write: Callable[[], object]) -> None:
-        """Gives `write` to a thread, which keeps the order. Raises an earlier write's error."""
+        """Gives `write` to a thread, which keeps the order. Raises an earlier write's error.
+
+        Of several hosts, only process 0 writes. It keeps the error until `for_checkpoint`, where all learn it.
+        """
         while self._writes and (self._writes[0].done() or len(self._writes) == MOST_WRITES):
+            if jax.process_count() > 1 and self._writes[0].exception():
+                return
             self._writes.popleft().result()
         self._writes.append(self._pool.submit(write))
 

@@ -15,7 +15,8 @@
 
 TASK=$SLURM_ARRAY_TASK_ID
 [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ] && multihost=--multihost || multihost=
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}  # srun does not take it from sbatch
+# srun does not take it from sbatch
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 trap : TERM  # the command answers SIGTERM, not this shell
 srun --kill-on-bad-exit=0 {{COMMAND}} $multihost
 code=$?

@@ -63,6 +63,11 @@ from tests.storage.locks import without_locks
             for steps in ("10", "3:2", "0:1", "2:7")
         ],
         (
+            {"checkpoint__keep_every": 3, "checkpoint__every_steps": 2},
+            "checkpoint.keep_every=3 must be a multiple of checkpoint.every_steps=2",
+        ),
+        ({"model__layer_draws": True}, "model.layer_draws=True draws positions"),
+        (
             {"imported_from": "0" * 64},
             "leave it empty, or give .* --workdir",
         ),
