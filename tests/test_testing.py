@@ -190,7 +190,7 @@ class SlopedBias(T5Bias):
     level_from = 32
 
     def at(self, distance):
-        return super().at(distance) - 0.1 * distance
+        return super().at(distance) - 0.1 * distance[None]
 
 
 @dataclasses.dataclass(frozen=True)
