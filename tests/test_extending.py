@@ -73,9 +73,7 @@ def test_the_command_of_the_page(folder):
     assert "+" in row.config_hash
     assert config_hash(config) != config_hash(replaced(config, {"objective.options.within": 1}))
 
-
-def test_a_changed_file_is_told(folder):
-    config = RunDirectory(folder / "run").config()
     file = folder / "own_optimizer.py"
     file.write_text(file.read_text() + "\n# changed\n")
-    assert_refused("own file own_optimizer", loop.train, config, str(folder / "run"))
+    saved = RunDirectory(folder / "run").config()
+    assert_refused("own file own_optimizer", loop.train, saved, str(folder / "run"))
