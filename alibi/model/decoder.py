@@ -340,10 +340,9 @@ class DecoderLM(nn.Module):
         placed = stand = jnp.maximum(in_sequence, 0) if padded else in_sequence
         # Every model draws this key, so that dropout doesn't depend on `max_position`.
         key = self.make_rng("dropout") if not deterministic and self.has_rng("dropout") else None
-        place = functools.partial(
-            randomised_positions, length=total, config=config, batch=tokens.shape[0], key=key
-        )
-        if config.max_position:
+        draw = functools.partial(randomised_positions, total, config, tokens.shape[0], key)
+        place = draw() if config.max_position else None
+        if place is not None:
             placed = place(stand)
         scale = jnp.asarray(config.embedding_scale or config.width**0.5, jnp.float32)
         x = self.vocabulary.embed(tokens).astype(jnp.float32) * scale
@@ -367,12 +366,11 @@ class DecoderLM(nn.Module):
         # None, not an array, if they are known: a recomputed layer would trace the array.
         traced = None if placed is in_order and ascending else stand
         call = BlockCall(traced, segment_ids, reading, ascending, reach, self.causal)
-        if config.max_position and not config.layer_draws:
+        if place is not None and not config.layer_draws:
             call = call.placed(place)
 
         def in_layer(depth: int | Array) -> BlockCall:
-            draws = config.max_position and config.layer_draws
-            return call.placed(functools.partial(place, depth=depth)) if draws else call
+            return call.placed(draw(depth)) if config.layer_draws else call
 
         layers = self._scanned if config.scan_layers else self._unrolled
         x = layers(x, pattern, in_layer, deterministic, length if last is None else last)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -141,15 +142,14 @@ def _say(message: str) -> None:
 
 
 def randomised_positions(
-    positions: KnownPositions,
     length: int,
     config: ModelConfig,
     batch: int,
     key: PRNGKeyArray | None,
     depth: int | Int[Array, ""] | None = None,
-) -> Int[Array, "*batch length"]:
-    """Returns randomised positions for sequences with `length` tokens (Ruoss et al. 2023, arXiv
-    2305.16843).
+) -> Callable[[KnownPositions], Int[Array, "*batch length"]]:
+    """Returns the function from positions, 0 to length - 1, to randomised positions for sequences with
+    `length` tokens (Ruoss et al. 2023, arXiv 2305.16843).
 
     With a key, in training, each sequence gets a sorted sample without replacement from 0, ...,
     max_position - 1. Without a key positions are evenly spread, at the means of such samples. The
@@ -157,7 +157,6 @@ def randomised_positions(
     `model.layer_draws` and `model.test_draws`.
 
     Args:
-      positions: from 0 to length - 1.
       batch: the number of sequences.
       depth: the layer that the positions are for. None is the embedding.
     """
@@ -165,14 +164,20 @@ def randomised_positions(
     if key is None and config.test_draws:
         key, rows = jax.random.key(config.test_draws), 1
     if key is None:
-        spread = np.arange(1, length + 1, dtype=np.int64) * (max_position + 1) // (length + 1) - 1
-        return jnp.asarray(spread.astype(np.int32))[jnp.asarray(positions)]
+        means = np.arange(1, length + 1, dtype=np.int64) * (max_position + 1) // (length + 1) - 1
+        spread = jnp.asarray(means.astype(np.int32))
+        return lambda positions: spread[jnp.asarray(positions)]
     if config.layer_draws and depth is not None:
         key = jax.random.fold_in(key, depth)
     lots = jax.random.uniform(key, (rows, max_position), jnp.float32)
     drawn = jnp.sort(jax.lax.top_k(lots, length)[1], axis=-1)
-    positions = jnp.broadcast_to(jnp.asarray(positions), (batch, np.shape(positions)[-1]))
-    return jnp.take_along_axis(jnp.broadcast_to(drawn, (batch, length)), positions, axis=-1)
+    sample = jnp.broadcast_to(drawn, (batch, length))
+
+    def place(positions: KnownPositions) -> Int[Array, "batch length"]:
+        shape = batch, np.shape(positions)[-1]
+        return jnp.take_along_axis(sample, jnp.broadcast_to(jnp.asarray(positions), shape), axis=-1)
+
+    return place
 
 
 def init_position(position: PositionMethod, logit_scale: str, key: PRNGKeyArray) -> Params:

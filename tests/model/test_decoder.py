@@ -129,7 +129,7 @@ def test_layers_draw_positions_of_their_own(tiny_config) -> None:
         return jnp.stack(seen)
 
     expected = [
-        randomised_positions(np.arange(12), 12, model.config, 2, None, depth) for depth in range(3)
+        randomised_positions(12, model.config, 2, None, depth)(np.arange(12)) for depth in range(3)
     ]
     np.testing.assert_array_equal(jax.jit(positions)(variables), expected)
     scanned, shared = (

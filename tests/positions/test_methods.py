@@ -262,7 +262,7 @@ def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(
     method = make(name)
     bias = method.bias(method.init(jax.random.key(0)))
     config = ModelConfig(max_position=300)
-    drawn = randomised_positions(np.arange(16), 16, config, 2, jax.random.key(1))
+    drawn = randomised_positions(16, config, 2, jax.random.key(1))(np.arange(16))
     table = bias.up_to(299)
     assert table.tabulated(drawn, drawn) is table
     assert table.values.shape == (4, 300)
@@ -274,7 +274,7 @@ def test_a_function_of_distance_is_evaluated_once_a_distance_of_drawn_positions(
 def test_randomised_positions_are_sorted_samples_without_replacement() -> None:
     """New ones for each sequence and key; each of the 64 positions as often as any other."""
     config = ModelConfig(max_position=64)
-    place = jax.jit(lambda key: randomised_positions(np.arange(16), 16, config, 512, key))
+    place = jax.jit(lambda key: randomised_positions(16, config, 512, key)(np.arange(16)))
     drawn = np.asarray(place(jax.random.key(0)))
     assert drawn.shape == (512, 16)
     assert (np.diff(drawn, axis=1) > 0).all(), "ascending, so also distinct"
@@ -292,7 +292,7 @@ def test_what_shares_a_sample_of_positions() -> None:
     def drawn(depth: int | None, key: int | None = 0, **keys: object):
         config = ModelConfig(max_position=64, **keys)
         key = None if key is None else jax.random.key(key)
-        return np.asarray(randomised_positions(np.arange(16), 16, config, 3, key, depth))
+        return np.asarray(randomised_positions(16, config, 3, key, depth)(np.arange(16)))
 
     plain, batch = drawn(None), drawn(1, batch_draws=True)
     np.testing.assert_array_equal(drawn(1), plain)
