@@ -37,7 +37,7 @@ class ByPosition(OfWindows):
 
     kinds: ClassVar = (NATS,)
     labels: ClassVar = ("window",)
-    across: ClassVar = "position in the window, up to"
+    across: ClassVar = "last position of a range"
 
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         super().check(config, lengths)
@@ -74,8 +74,8 @@ class ByPosition(OfWindows):
         measured = [one for one in panel.series if isinstance(one.cells[one.labels[0]], Number)]
         by_run = grouped(measured, lambda one: one.label).values()
         return fact(
-            "Nats per token that the longest windows save against the shortest, in brackets by fewer tokens with "
-            "little context alone (the early token curse): {}.",
+            "Nats per token that the longest windows save against the shortest. In brackets stands what fewer tokens "
+            "with little context save (the early token curse): {}.",
             (_saved(lines[0], lines[-1]) for lines in by_run if len(lines) > 1),
         )
 

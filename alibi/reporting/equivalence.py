@@ -170,12 +170,11 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
             seeds = sorted(set.intersection(*map(set, itertools.chain(*pairs)))) if pairs else []
             if len(pairs) < 3 or not seeds:
                 continue
-            # the sign makes higher better
-            better = panel.kind.merit
             numbers = np.array(
                 [[[each[seed] for seed in seeds] for each in pair] for pair in pairs]
             )
-            taus, p = agreement(-numbers[:, 0], better * numbers[:, 1])
+            # the signs make higher better
+            taus, p = agreement(-numbers[:, 0], panel.kind.merit * numbers[:, 1])
             spread = interval(taus[:, None], np.ones(1, int))
             cells.append(
                 (

@@ -58,6 +58,10 @@ class Panel:
         return sorted({column for series in self.series for column in series.cells})
 
     @property
+    def marks(self) -> dict[tuple[str, ...], str]:
+        return tables.spread_marks(self.numbers)
+
+    @property
     def numbers(self) -> Iterator[Number]:
         cells = (cell for series in self.series for cell in series.cells.values())
         return (cell for cell in cells if isinstance(cell, Number))
@@ -242,7 +246,7 @@ def build_table(panel: Panel) -> Table:
             tuple((one.cells.get(column),) for column in panel.columns) for one in panel.series
         ),
         ratios=panel.kind.is_loss and panel.measure.is_by_length,
-        marks=tables.spread_marks(panel.numbers),
+        marks=panel.marks,
     )
 
 
@@ -258,7 +262,7 @@ def caption(panel: Panel) -> str:
         *origin(rows),
         fact("{} of its rows from uncommitted code", [str(dirty)] * bool(dirty)),
     ]
-    return f"{'; '.join(filter(None, facts))}. {tables.spread_note(tables.spread_marks(panel.numbers))}".rstrip()
+    return f"{'; '.join(filter(None, facts))}. {tables.spread_note(panel.marks)}".rstrip()
 
 
 def origin(rows: Sequence[Row]) -> list[str]:

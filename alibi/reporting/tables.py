@@ -6,7 +6,6 @@ number.
 
 import dataclasses
 import functools
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -186,11 +185,10 @@ def _over(sources: tuple[str, ...]) -> str:
 
 
 def spread_marks(numbers: Iterable[Number]) -> dict[tuple[str, ...], str]:
-    """Returns a mark for each kind of interval, by what it covers: none for the one that covers most."""
+    """Returns a mark for each set of sources that an interval covers: none for the largest, then †, ††."""
     kinds = {number.interval.covers for number in numbers if number.interval}
-    by_number = sorted(kinds, key=lambda covers: (-len(covers), covers))
-    signs = itertools.chain(("", "†", "‡", "§"), ("*" * count for count in itertools.count(2)))
-    return dict(zip(by_number, signs, strict=False))
+    in_order = sorted(kinds, key=lambda covers: (-len(covers), covers))
+    return {covers: "†" * rank for rank, covers in enumerate(in_order)}
 
 
 def spread_note(marks: Mapping[tuple[str, ...], str]) -> str:
@@ -275,9 +273,8 @@ class Table:
     cells: tuple[tuple[Cell, ...], ...]  # by row and column
     parts: tuple[str, ...] = ()  # names of the parts of each cell; () for a single number
     ratios: bool = True  # whether numbers are written with their ratios
-    marks: Mapping[tuple[str, ...], str] = dataclasses.field(
-        default_factory=dict
-    )  # see `spread_marks`
+    # from `spread_marks`, for the numbers of `cells`
+    marks: Mapping[tuple[str, ...], str] = dataclasses.field(default_factory=dict)
     scale: str = ""  # the experiments', in a table of the paper
     name: str = "extrapolation"  # the label in LaTeX
 
