@@ -63,7 +63,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
         super().__post_init__()
 
     @nn.compact
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # Flax has other arguments
         self,
         x: Float[Array, "*batch length width"],
         *,
@@ -125,7 +125,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
       skip_epsilon, backend: as in `alibi.attention_fn`.
 
     Raises:
-      ValueError: when it is called: unknown sides, a method that is no bias of the distance, a rate out of
+      ValueError: when it is called: unknown sides, a method that is no distance bias, a rate out of
         range, an odd number of heads for "half", no source, and as `alibi.attend`.
 
     Example:
@@ -153,7 +153,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
         super().__post_init__()
 
     @nn.compact
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # Flax has other arguments
         self,
         target: Float[Array, "*batch q width"],
         source: Float[Array, "*batch k source_width"] | None = None,

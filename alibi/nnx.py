@@ -76,7 +76,7 @@ class SelfAttention(nnx.MultiHeadAttention):
         )
         self.attention_options = AttentionOptions(window, skip_epsilon, backend=backend)
 
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # Flax has other arguments
         self,
         x: Float[Array, "*batch length width"],
         *,
@@ -162,7 +162,7 @@ class CrossAttention(nnx.MultiHeadAttention):
         self.position_params = nnx.Dict(jax.tree.map(nnx.Param, self.cross.init(rngs.params())))
         self.source: nnx.Cache | None = nnx.data(None)
 
-    def __call__(  # type: ignore[override]
+    def __call__(  # type: ignore[override]  # Flax has other arguments
         self,
         target: Float[Array, "*batch q width"],
         source: Float[Array, "*batch k source_width"] | None = None,

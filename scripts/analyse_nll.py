@@ -12,7 +12,7 @@ of the tokens' SHA-256 name a text.
 
 import json
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line

@@ -7,7 +7,7 @@ docs/importing.md can say (a position method, an adaptive embedding) is an error
 differs.
 """
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line

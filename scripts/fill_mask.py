@@ -1,6 +1,6 @@
 """Fills masked tokens. alibi/cli/fill_mask.py has the flags, and `--help` prints them."""
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 
 from alibi.cli import run_fill_mask
 

@@ -1,6 +1,6 @@
 """Writes text with a trained run. alibi/cli/generate.py has the flags, and `--help` prints them."""
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 
 from alibi.cli import run_generate
 

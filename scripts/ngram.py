@@ -9,7 +9,7 @@ The runs need no checkpoint. --unit=tokens counts tokens of the run's tokenizer 
 --cache=128,512 --tune=FILES mixes in the unigrams and bigrams of the last tokens.
 """
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line, evaluation_flags

@@ -14,7 +14,7 @@ embeddings have no figure.
 import functools
 import pathlib
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line

@@ -10,7 +10,7 @@ file or a dataset whole, and plain text files only at its own shards.
 
 import time
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line

@@ -21,7 +21,7 @@ the hub, unless files are given, and needs files for its books and CC100.
 
 import pathlib
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line

@@ -9,7 +9,7 @@ printed again, until all runs have ended. --once shows it one time.
 import sys
 import time
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 
-import clone  # noqa: F401
+import clone  # noqa: F401, it sets the path of imports
 from absl import flags
 
 from alibi.cli import command_line

@@ -160,8 +160,8 @@ def with_options(text: str) -> str:
         owners = [each for each in EVALUATORS if name in options_by_name([each])]
         others = [each for each in EVALUATORS if each not in owners]
         named = ", ".join(min(owners, others, key=len))
-        of = named if len(owners) <= len(others) else f"all but {named}"
-        lines.append(f"| `--{name}` | {of} | {help_of(field)} |")
+        with_it = named if len(owners) <= len(others) else f"all but {named}"
+        lines.append(f"| `--{name}` | {with_it} | {help_of(field)} |")
     table = "\n".join(lines) + "\n"
     return re.sub(r"^\| option \|(.*\n)+?(?=\n)", lambda _: table, text, flags=re.MULTILINE)
 

@@ -99,9 +99,8 @@ class Slots(flax.struct.PyTreeNode):
         """Returns the newest token's row of an array `[batch, slots, ...]`, or zeros before the first
         token.
         """
-        return lax.dynamic_index_in_dim(
-            slots, (self.appended - 1) % slots.shape[1], axis=1, keepdims=False
-        )
+        index = (self.appended - 1) % slots.shape[1]
+        return lax.dynamic_index_in_dim(slots, index, axis=1, keepdims=False)
 
 
 class Reading(flax.struct.PyTreeNode):

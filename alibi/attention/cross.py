@@ -215,7 +215,7 @@ def _bias(method: PositionMethod, params: Params) -> DistanceBias:
     ]
     if others or not isinstance(bias, DistanceBias):
         raise ValueError(
-            f"position method {type(method).__name__} with these options is no bias by distance alone, which "
+            f"position method {type(method).__name__} with these options is no distance bias alone, which "
             "cross attention needs; use alibi, t5, kerple_log, kerple_power or sandwich, or sides='none'"
         )
     return bias

@@ -120,28 +120,25 @@ def method_attention_fn(
             )
         if bias is not None and bias_scale is not None:
             bias = ScaledBias(bias, bias_scale)
-        return compute_call(
-            AttentionCall(
-                scaled,
-                key,
-                value,
-                bias,
-                position.causal if causal is None else causal,
-                query_positions,
-                places,
-                query_reach=None
-                if reach is None
-                else jnp.maximum(
-                    reach, jnp.broadcast_to(jnp.asarray(query_positions), reach.shape)
-                ),
-                query_segments=query_segments,
-                key_segments=key_segments,
-                sink=sink,
-                ascending=ascending,
-                slots_last=in_slots,
-                options=options,
-                **arguments,
-            )
+        call = AttentionCall(
+            scaled,
+            key,
+            value,
+            bias,
+            position.causal if causal is None else causal,
+            query_positions,
+            places,
+            query_reach=None
+            if reach is None
+            else jnp.maximum(reach, jnp.broadcast_to(jnp.asarray(query_positions), reach.shape)),
+            query_segments=query_segments,
+            key_segments=key_segments,
+            sink=sink,
+            ascending=ascending,
+            slots_last=in_slots,
+            options=options,
+            **arguments,
         )
+        return compute_call(call)
 
     return flax_attention_fn(position.num_heads, compute)

@@ -123,9 +123,8 @@ def attention_fn(
     def attention(query: Array, key: Array, value: Array, **keywords: Any) -> Array:
         method = made(query.shape[-1], keywords.pop("is_causal", False) or causal)
         checked = _checked(name, method, params or {})
-        return layer_attention_fn(method, checked, None, attention_options, query_offset)(
-            query, key, value, **keywords
-        )
+        attend = layer_attention_fn(method, checked, None, attention_options, query_offset)
+        return attend(query, key, value, **keywords)
 
     return attention
 

@@ -242,7 +242,8 @@ def nearest_keys(call: AttentionCall) -> Nearest | None:
             return None
         return Nearest(np.arange(queries.size), np.zeros(queries.size, np.int64))
     # the last key up to the query, or key 0
-    indices = before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
+    before = np.maximum(np.searchsorted(keys, queries, side="right") - 1, 0)
+    indices = before
     if not call.causal:
         after = np.minimum(before + 1, keys.size - 1)
         indices = np.where(

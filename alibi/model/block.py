@@ -156,9 +156,10 @@ class Block(nn.Module):
         activated, hidden = ACTIVATIONS[config.activation], wide("up")
         hidden = activated(wide("gate")) * hidden if config.gated else activated(hidden)
         hidden = nn.Dropout(config.activation_dropout)(hidden, deterministic)
-        return dense(config.width, bias_init=initialization.bias(config.feed_forward), name="down")(
-            hidden
+        narrow = dense(
+            config.width, bias_init=initialization.bias(config.feed_forward), name="down"
         )
+        return narrow(hidden)
 
     def _attention_fn(
         self,

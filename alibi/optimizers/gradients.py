@@ -32,8 +32,8 @@ class AdamW(Optimizer):
 
 @dataclasses.dataclass(frozen=True)
 class Nesterov(Optimizer):
-    """Nesterov's accelerated gradient, with the key optimizer.momentum, without weight decay. Equals
-    fairseq's `nag`. Its buffer holds the learning rate too.
+    """Nesterov's accelerated gradient, with the key optimizer.momentum, without weight decay. It gives
+    the updates of fairseq's `nag`. (The buffer of `nag` holds the learning rate too.)
     """
 
     momentum: float

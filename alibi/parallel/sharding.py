@@ -104,12 +104,12 @@ def laid_out(shapes: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
 def check_auto(arrays: PyTree) -> None:
     """Raises ValueError if an array is split over Explicit axes of a mesh (`jax.set_mesh`)."""
     for leaf in jax.tree.leaves(arrays):
-        of = jax.typeof(leaf).sharding
-        if of.mesh.explicit_axes and any(of.spec):
+        sharding = jax.typeof(leaf).sharding
+        if sharding.mesh.explicit_axes and any(sharding.spec):
             raise ValueError(
-                f"arrays of the model are split over Explicit axes of a mesh, {of.spec}, and the model needs Auto "
-                "axes; call jax.sharding.auto_axes(model.apply, out_sharding=...), as docs/attention.md shows, or give "
-                "the mesh axis_types=(jax.sharding.AxisType.Auto, ...)"
+                f"arrays of the model are split over Explicit axes of a mesh, {sharding.spec}, and the model needs "
+                "Auto axes; call jax.sharding.auto_axes(model.apply, out_sharding=...), as docs/attention.md shows, or "
+                "give the mesh axis_types=(jax.sharding.AxisType.Auto, ...)"
             )
 
 

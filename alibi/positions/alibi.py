@@ -241,7 +241,7 @@ class Alibi(PositionMethod):
                 )
 
     @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
+    def shift_invariant(self) -> bool:  # type: ignore[override]  # elsewhere a constant
         return not self.free_tokens
 
     def sides(self, params: Params) -> list[PerHead]:

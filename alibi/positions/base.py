@@ -76,7 +76,7 @@ class PositionMethod:
     limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
     # The longest sequence, in tokens, for which the method is defined, or None for no limit.
     max_length = cast(Any, None)
-    # Options that follow the training length while they are 0, with the properties that hold what they are then.
+    # (option, property) for each option that follows the training length while it is 0: the property has its value.
     follow_length: ClassVar[tuple[tuple[str, str], ...]] = ()
     # Why a token must not see later ones, for a method that needs causal=True.
     only_causal = ""

@@ -19,7 +19,7 @@ class Metric:
     """Distances between tokens, which kernels compute from a number for each token, its place.
 
     Attributes:
-      columns: patches in a row of a grid. Rows follow each other. 0 means a line of tokens.
+      columns: patches in a row of a grid, in which rows follow each other. 0 means a line of tokens.
       free_tokens: tokens at the start with distance 0 to all others.
       euclidean: in a grid, the straight line. Else the sum over rows and columns.
     """

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Array, Float
@@ -20,8 +20,8 @@ class RotaryInterpolated(Rotary):
     Config: `position=rotary_interpolated,position_options.factor=4.0`
 
     Attributes:
-      factor: s. Defaults to None, a dynamic s: the computed length (in generation the final length) /
-        `original_length`, at least 1.
+      factor: s. Defaults to None, a dynamic s: the computed length (in generation the final length)
+        divided by `original_length`, at least 1.
       original_length: tokens in the sequences from which the model learned its rotations, if the run
         started from another run's checkpoint. 0 means this run's training length. Dynamic factors and
         YaRN's turns depend on it.
@@ -32,6 +32,9 @@ class RotaryInterpolated(Rotary):
         source="Chen et al. 2023, [arXiv 2306.15595](https://arxiv.org/abs/2306.15595)",
         caveats="needs some training at the new length, 1,000 updates in its paper",
     )
+
+    # frequencies depend on the learned length whatever the factor
+    counts_turns: ClassVar[bool] = False
 
     factor: float | None = number(None, at_least=1)
     original_length: int = number(0, at_least=0, at_most=MOST_TOKENS)
@@ -56,8 +59,7 @@ class RotaryInterpolated(Rotary):
         if self.original_length or not isinstance(trained, Rotary):
             return
         learned = getattr(trained, "original_length", 0) or trained.train_length
-        # YaRN counts turns in the training length whatever its factor.
-        if learned != self.train_length and (self.factor is None or isinstance(self, Yarn)):
+        if learned != self.train_length and (self.factor is None or self.counts_turns):
             raise ValueError(
                 f"{of} knows positions from sequences of {learned:,} tokens, and this position method would take "
                 f"{self.train_length:,} for that; set {option}original_length={learned}"
@@ -103,8 +105,8 @@ class Yarn(RotaryInterpolated):
     sharpened.
 
     Fast pairs turn more than `fast` times in a training sequence, slow pairs less than `slow` times.
-    Queries and keys are multiplied with temperature * ln(s) + 1. Of a head that turns a share of its
-    features these are only the turned ones, with `share_of=frequencies` all.
+    Queries and keys are multiplied by temperature * ln(s) + 1. If a head turns a share of its features,
+    only the turned ones are multiplied, or all with `share_of=frequencies`.
 
     Config: `position=yarn,position_options.factor=4.0,position_options.fast=32.0`
 
@@ -125,6 +127,8 @@ class Yarn(RotaryInterpolated):
         source="Peng et al. 2023, [arXiv 2309.00071](https://arxiv.org/abs/2309.00071)",
         caveats="designed for a few hundred updates at the new length",
     )
+
+    counts_turns = True
 
     base: float = number(10_000.0, above=1)
     fast: float = number(0.0, at_least=0)

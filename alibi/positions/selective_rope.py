@@ -165,8 +165,8 @@ class SelectiveRope(PositionMethod):
         kept: Any,
         norm: Float[Array, " head_dim"] | None,
     ) -> Float[Array, "batch length heads head_dim"]:
-        """Turns features as their tokens' angles say, in their own dtype. With `norm`, it then divides them by
-        their root mean square, and multiplies them with these numbers.
+        """Turns features as their tokens' angles say, in their own dtype. With `norm` it then divides them by
+        their root mean square and multiplies them by these numbers.
         """
         half = self.head_dim // 2
         temperature = (self.base ** (-np.arange(half) / half)).astype(np.float32)

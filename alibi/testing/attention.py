@@ -250,7 +250,7 @@ def check_half_precision(method: PositionMethod) -> None:
 
 
 def check_level(method: PositionMethod) -> None:
-    """Checks that a bias by distance is one number of each head from `level_from` on."""
+    """Checks that a distance bias is one number of each head from `level_from` on."""
     level, length = declared(method).level_from, 512
     if level is None:
         return

@@ -266,7 +266,7 @@ def use_nnx(**arguments):
         (use("both"), "sides='both' is unknown; use none, symmetric, two_sided, half"),
         (use("half", num_heads=1), "num_heads=1 is odd; use an even number, or sides='two_sided'"),
         *(
-            (use(position=name), "no bias by distance alone.* use alibi, t5")
+            (use(position=name), "no distance bias alone.* use alibi, t5")
             for name in ("rotary", "fox", "fire", "learned")
         ),
         *(

@@ -92,24 +92,12 @@ def test_a_full_disk_is_named_and_the_saved_stays(
             raise OSError(errno.ENOSPC, "No space left on device")
         save(checkpoints, state, step, *more)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "claim", lambda *_: full(None, None, 4))  # as the run begins
-        assert_refused(
-            "no space left to write .*/run",
-            loop.train,
-            config,
-            str(tmp_path / "run"),
-            raised=UserError,
-        )
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", full)
-        assert_refused(
-            "no space left to write .*/run",
-            loop.train,
-            config,
-            str(tmp_path / "run"),
-            raised=UserError,
-        )
+    as_it_begins = RunDirectory, "claim", lambda *_: full(None, None, 4)
+    for owner, name, fails in (as_it_begins, (Checkpoints, "save", full)):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fails)
+            said = "no space left to write .*/run"
+            assert_refused(said, loop.train, config, str(tmp_path / "run"), raised=UserError)
     assert RunDirectory(tmp_path / "run").status()["state"] == "failed"
     assert int(final_state(config, tmp_path / "run").step) in (2, 3)
     assert loop.train(config, str(tmp_path / "run"))["state"] == "finished"

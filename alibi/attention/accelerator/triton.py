@@ -1,7 +1,7 @@
 """The fused kernels for GPUs (Pallas, compiled by Triton).
 
 Each program computes a few rows, queries or keys, tile after tile of the range that they need, while
-the next tiles are loaded. A bias of the distance has a kernel for its gradient: a program adds up
+the next tiles are loaded. A distance bias has a kernel for its gradient: a program adds up
 the tiles on one diagonal, and XLA sums the diagonals in the result. Where one parameter is the bias
 of all far pairs, the kernel of keys sums the far tiles, and this one the rest.
 """
@@ -184,15 +184,15 @@ def _backward_keys(
         weights, dlogits, dproducts = program.gradients(q, tile, dout, more, masked=masked)
         if "slopes" in learned:
             dlogits = -dlogits * tile.distances(plan)
-        counts: Any = 1.0
-        if "diagonals" in learned:  # not in the larger tiles that their own kernel sums
+        of_rows = dlogits.sum(axis=1)
+        if "diagonals" in learned:  # their own kernel sums the near tiles, which are larger
             starts = k * size.rows, q * size.columns
-            of_key_rows, of_query_rows = (lax.div(start, jnp.int32(rows)) for start in starts)
-            counts = (of_key_rows - of_query_rows < nearest).astype(jnp.float32)
+            of_keys, of_queries = (lax.div(start, jnp.int32(rows)) for start in starts)
+            of_rows = jnp.where(of_keys - of_queries < nearest, of_rows, 0.0)
         return (
             of_key + product(plan, dproducts.astype(query.dtype), query, ROWS_BY_COLUMNS),
             of_value + product(plan, weights.astype(dout.dtype), dout, ROWS_BY_COLUMNS),
-            *(x + counts * dlogits.sum(axis=1) for x in of_bias),
+            *(x + of_rows for x in of_bias),
         )
 
     start = [jnp.zeros(x.shape, jnp.float32) for x in (key, value)]
@@ -206,7 +206,7 @@ def _backward_keys(
 
 def near_diagonals(plan: KernelPlan, rows: int) -> range:
     """Returns the diagonals of tiles, each as key block minus query block, whose pairs are neither all
-    hidden by a causal mask nor all at `KernelPlan.level_from` or farther; one at least.
+    hidden by a causal mask nor all at `KernelPlan.level_from` or farther, but at least one.
     """
     least, most = 1 - plan.q_blocks * plan.block // rows, plan.k_blocks * plan.block // rows - 1
     if plan.first is not None:

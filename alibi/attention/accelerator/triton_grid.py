@@ -52,7 +52,7 @@ SIZES = {
     (DIAGONALS, 256): Size(64, 64, 4, 1),
 }
 WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # for every kernel, not measured
-BY_DISTANCE = Size(64, 32, 4, 3)  # with a bias of the distance; both divide the rows of DIAGONALS
+BY_DISTANCE = Size(64, 32, 4, 3)  # with a distance bias; both divide the rows of DIAGONALS
 COPIES = 4  # of such a bias, each one number ahead, so that four neighbours load at once
 
 
@@ -149,7 +149,7 @@ class Program:
         return self.of_queries(array[self.batch, self.head, 0, span])
 
     def start(self) -> Any:
-        """Returns where a bias of the distance has the first row and the first column."""
+        """Returns where a distance bias has the first row and the first column."""
         plan = self.plan
         least = plan.k_blocks * plan.block if self.by_keys else plan.q_blocks * plan.block - 1
         return least - self.row * self.size.rows
@@ -166,7 +166,7 @@ class Program:
         return floor(first + columns - 1, columns)
 
     def values(self, tile: Any) -> Any:
-        """Returns the values that a bias of the distance has in a tile, or None for another bias."""
+        """Returns the values that a distance bias has in a tile, or None for another bias."""
         diagonals: Any = self.refs.bias.get("diagonals")
         if diagonals is None:
             return None
@@ -267,7 +267,7 @@ class Program:
 def prepared(plan: KernelPlan, operands: Operands, *, by_keys: bool = False) -> Operands:
     """Returns the operands in the kernels' layout.
 
-    A bias of the distance comes in copies, from the least i - j to the largest if the rows are keys, with
+    A distance bias comes in copies, from the least i - j to the largest if the rows are keys, with
     its value at the largest distance and how many distances share it.
     """
     bias = dict(operands.bias)
