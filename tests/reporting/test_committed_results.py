@@ -31,7 +31,7 @@ REPORTS = {
     "variants": "variants",
     "tasks": "tasks",
     "over-updates": None,
-    "study": None,
+    "beyond-counting": None,
     "heads": None,
 }
 # The rows of each table by scale and number, the updates of its runs (those of table 2 are the
