@@ -67,7 +67,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
         self,
         x: Float[Array, "*batch length width"],
         *,
-        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+        mask: Shaped[Array, "*#batch #heads #q #k"] | None = None,
         deterministic: bool | None = None,
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,
@@ -80,9 +80,9 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
         """
         check_own_attention(self.attention_fn)
         method = self.position_method(x.shape[-1])
-        check_in_attention(str(self.position), type(method))
+        check_in_attention(self.position, type(method))
         if self.decode:
-            check_no_cache(str(self.position), type(method))
+            check_no_cache(self.position, type(method))
         params = {}
         if jax.eval_shape(lambda: position_params(method, jax.random.key(0))):
             params = self.param("position_params", lambda key: position_params(method, key))
@@ -161,7 +161,7 @@ class CrossAttention(nn.MultiHeadDotProductAttention):
         target_mask: Bool[Array, "*#batch q"] | None = None,
         source_mask: Bool[Array, "*#batch k"] | None = None,
         query_positions: Int[Array, "*#batch q"] | None = None,
-        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+        mask: Shaped[Array, "*#batch #heads #q #k"] | None = None,
         deterministic: bool | None = None,
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,

@@ -70,7 +70,7 @@ class SelfAttention(nnx.MultiHeadAttention):
             causal=causal,
             options=options,
         )
-        check_in_attention(str(position), type(self.position_method))
+        check_in_attention(position, type(self.position_method))
         self.position_params = nnx.Dict(
             jax.tree.map(nnx.Param, position_params(self.position_method, rngs.params()))
         )
@@ -80,7 +80,7 @@ class SelfAttention(nnx.MultiHeadAttention):
         self,
         x: Float[Array, "*batch length width"],
         *,
-        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+        mask: Shaped[Array, "*#batch #heads #q #k"] | None = None,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         sow_weights: bool = False,
@@ -93,7 +93,7 @@ class SelfAttention(nnx.MultiHeadAttention):
           deterministic, rngs, sow_weights, decode: as in Flax's layer.
         """
         if self.decode if decode is None else decode:
-            check_no_cache(type(self.position_method).__name__, type(self.position_method))
+            check_no_cache(self.position_method, type(self.position_method))
         params = nnx.to_pure_dict(nnx.state(self.position_params))
         attention = layer_attention_fn(self.position_method, params, x, self.attention_options)
         return nnx.MultiHeadAttention.__call__(
@@ -170,7 +170,7 @@ class CrossAttention(nnx.MultiHeadAttention):
         target_mask: Bool[Array, "*#batch q"] | None = None,
         source_mask: Bool[Array, "*#batch k"] | None = None,
         query_positions: Int[Array, "*#batch q"] | None = None,
-        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+        mask: Shaped[Array, "*#batch #heads #q #k"] | None = None,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         sow_weights: bool = False,

@@ -35,7 +35,8 @@ def alibi_slopes(
       num_heads: heads in a layer.
       convention: "paper", "closed_form", "random" or the slopes.
       draw: which draw `"random"` takes. The same number always gives the same slopes.
-      alibi_bias_max: replaces the 8 in these formulas (MPT's name). 16 squares each slope.
+      alibi_bias_max: replaces the 8 in these formulas (MPT's name). 16 squares each slope of "paper" and
+        "closed_form", and "random" has the new mean.
 
     Raises:
       ValueError: `num_heads` is no whole number from 1 to 65,536; the convention is unknown; a

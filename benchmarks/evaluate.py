@@ -1,5 +1,4 @@
-"""`python -m benchmarks evaluate`: sliding windows of the paper's small model or of a work
-directory.
+"""`python -m benchmarks evaluate`: sliding windows of the paper's small model.
 
 A measured pass is the evaluator's own, from tokens to each token's NLL on the host. The
 peer computes like the paper's code: whole windows, and all words' log-probabilities.
@@ -9,7 +8,6 @@ import argparse
 
 from alibi.config import Config, read_config
 from alibi.model.flops import keys_seen
-from alibi.runs import RunDirectory
 from benchmarks.processes import Contender, Step, repeated, require_torch
 from benchmarks.rounds import Column, Row, Runners, compare, whole_numbers
 from benchmarks.training_contenders import zipf_words
@@ -22,9 +20,6 @@ PEER_WINDOWS = 256  # of a pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workdir", default="", help="a run to measure, in place of the small model"
-    )
     parser.add_argument("--length", type=int, default=64, help="inputs of a window")
     parser.add_argument("--stride", type=int, default=1, help="tokens that each window scores")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of the text")
@@ -39,28 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare_batches(arguments: argparse.Namespace) -> list[Row]:
     """Measures each token budget of a batch, on request beside PyTorch."""
-    workdir, length, stride, tokens = (
-        arguments.workdir,
-        arguments.length,
-        arguments.stride,
-        arguments.tokens,
-    )
+    length, stride, tokens = arguments.length, arguments.stride, arguments.tokens
     contenders, inputs, peers = {}, {}, []
     for budget in whole_numbers(arguments.batch_tokens, "batch_tokens"):
         inputs[f"{budget:,} inputs a batch"] = budget
         contenders[f"{budget:,} inputs a batch"] = Contender(
-            _pass_over_text, (workdir, budget, length, stride, tokens)
+            _pass_over_text, (budget, length, stride, tokens)
         )
     if arguments.peer == "torch":
-        if workdir:
-            raise ValueError("--peer=torch is a peer of the small model; leave out --workdir")
         require_torch()
         for rows in PEER_ROWS:
             peers.append(f"PyTorch, {rows:,} windows a batch")
             contenders[peers[-1]] = Contender(_torch_pass, (length, stride, rows))
-    flops = window_flops(
-        RunDirectory(workdir).config() if workdir else small_config(), length, stride
-    )
+    flops = window_flops(small_config(), length, stride)
 
     def row_of(name: str, runners: Runners, peak: float) -> Row:
         windows = PEER_WINDOWS if name in peers else -(-tokens // stride)
@@ -137,25 +123,19 @@ def window_flops(config: Config, length: int, stride: int) -> float:
     return (model.num_layers - 1) * whole + last + 2 * stride * width * head
 
 
-def _pass_over_text(workdir: str, budget: int, length: int, stride: int, num_tokens: int) -> Step:
-    """Scores with the run in `workdir`, or with the small model's initial parameters: the speed is the same."""
+def _pass_over_text(budget: int, length: int, stride: int, num_tokens: int) -> Step:
+    """Scores with the small model's initial parameters: the speed is the same."""
     import jax
     import jax.numpy as jnp
 
-    from alibi.evaluation.scorer import Scorer, model_nll, run_scorer
+    from alibi.evaluation.scorer import Scorer, model_nll
     from alibi.model.decoder import build_model
     from alibi.objectives import NextToken
-    from alibi.runs.trained import TrainedRun
 
-    if workdir:
-        run = TrainedRun(workdir, batch_tokens=budget)
-        scorer, params, vocab_size = run_scorer(run), run.params, run.tokenizer.vocab_size
-    else:
-        model, vocab_size = build_model(small_config(), VOCABULARY), VOCABULARY
-        params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-        objective = NextToken(VOCABULARY, boundary_id=2)
-        scorer = Scorer(model_nll(model), objective=objective, batch_tokens=budget)
-    tokens = zipf_words(vocab_size, (num_tokens,))
+    model, objective = build_model(small_config(), VOCABULARY), NextToken(VOCABULARY, boundary_id=2)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    scorer = Scorer(model_nll(model), objective=objective, batch_tokens=budget)
+    tokens = zipf_words(VOCABULARY, (num_tokens,))
     return Step({"run": repeated(lambda: scorer.score(params, tokens, length, stride))})
 
 

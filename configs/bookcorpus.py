@@ -19,7 +19,7 @@ from configs import base, wikitext103
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
     # Appendix A.3: "a similar model architecture" to WikiText-103's. Unpublished values
     # (dropout, updates, batch) are kept from there.
-    config = wikitext103.get_config(arg)
+    config = wikitext103.get_config()
     config.model.update(
         # appendix A.3: "we replace the adaptive word embedding and softmax ... with a tied" one
         embedding="tied",

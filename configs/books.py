@@ -12,7 +12,7 @@ from configs import base, wikitext2
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    config = wikitext2.get_config(arg)
+    config = wikitext2.get_config()
     config.data.update(corpus="books", train="train", valid="valid", test="test")
     config.train.steps = 600  # 2.5M tokens
     steps = config.train.get_ref("steps")

@@ -13,7 +13,7 @@ from configs import base, books
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    config = books.get_config(arg)
+    config = books.get_config()
     # 26,000 words; a window for each of them (stride 1) takes minutes
     config.data.max_valid_bytes = 131_072
     # a tenth of them is the warm-up, as in configs/books.py; 16/286 would be 67 updates

@@ -12,7 +12,7 @@ more than the 20 of arXiv 2203.15556. train.max_device_tokens splits an update i
 
 import ml_collections
 
-from configs import base
+from alibi.config import base
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:

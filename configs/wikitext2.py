@@ -16,7 +16,7 @@ from configs import base, wikitext103
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    config = wikitext103.get_config(arg)
+    config = wikitext103.get_config()
     config.train_length = 64
     config.model.update(
         num_layers=4,

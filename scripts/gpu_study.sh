@@ -27,7 +27,8 @@ if [[ $sweep == gpu_study ]]; then
     exit 1
   fi
   for text in train valid test unseen; do
-    [[ -e data/long-books/$text.txt ]] || xz -dk "data/long-books/$text.txt.xz" || exit 1
+    [[ -e data/long-books/$text.txt ]] || xz -dk "data/long-books/$text.txt.xz" ||
+      { echo "gpu_study: make data/long-books/$text.txt by scripts/join_books.py first" >&2; exit 1; }
   done
 fi
 # The work directory is named by FOLDER, since checkpoints stay out of it.

@@ -16,9 +16,6 @@ from absl import flags
 from alibi.cli import command_line
 
 _CONFIG = command_line.define_config_flag()
-_SPLITS = flags.DEFINE_list(
-    "splits", ["train", "valid", "test"], "splits to prepare; splits without text are skipped"
-)
 _WORKERS = flags.DEFINE_integer("workers", 1, "processes that make shards", lower_bound=1)
 _PROGRESS = flags.DEFINE_bool("progress", True, "show a progress bar on stderr")
 command_line.own_flags(__name__)
@@ -30,10 +27,9 @@ def main() -> None:
     from alibi.data.tokens import check_sources, prepare
 
     data = _CONFIG.value.data
-    check_sources(data, [split for split in _SPLITS.value if split in SPLITS])
-    for split in _SPLITS.value:
-        if split in SPLITS and not data[split]:
-            continue
+    splits = [split for split in SPLITS if data[split]]
+    check_sources(data, splits)
+    for split in splits:
         start = time.perf_counter()
         made = prepare(data, split, progress=_PROGRESS.value, workers=_WORKERS.value)
         manifest = made.manifest

@@ -8,7 +8,6 @@ import pytest
 
 from alibi.attention.backends import OF_SEQUENCES
 from alibi.config import Config, ModelConfig, flatten, make_config, read_config, replaced
-from alibi.model.attention import DTYPES
 from alibi.model.block import ACTIVATIONS
 from alibi.model.decoder import build_model, count_parameters
 from alibi.model.initialization import INITIALIZATIONS
@@ -192,6 +191,5 @@ def test_the_names_of_choices_are_those_of_the_code() -> None:
         for name, field in ModelConfig.__dataclass_fields__.items()
     }
     assert names["activation"] == tuple(ACTIVATIONS)
-    assert names["dtype"] == tuple(DTYPES)
     assert names["initialization"] == tuple(INITIALIZATIONS)
     assert names["attention"] == ("auto", *OF_SEQUENCES)

@@ -23,6 +23,7 @@ from alibi.positions import METHODS, PositionMethod, make_position, method_class
 from alibi.reporting.measure import measure_of
 from alibi.reporting.rows import Row, latest, read_rows
 from alibi.reporting.tables import BITS_PER_BYTE
+from benchmarks.positions import LEFT_OUT
 from configs.sweeps import all_methods, passkey, passkey_late
 from tools import ROOT
 
@@ -36,12 +37,7 @@ COMPARED = ("pope", "selective-rope", "alibi", "rotary")
 SIZES = {"num_heads": 4, "head_dim": 32, "width": 128, "train_length": 128}
 LAYERS = 4
 # Methods whose speed was not measured cost as much as these, of the same form.
-COSTS = {
-    "alibi_interpolated": "alibi",
-    "alibi_ntk": "alibi",
-    "rotary_interpolated": "rotary",
-    "rotary_ntk": "rotary",
-}
+COSTS = {name: name.partition("_")[0] for name in LEFT_OUT}
 
 # Options of any method: formula, source, and the results with the option: a method, and the name of
 # its series.
@@ -141,6 +137,8 @@ Every method takes one of `model.logit_scale` (log n, SSMax), `model.max_positio
 `llama4`.
 [Layers may differ](training.md#layers-that-differ) in position method, options, window and `model.logit_scale`;
 methods that enter the embeddings are the same in all layers.
+
+For images: `alibi_grid` ([grids](attention.md#grids-and-free-tokens)).
 
 Not here: LongRoPE, Self-Extend, PoSE, and windows that keep the first tokens too (StreamingLLM).
 

@@ -15,7 +15,7 @@ import numpy as np
 import scipy
 
 from alibi.evaluation.task import THRESHOLD
-from alibi.paper.definitions import TABLES, load_table, parse_printed
+from alibi.paper.definitions import TABLES, load_table, parse_printed, table_quantities
 from alibi.reporting.equivalence import agreement, equivalence, share_of_use
 from alibi.reporting.intervals import (
     PARTS,
@@ -30,7 +30,7 @@ from alibi.reporting.panels import make_cell
 from alibi.reporting.rows import Row, latest, read_rows
 from alibi.reporting.tables import Number
 
-BUILTINS = (abs, all, any, len, max, min, round, set, sorted, str, sum)
+BUILTINS = (abs, all, len, max, min, str, sum)
 PAPER = "paper"  # among the files of a page: its lengths are facts, too
 
 
@@ -206,20 +206,14 @@ class Figures:
 
     def found(self, series: str, length: int, distance: int, **where: Any) -> PerSeed:
         """Returns the share of passkeys found `distance` tokens back, in windows with `length` tokens."""
-        asked = self._asked(series, length, distance, where)
-        return _per_seed(asked, lambda row: row.results["accuracy"])
+        where |= {"evaluator": "passkey", "distance": distance}
+        return _per_seed(self.rows(series, length, **where), lambda row: row.results["accuracy"])
 
     def wilson(self, series: str, length: int, distance: int, **where: Any) -> tuple[float, float]:
         """Returns the 95% Wilson interval for one run's share of passkeys."""
-        (row,) = self._asked(series, length, distance, where)
+        where |= {"evaluator": "passkey", "distance": distance}
+        (row,) = self.rows(series, length, **where)
         return share_interval([row.results["accuracy"]], row.results["prompts"]).bounds
-
-    def _asked(self, series: str, length: int, distance: int, where: Mapping) -> list[Row]:
-        asked = self.rows(series, length, evaluator="passkey", **where)
-        matching = [row for row in asked if row.cell["distance"] == distance]
-        if not matching:
-            raise LookupError(f"no row of {series} at {length} with passkeys {distance} back")
-        return matching
 
     def right(self, series: str, length: int, result: str = "exact", **where: Any) -> PerSeed:
         """Returns the share of a task's examples that are all right, or of `answers` that are right."""
@@ -407,12 +401,7 @@ def facts_of(folder: pathlib.Path, files: tuple[str, ...]) -> Facts:
 
 
 def _paper_lengths() -> set[int]:
-    lengths = set()
-    for number, table in TABLES.items():
-        for row in load_table(number).rows:
-            named = dict(zip(load_table(number).columns, row, strict=True))
-            for column in load_table(number).columns[table.labels :]:
-                quantity = table.cell(named, column)
-                if quantity is not None:
-                    lengths |= {quantity.model.train_length, quantity.eval_length, quantity.stride}
-    return lengths
+    every = [one for number in TABLES for one in table_quantities(number).values()]
+    return {
+        length for one in every for length in (one.model.train_length, one.eval_length, one.stride)
+    }

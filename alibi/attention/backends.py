@@ -53,15 +53,11 @@ def _by_tiles(call: AttentionCall) -> Array:
     return (rows_attention if "rows" in call.features else blocked_attention)(call)
 
 
-def _cannot_tile(call: AttentionCall) -> str:
-    return REASONS["reach"] if {"rows", "reach"} <= call.features else ""
-
-
 TILED = frozenset({"added values", "rows", "dropout", "masks", "sink", "logit cap"})
 BACKENDS = {
     "reference": Backend(dense, TILED | {"weights", "reach"}),
     "saved": Backend(saved_attention, frozenset({"sink"}), cannot_save),
-    "blocked": Backend(_by_tiles, TILED | {"reach"}, _cannot_tile),
+    "blocked": Backend(_by_tiles, TILED | {"reach"}),
     "augmented": Backend(augmented_attention, frozenset(), cannot_augment),
     "fused": Backend(
         fused_attention,

@@ -136,7 +136,9 @@ class KeyValues(flax.struct.PyTreeNode):
 
     @classmethod
     def empty(cls, slots: int, key: Array, value: Array, kept: PyTree) -> "KeyValues":
-        """Allocates a cache with `slots` entries, or one for data kept only for the newest token."""
+        """Allocates `slots` entries for each array, or as many as it has tokens if those are fewer: one for
+        data kept only for the newest token.
+        """
         arrays = key, value, kept
         key, value, kept = jax.tree.map(
             lambda x: jnp.zeros((x.shape[0], min(slots, x.shape[1]), *x.shape[2:]), x.dtype), arrays

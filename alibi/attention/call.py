@@ -22,8 +22,8 @@ class AttentionOptions:
 
     Attributes:
       window, skip_epsilon, sharding, backend, logit_cap: as in `alibi.attention.attend`.
-      block: the largest tile of `blocked` and `fused`, in queries and in keys. Defaults to the
-        fastest sizes measured.
+      block: in queries and in keys, the largest tile of `blocked` (rounded up to a multiple of 8) and
+        the tile of `fused` (a power of two). Defaults to the fastest sizes measured.
       platform: the platform for which the program is compiled: "cpu", "gpu" or "tpu".
     """
 
@@ -59,7 +59,7 @@ class AttentionCall:
     query_segments: Int[Array, "*#batch q"] | None = None
     key_segments: Int[Array, "*#batch k"] | None = None
     query_reach: Int[Array, "*#batch q"] | None = None
-    mask: Bool[Array, "*#batch #heads #q k"] | None = None
+    mask: Bool[Array, "*#batch #heads #q #k"] | None = None
     dropout_rate: float = 0.0
     dropout_rng: PRNGKeyArray | None = None
     broadcast_dropout: bool = True
@@ -120,7 +120,7 @@ class AttentionCall:
         """How far queries see."""
         return Sight(self.causal, self.options.window)
 
-    def visible(self) -> Bool[Array, "*#batch #heads #q k"] | None:
+    def visible(self) -> Bool[Array, "*#batch #heads #q #k"] | None:
         """Returns a mask, True where a query sees a key, or None if all keys are seen."""
         masks = [] if self.mask is None else [self.mask]
         pairs = self.sight.of_sides(

@@ -83,7 +83,7 @@ def _check_options(options: AttentionOptions) -> None:
 
 
 def _check_bias(call: AttentionCall) -> None:
-    if call.bias is None:
+    if call.bias is None or 0 in call.weights_shape:
         return
     if not isinstance(call.bias, Bias):
         got = type(call.bias).__name__
@@ -98,7 +98,8 @@ def _check_bias(call: AttentionCall) -> None:
 
     def tile(bias: Bias, *sides: Any) -> Any:
         bias = bias.folded(len(batch))  # its axes count one batch dimension
-        for owner, field, shape, needed in misfits(bias, {"queries": q_length, "keys": k_length}):
+        sizes = {"batch": math.prod(batch), "queries": q_length, "keys": k_length}
+        for owner, field, shape, needed in misfits(bias, sizes):
             # a tile beyond it would silently read the numbers of other tokens
             raise ValueError(
                 f"{type(owner).__qualname__}.{field.name} is an array of shape {list(shape or ())}, and the call has "
@@ -153,8 +154,8 @@ def _check_sides(call: AttentionCall) -> None:
             "segment_ids were given for one side alone; give (queries', keys'), or one array for both"
         )
     for name, x, positions, segments in (
-        ("query", call.query, call.query_positions, call.query_segments),
         ("key", call.key, call.key_positions, call.key_segments),
+        ("query", call.query, call.query_positions, call.query_segments),
     ):
         check_integers(name, positions)
         for argument, side in ((f"{name}_positions", positions), ("segment_ids", segments)):

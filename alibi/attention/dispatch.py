@@ -100,8 +100,8 @@ def attend(
         keys. It is short for `bias=AlibiBias(slopes, symmetric=not causal)`.
       bias: added to the scaled logits. Defaults to no bias.
       causal: hides keys at greater positions than the query's.
-      query_positions, key_positions: integers. Keys default to 0, 1, ... and the last query to
-        the last key's position (bottom-right aligned).
+      query_positions, key_positions: integers. Keys default to 0, 1, ... and queries to the
+        positions of the last keys (bottom-right aligned).
       segment_ids: integers, for all tokens or as (queries', keys'). A query sees only keys in its
         own segment.
       window: hides keys at this distance or farther: under the causal mask a query sees itself and
@@ -155,6 +155,16 @@ def attend(
     if slopes is not None:
         bias = bias_of_slopes(jnp.asarray(as_array(slopes)), query.shape, symmetric=not causal)
     q_length, k_length = query.shape[-3], key.shape[-3]
+    places = np.arange(k_length) if key_positions is None else as_array(key_positions)
+    if query_positions is None and key_positions is None:
+        query_positions = np.arange(q_length) + (k_length - q_length)
+    elif query_positions is None:
+        if q_length > k_length:
+            raise ValueError(
+                f"key_positions alone don't say where {q_length} queries stand beside {k_length} keys; give "
+                "query_positions too"
+            )
+        query_positions = places[..., k_length - q_length :]
     query_segments, key_segments = (
         segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     )
@@ -165,10 +175,8 @@ def attend(
             value,
             bias=bias,
             causal=causal,
-            query_positions=np.arange(q_length) + (k_length - q_length)
-            if query_positions is None
-            else as_array(query_positions),
-            key_positions=np.arange(k_length) if key_positions is None else as_array(key_positions),
+            query_positions=as_array(query_positions),
+            key_positions=places,
             query_segments=as_array(query_segments),
             key_segments=as_array(key_segments),
             mask=None if mask is None else visible_by(mask),

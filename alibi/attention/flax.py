@@ -99,7 +99,7 @@ def flax_attention_fn(num_heads: int, compute: Callable[..., Array]) -> Attentio
         key: Float[Array, "*batch k kv_heads head_dim"],
         value: Float[Array, "*batch k kv_heads value_dim"],
         *,
-        mask: Shaped[Array, "*#batch #heads #q k"] | None = None,
+        mask: Shaped[Array, "*#batch #heads #q #k"] | None = None,
         dropout_rng: PRNGKeyArray | None = None,
         dropout_rate: float = 0.0,
         broadcast_dropout: bool = True,

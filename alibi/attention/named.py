@@ -84,7 +84,7 @@ def attention_fn(
     else:
         kind, heads = method_class(position), num_heads
     name = position if isinstance(position, str) else kind.__name__
-    check_in_attention(name, kind)
+    check_in_attention(position, kind)
     if kind.keep is not PositionMethod.keep:
         raise ValueError(
             f"position method {name!r} reads the layer's input, which an attention_fn doesn't get; use "
@@ -214,9 +214,12 @@ def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
     return {**method.init(key), **method.init_layer(jax.random.fold_in(key, 1))}
 
 
-def check_in_attention(name: str, kind: type[PositionMethod]) -> None:
+def check_in_attention(
+    position: str | type[PositionMethod] | PositionMethod, kind: type[PositionMethod]
+) -> None:
     """Raises ValueError for a method that adds to the token embeddings instead."""
     if kind.embed is not PositionMethod.embed:
+        name = position if isinstance(position, str) else kind.__name__
         raise ValueError(
             f"position method {name!r} adds to the token embeddings, before the first layer: x = "
             f"alibi.make_position({name!r}, ...).embed(params, x, positions); attention itself takes none"
@@ -233,9 +236,12 @@ def check_own_attention(
         )
 
 
-def check_no_cache(name: str, kind: type[PositionMethod]) -> None:
+def check_no_cache(
+    position: str | type[PositionMethod] | PositionMethod, kind: type[PositionMethod]
+) -> None:
     """Raises ValueError for a method that keeps data for each token besides keys and values."""
     if kind.keep is not PositionMethod.keep:
+        name = position if isinstance(position, str) else kind.__name__
         raise ValueError(
             f"position method {name!r} keeps data of each token, which Flax's cache (decode=True) doesn't hold; "
             "compute whole sequences, or use alibi.generation"

@@ -18,7 +18,7 @@ def reference_attention(
     value: Float[Array, "*batch k kv_heads value_dim"],
     *,
     bias: Bias | None,
-    visible: Bool[Array, "*#batch #heads #q k"] | None,
+    visible: Bool[Array, "*#batch #heads #q #k"] | None,
     query_positions: Integer[Array, "*#batch q"],
     key_positions: Integer[Array, "*#batch k"],
     keep: Float[Array, "*#batch #heads q k"] | None = None,
@@ -80,7 +80,7 @@ def capped(logits: Float[Array, "*shape"], most: float | None) -> Float[Array, "
 
 def _softmax(
     logits: Float[Array, "*batch heads q k"],
-    visible: Bool[Array, "*#batch #heads #q k"] | None,
+    visible: Bool[Array, "*#batch #heads #q #k"] | None,
     sink: PerHead | None = None,
 ) -> Float[Array, "*batch heads q k"]:
     """Returns weights for visible keys, or zeros for a query without any."""
@@ -89,6 +89,7 @@ def _softmax(
         column = jnp.broadcast_to(column, (*logits.shape[:-1], 1))
         logits = jnp.concatenate([logits, column], axis=-1)
         if visible is not None:
+            visible = jnp.broadcast_to(visible, (*visible.shape[:-1], logits.shape[-1] - 1))
             added = [(0, 0)] * (visible.ndim - 1) + [(0, 1)]
             visible = jnp.pad(visible, added, constant_values=True)
         return _softmax(logits, visible)[..., :-1]

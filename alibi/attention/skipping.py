@@ -32,9 +32,8 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from alibi.attention.call import AttentionCall
 from alibi.attention.tiles import Sides, Tiling, make_sides, make_tiling
 from alibi.numerics.sums import dot_rows
-from alibi.positions.bias import Blocks, Part
+from alibi.positions.bias import UNDERFLOW, Blocks, Part
 
-UNDERFLOW = 104.0  # exp(-104) is below half of the smallest float32 above zero
 # The share of the norms' product by which a computed logit may exceed the exact logit, since an
 # accelerator rounds the operands of products to bfloat16 or TF32 by default.
 LOGIT_ROUNDING = 2.0**-6

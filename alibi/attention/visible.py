@@ -113,8 +113,8 @@ def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
     """Returns True where a mask shows a key, from booleans, zeros and ones, or an additive mask.
 
     A mask of floats without a value above zero is additive: zeros show, and values below zero, such
-    as -1e9 and -inf, hide. A mask of integers is additive if a value is below zero. Zeros alone hide
-    all keys.
+    as -1e9 and -inf, hide. A mask of integers is additive if a value is below zero. Integers that are
+    all zero hide all keys, floats none.
 
     Raises:
       ValueError: known values that are neither, such as a bias for the logits.
@@ -123,8 +123,8 @@ def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
         return jnp.asarray(mask)
     if not isinstance(mask, jax.core.Tracer):
         values = np.asarray(mask)
-        below = values[values < 0]
-        if (wrong := below if (values > 0).any() else below[below > ADDED]).size:
+        below, above = values[values < 0], values[values > 0]
+        if wrong := [*(below if above.size else below[below > ADDED]), *above[above != 1]]:
             raise ValueError(
                 f"mask holds {wrong[0]}; it must be of booleans, of zeros and ones, or of zeros where a key is seen "
                 f"and {ADDED:g} or less where it is hidden; give a bias of the logits as bias="

@@ -104,7 +104,7 @@ def execute(
     Args:
       takes: describes the words that `main` gets, for messages, or "" if it takes none.
       required: necessary flags.
-      addresses: flags that may be an address such as gs://BUCKET/PATH.
+      addresses: flags that are no local path: addresses such as gs://BUCKET/PATH, or texts.
       resumes: the message of a resumable command after a signal. SIGNALS raise Interrupted in
         `main`.
       absent: flags of other commands that a user may try, each with a remedy.

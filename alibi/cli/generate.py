@@ -54,6 +54,10 @@ def main() -> None:
 
     if _PROMPT.value is not None and _PROMPTS.value is not None:
         raise ValueError("--prompt and --prompts are two ways to say the same; give one of them")
+    if _LOGPROBS.value and _PROMPTS.value is not None:
+        raise ValueError(
+            "--logprobs is for --prompt; answers to --prompts have their tokens and nll"
+        )
     if _PROMPT.value is None and _PROMPTS.value is None and not sys.stdin.isatty():
         raise ValueError("give a text by --prompt or a file by --prompts: this is no terminal")
     sample = Sampling(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value)
@@ -120,7 +124,9 @@ def _show(writer: Any, prompt: Any, total: int) -> None:
 
 def run() -> None:
     """Runs the command on the words of its command line, and exits."""
-    command_line.run(main, required=("workdir",), addresses=("workdir", "prompts"))
+    command_line.run(
+        main, required=("workdir",), addresses=("workdir", "prompts", "prompt", "stop")
+    )
 
 
 if __name__ == "__main__":

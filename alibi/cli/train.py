@@ -12,9 +12,10 @@ printed is the command that evaluates the run.
     python train.py --config=configs/task.py --seeds=0,1,2 --workdir=workdirs/copy-0,workdirs/copy-1,workdirs/copy-2
 
 trains a run for each seed, all in one program on one device: small models leave most of an accelerator
-idle. Each --workdir holds what its run would hold alone. On several hosts give the same command on each, with
---multihost if the cluster describes itself (TPU pods, SLURM), or with --coordinator_address,
---num_processes and --process_id.
+idle. Each --workdir holds what its run would hold alone.
+
+On several hosts give the same command on each, with --multihost if the cluster describes itself (TPU
+pods, SLURM), or with --coordinator_address, --num_processes and --process_id.
 
 SIGTERM, SIGINT, SIGUSR1 or SIGHUP on any host: all processes save after the same update and exit
 with code 75: the same command goes on from there (for launchers: requeue). Before the first update
@@ -119,7 +120,8 @@ def _plan(config: Config, devices: int, device_kind: str) -> None:
 
     plan = make_plan(config, devices, device_kind)
     if config.init_from:  # refused as training would refuse it before its first update
-        parent = Parent(config, build_model(config, UNKNOWN_VOCABULARY))
+        first = config.at(1)
+        parent = Parent(first, build_model(first, UNKNOWN_VOCABULARY))
         print(f"would start {parent.describe()}", file=sys.stderr)
     print(describe(plan), end="")
 

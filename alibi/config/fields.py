@@ -147,9 +147,9 @@ def as_text(value: Any) -> str:
     return ",".join(map(str, value)) if several else str(value)
 
 
-def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns the word in `names` most similar to `word`, or "" below `cutoff` (0 to 1)."""
-    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=cutoff)), "")
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Returns the word in `names` most similar to `word`, or "" if none is."""
+    return next(iter(difflib.get_close_matches(word, list(names), n=1)), "")
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

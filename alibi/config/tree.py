@@ -267,7 +267,7 @@ class Config(Section):
     # A name from alibi.positions.METHODS or of an installed package, or package.module:Class. A list
     # such as rotary,none is repeated over the layers.
     position: str = "alibi"
-    # SHA-256 of the checkpoint from which scripts/import_fairseq.py made the run
+    # SHA-256 of the files from which scripts/import_hf.py or import_fairseq.py made the run
     imported_from: str = ""
     # work directory of a run whose latest parameters this run starts with; train.py --init_from
     init_from: str = ""

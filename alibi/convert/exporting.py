@@ -15,13 +15,14 @@ from alibi.config.fields import did_you_mean
 from alibi.convert.families import FAMILIES, Family
 from alibi.convert.families.base import GENERIC
 from alibi.convert.folder import read_json
-from alibi.convert.importing import HUB, KEPT, MASKS, by_path, cast, model_entries
+from alibi.convert.importing import HUB, KEPT, MASKS, cast, model_entries
 from alibi.convert.tensors import CONFIG, from_safetensors, write_safetensors
 from alibi.convert.work_directory import check_empty
 from alibi.data.tokenizers import BpeTokenizer, ByteTokenizer, Tokenizer
 from alibi.data.tokenizers.bpe import library
 from alibi.model.layers import unstacked
 from alibi.objectives import make_objective
+from alibi.parallel.axes import by_path
 from alibi.runs.trained import TrainedRun
 from alibi.storage.cache import file_sha256
 from alibi.storage.claims import LOCK_FILE, Claim
@@ -146,7 +147,7 @@ def export_model(
         write_safetensors(partial, tensor, sizes)
         claim.release()
         (partial / LOCK_FILE).unlink()
-    return pathlib.Path(out), chosen, notes
+    return out, chosen, notes
 
 
 def _small_files(folder: epath.Path, hashes: dict[str, str]) -> dict[str, epath.Path]:

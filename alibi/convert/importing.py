@@ -24,6 +24,7 @@ from alibi.model.decoder import build_model, param_shapes
 from alibi.objectives import make_objective
 from alibi.optimizers import make_optimizer
 from alibi.parallel import hosts
+from alibi.parallel.axes import by_path
 from alibi.parallel.sharding import laid_out
 from alibi.runs import RunDirectory, make_provenance, process_facts
 from alibi.runs.checkpoint import TrainState
@@ -423,11 +424,3 @@ def _param_dtype(folder: HubFolder, family: Family) -> str:
         if tensor.dtype in FLOATS and not re.fullmatch(family.buffers, name)
     }
     return kept.pop() if kept in ({"bfloat16"}, {"float16"}) else "float32"
-
-
-def by_path(tree: PyTree) -> dict[str, Any]:
-    """Returns a tree's leaves under paths such as "layers_0/attention/query/kernel"."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    }

@@ -118,12 +118,12 @@ class Tasks(Corpus):
         return self.data.task
 
 
-def _sequence(order: Callable[[np.ndarray], np.ndarray], symbols: int = 10) -> Make:
+def _sequence(order: Callable[[np.ndarray], np.ndarray]) -> Make:
     """Returns the task that gives back a sequence in the order of the indices `order`."""
 
     def make(random: np.random.Generator, length: int) -> Made:
         size = (length - 2) // 2
-        sequence = random.integers(symbols, size=size) + OWN
+        sequence = random.integers(10, size=size) + OWN
         places = order(sequence)
         gaps = np.arange(size) + size + 1 - places
         return np.concatenate([sequence, [EQUALS], sequence[places]]), np.append(
@@ -223,13 +223,13 @@ def _needles(keys: int = 1, values: int = 1, queries: int = 1) -> Make:
     return make
 
 
-def _tracking(hops: int, chains: int = 2) -> Make:
-    """Returns the task of `chains` variables with a value, each copied to the next variable `hops`
+def _tracking(hops: int) -> Make:
+    """Returns the task of two chains of variables with a value, each copied to the next variable `hops`
     times; the value of a chain's last variable is asked.
     """
 
     def make(random: np.random.Generator, length: int) -> Made:
-        links = hops + 1
+        chains, links = 2, hops + 1
         names = random.choice(NAMES, (chains, links), replace=False) + OWN + 1
         values = random.integers(NAMES, size=(chains, 1)) + OWN + 1 + NAMES
         assigned = np.concatenate([values, names[:, :-1]], axis=1)

@@ -64,14 +64,16 @@ class Dump:
 
     def line(self, analysis: str, **results: Any) -> dict[str, Any]:
         """Returns a line for by_context.jsonl: run, text and windows, then the results of an analysis."""
-        row, override = self.row, {"override": str(self.row.override)} if self.row.override else {}
+        row = self.row
+        differs = {"override": str(row.override)} if row.override else {}
+        differs |= {"trained_on": row.trained_on} if row.trained_on else {}
         return {
             "analysis": analysis,
             "run": row.run,
             "step": row.step,
             "tokens_sha256": row.tokens_sha256,
             "config_hash": row.config_hash,
-            **override,
+            **differs,
             "eval_length": self.length,
             "mode": "nonoverlapping" if self.stride == self.length else "sliding",
             "stride": self.stride,

@@ -17,7 +17,7 @@ from alibi.extras import MissingPackageError, needs
 from alibi.parallel.hosts import broadcast, check_alike, is_primary
 from alibi.reporting.equivalence import Reference
 from alibi.runs import RunDirectory, process_facts
-from alibi.runs.trained import TrainedRun
+from alibi.runs.trained import TrainedRun, check_checkpoint
 from alibi.storage.files import resolve
 
 __all__ = ["EvaluationOptions", "OutputError", "evaluate_runs"]
@@ -64,10 +64,7 @@ class EvaluationOptions(LengthOptions):
     override: Override | None = None
 
     def __post_init__(self) -> None:
-        if self.checkpoint not in ("latest", "best") and not self.checkpoint.isdecimal():
-            raise ValueError(
-                f"checkpoint={self.checkpoint} must be latest, best or a step, such as 600"
-            )
+        check_checkpoint(self.checkpoint)
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise ValueError(f"batch_tokens={self.batch_tokens} must be at least 1")
 

@@ -9,12 +9,21 @@ import numpy as np
 from jaxtyping import Bool
 
 from alibi.config import Config
-from alibi.evaluation.base import NoResultError, Subject, Text, option, refuse_other_objectives
+from alibi.evaluation.base import (
+    Cell,
+    NoResultError,
+    Subject,
+    Text,
+    option,
+    refuse_other_objectives,
+)
 from alibi.evaluation.perplexity import OfText, text_results
 from alibi.evaluation.windows import windows_of
 from alibi.reporting.panels import Panel
 from alibi.reporting.rows import Row
 from alibi.reporting.tables import PERPLEXITY
+from alibi.runs import RunDirectory, evaluation_hash
+from alibi.storage.cache import content_key
 
 if TYPE_CHECKING:
     from alibi.evaluation.output import Output
@@ -48,6 +57,13 @@ class LongPPL(OfText):
                 f"{self.name()} needs a run that chooses the key tokens, such as the one with the longest "
                 "train_length; give --key_run=WORKDIR"
             )
+
+    def text(self, subject: Subject, cell: Cell) -> Text:
+        """Returns the text under a hash of its tokens and of the run that chooses among them."""
+        text, key = super().text(subject, cell), RunDirectory(self.key_run)
+        chosen_by = {"config": evaluation_hash(key.config()), "step": key.status()["step"]}
+        key_sha256 = content_key({"tokens": text.tokens_sha256, "key_run": chosen_by})
+        return dataclasses.replace(text, tokens_sha256=key_sha256)
 
     def measure(self, subject: Subject, text: Text, row: Row) -> Mapping[str, Any]:
         key = _key_tokens(self, subject.output, text.tokens_sha256)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 
 from alibi.config import Config
 from alibi.data.textfiles import TextFiles
@@ -26,7 +26,7 @@ from alibi.evaluation.output import Output, made_here
 from alibi.evaluation.perplexity import OfText, Perplexity, text_results
 from alibi.evaluation.separately import documents_of
 from alibi.evaluation.windows import predicted, same_token_windows, windows_of
-from alibi.objectives import make_objective
+from alibi.objectives import Objective, make_objective
 from alibi.reporting.names import grouped
 from alibi.reporting.rows import Row
 from alibi.reporting.writers import aligned
@@ -83,11 +83,10 @@ class Texts:
 
     train: TokenFile  # in bytes or tokens, as the next
     scored: TokenFile
-    run_text: Manifest  # the scored text in the run's tokens, on which the perplexity is
+    run_tokens: TokenFile  # the scored text in the run's tokens, on which the perplexity is
     title: str  # the scored text's, in rows
     config: Config  # the run's
-    # mask over the run's tokens in the scored text, or None if all are predicted
-    predicted: Bool[np.ndarray, " tokens"] | None
+    objective: Objective  # the run's
     # without separate documents a text is one document
     train_documents: Sequence[Integer[np.ndarray, " symbols"]]
     scored_documents: Sequence[Integer[np.ndarray, " symbols"]]
@@ -105,9 +104,16 @@ class Texts:
         return self.scored.manifest.sha256 == self.run_text.sha256
 
     @property
-    def tokens(self) -> int:
-        """The number of the run's tokens that count: all, or the predicted ones."""
-        return self.run_text.tokens if self.predicted is None else int(self.predicted.sum())
+    def run_text(self) -> Manifest:
+        return self.run_tokens.manifest
+
+    def predicted(self, nats: Float[np.ndarray, " units"], length: int) -> Float[np.ndarray, " n"]:
+        """Returns the numbers of the tokens that the run predicts in windows of `length`."""
+        if not self.objective.selects:
+            return nats
+        tokens = self.run_text.tokens
+        windows = windows_of(tokens, min(length, tokens), causal=self.objective.causal)
+        return nats[np.concatenate([*predicted(self.objective, self.run_tokens.tokens, windows)])]
 
 
 def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOptions) -> list[str]:
@@ -129,7 +135,10 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
         lengths = options.lengths_of(config.train_length)
         perplexity.check(config, lengths)
         texts = read_texts(run, options)
-        key = texts.train_key, texts.scored.manifest.sha256, repr(texts.config.objective)
+        # an answer is predicted where its window has the mark before it
+        length = config.train_length if texts.objective.selects else 0
+        scored = texts.scored.manifest.sha256
+        key = texts.train_key, scored, repr(config.objective), length
         if key not in counted:
             ngrams, best = _score(texts, options.order)
             counted[key] = ngrams, best, _with_caches(run, texts, best[-1], options)
@@ -139,11 +148,11 @@ def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOp
             print(_table(run, texts, ngrams, best))
             for one in cached:
                 weights = ", ".join(f"{weight:.3f}" for weight in one.weights)
-                nats = one.nll_nats / texts.tokens
+                nats = one.nll_nats / texts.run_text.tokens
                 print(f"{one.smoothing}: {nats:.4f} nats a token; weights {weights}")
         for one in [*best, *cached]:
             for cell in perplexity.cells(config, lengths):
-                results = _perplexity(texts, one)
+                results = _perplexity(texts, one, cell["length"])
                 row = _row(texts, one, perplexity, cell, results, options, output)
                 if options.dump_nll:
                     _dump(texts, one, row, output)
@@ -197,27 +206,21 @@ def read_texts(run: RunDirectory, options: NGramOptions) -> Texts:
         documents_of(text, corpus) if data.isolate_documents else [np.asarray(text.tokens)]
         for text in (train, scored)
     )
-    manifest, title = files[split].manifest, corpus.title(split)
-    selected = None
-    if objective.selects:
-        length = min(config.train_length, manifest.tokens)
-        windows = windows_of(manifest.tokens, length, causal=objective.causal)
-        selected = np.concatenate([*predicted(objective, files[split].tokens, windows)])
-    return Texts(train, scored, manifest, title, config, selected, *documents)
+    return Texts(train, scored, files[split], corpus.title(split), config, objective, *documents)
 
 
 def _score(texts: Texts, order: int) -> tuple[list[NGram], list[NGram]]:
-    """Returns all orders with each smoothing, ascending, and the best order of each smoothing. Masked
-    tokens have order 1 alone.
+    """Returns all orders with each smoothing, ascending, and the best order of each smoothing, on the
+    tokens that the run predicts at its training length. Masked tokens have order 1 alone.
     """
     started, ngrams = time.perf_counter(), []
     best: dict[str, NGram] = {}
-    order = order if make_objective(texts.config).causal else 1
+    order = order if texts.objective.causal else 1
     vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size, order):
         for smoothing, nats in scores.nats.items():
-            nats = nats if texts.predicted is None else nats[texts.predicted]
-            one = NGram(scores.order, smoothing, scores.grams, float(nats.sum()), 0.0)
+            sum_nats = float(texts.predicted(nats, texts.config.train_length).sum())
+            one = NGram(scores.order, smoothing, scores.grams, sum_nats, 0.0)
             ngrams.append(one)
             if smoothing not in best or one.nll_nats < best[smoothing].nll_nats:
                 best[smoothing] = dataclasses.replace(one, nats=nats)
@@ -247,7 +250,7 @@ def _with_caches(
     tune = prepare_text(corpus, ByteTokenizer() if in_bytes else run.tokenizer(), data.cache_dir)
     if tune.manifest.sha256 == texts.scored.manifest.sha256:
         raise ValueError(f"tune={options.tune} is the scored text; fit the weights on another one")
-    if texts.predicted is not None:
+    if texts.objective.selects:
         raise ValueError(
             f"objective={texts.config.objective.name} with a cache, which predicts each token; leave --cache out"
         )
@@ -281,30 +284,33 @@ def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Seque
     """Returns perplexity and bits per byte for all orders and smoothings, the best with an asterisk."""
     scored = texts.run_text
     unit = "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
-    size = scored.bytes * texts.tokens / scored.tokens
+    tokens = texts.predicted(best[0].nats, texts.config.train_length).size
+    if not texts.objective.selects:  # the n-gram may be of bytes
+        tokens = scored.tokens
+    size = scored.bytes * tokens / scored.tokens
     heads = [head for one in best for head in (f"{one.smoothing}, perplexity", "bits per byte")]
     lines = [["order", f"{unit} of context", "distinct n-grams", *heads]]
     for order, alike in grouped(ngrams, lambda one: one.order).items():
         cells = [str(order), str(order - 1), f"{alike[0].grams:,}"]
         for one in alike:
             star = "*" if one in best else " "
-            perplexity = f"{math.exp(one.nll_nats / texts.tokens):.3f}{star}"
+            perplexity = f"{math.exp(one.nll_nats / tokens):.3f}{star}"
             cells += [perplexity, f"{one.nll_nats / math.log(2) / size:.4f}{star}"]
         lines.append(cells)
     return (
         f"{run.name}: n-grams of {texts.train.manifest.tokens:,} {unit} of the train text; {texts.title}, "
-        f"{scored.split}: {texts.tokens:,} tokens ({scored.tokenizer}) of {size:,.0f} bytes, "
+        f"{scored.split}: {tokens:,} tokens ({scored.tokenizer}) of {size:,.0f} bytes, "
         f"{ngrams[0].seconds:.1f} s\n" + aligned(lines, left=())
     )
 
 
-def _perplexity(texts: Texts, ngram: NGram) -> dict[str, Any]:
-    """Returns the results of an n-gram's row, as a run's."""
-    scored, every = texts.run_text, texts.predicted is None
+def _perplexity(texts: Texts, ngram: NGram, length: int) -> dict[str, Any]:
+    """Returns the results of an n-gram's row, as a run's in windows of `length`."""
+    scored, every = texts.run_text, not texts.objective.selects
     results = text_results(
-        ngram.nats,
+        texts.predicted(ngram.nats, length),
         ngram.seconds,
-        tokens=None if texts.in_own_tokens else texts.tokens,
+        tokens=None if texts.in_own_tokens else scored.tokens,
         words=scored.words if every else None,
         bytes=scored.bytes if every else None,
     )
@@ -332,10 +338,12 @@ def _row(
     If n-grams of another text, or per token of another tokenizer, have its name, part of a hash
     follows.
     """
-    scored, objective = texts.run_text, make_objective(texts.config)
+    scored = texts.run_text
     content = {"train": texts.train_key, "tokenizer": scored.tokenizer_fingerprint}
     key = content_key(content | ({"tune": ngram.tuned_on} if ngram.tuned_on else {}))[:12]
-    kind = "ngram" if options.unit == "bytes" else "token-ngram"
+    # of tokens too if masks or answers of the run's tokens are scored, whatever the unit
+    in_bytes = options.unit == texts.train.manifest.tokenizer == "bytes"
+    kind = "ngram" if in_bytes else "token-ngram"
     end = ngram.smoothing
     if kind == "ngram" and scored.tokenizer != "bytes":
         end += f"-per-{scored.tokenizer}"
@@ -364,5 +372,5 @@ def _row(
         text_hash=scored.text_hash,
         unknown_tokens=(scored.unknown_words or None) if kind == "token-ngram" else None,
         documents=texts.config.data.isolate_documents or None,
-        objective=objective.recorded,
+        objective=texts.objective.recorded,
     )

@@ -63,7 +63,8 @@ class Output:
         """Returns a text's name in rows: the name in existing rows, else `name`, longer if another text has
         it.
 
-        A user's own text, split "file", is always called `name`. Characters that can't be drawn become
+        A user's own text, split "file", has `name`, too, with a hash if another text has it: texts with
+        the same tokens and other documents differ by this alone. Characters that can't be drawn become
         U+FFFD.
         """
         name = "".join(one if one.isprintable() and one != "\\" else "\ufffd" for one in name)

@@ -152,7 +152,7 @@ def stream(
 
     Args:
       prompts: token ids, which may differ in length.
-      new_tokens: tokens, rounded up to a multiple of `each`.
+      new_tokens: tokens to make. The last piece may be shorter than `each`.
       seeds: one for each sequence. Defaults to 0, 1, ...
       sample, chunk, total: as in `generate`.
 
@@ -169,7 +169,8 @@ def stream(
         tokens, nll, logits, cache = decode(
             model, params, cache, logits, keys, first, sample=sample, count=each
         )
-        yield np.asarray(tokens), np.asarray(nll)
+        left = new_tokens - first  # the program makes `each`, perhaps past the end of the cache
+        yield np.asarray(tokens)[:, :left], np.asarray(nll)[:, :left]
 
 
 def decode_answer(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -> str:

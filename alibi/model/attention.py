@@ -20,8 +20,6 @@ from alibi.model.norms import make_norm
 from alibi.numerics.products import Products
 from alibi.positions.shapes import PerHead
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
 # keys of `config.model` that need a feature of the backend
 FEATURES = {"normalizer": "sink", "logit_cap": "logit cap"}
 
@@ -66,7 +64,7 @@ def make_attention(
     attention_fn = _with_options(config, attention_fn, x)
     if config.kv_heads != config.num_heads or config.qkv_bias != config.out_bias:
         return GroupedAttention(config, attention_fn, name="attention")
-    products = Products.of(config.products, DTYPES[config.dtype])
+    products = Products.of(config.products, jnp.dtype(config.dtype))
     return nn.MultiHeadDotProductAttention(
         num_heads=config.num_heads,
         qkv_features=config.num_heads * config.head_dim,
@@ -109,7 +107,7 @@ class GroupedAttention(nn.Module):
         """Returns attention from queries for `inputs_q` to keys for `inputs_k`."""
         config = self.config
         initialization = INITIALIZATIONS[config.initialization]
-        products = Products.of(config.products, DTYPES[config.dtype])
+        products = Products.of(config.products, jnp.dtype(config.dtype))
         dense = functools.partial(
             nn.DenseGeneral, dtype=products.layer_dtype, dot_general=products.dot_general
         )
@@ -157,7 +155,7 @@ def _with_options(
     by sigmoid(x W) (Qiu et al. 2025, arXiv 2505.06708).
     """
     factor = config.attention_scale * math.sqrt(config.head_dim) or 1.0
-    dtype = DTYPES[config.dtype]
+    dtype = jnp.dtype(config.dtype)
     products, norms, gate = Products.of(config.products, dtype), [], None
     if config.qk_norm:
         norms = [

@@ -19,7 +19,7 @@ from alibi.attention.call import AttentionOptions
 from alibi.attention.flax import AttentionFn
 from alibi.attention.methods import Cached, method_attention_fn
 from alibi.config import ModelConfig
-from alibi.model.attention import DTYPES, make_attention, sink_logits
+from alibi.model.attention import make_attention, sink_logits
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.norms import make_norm
 from alibi.model.positions import LayerKind, bias_scale, init_position, scaled_queries
@@ -97,7 +97,7 @@ class Block(nn.Module):
           shared: parameters that the position method shares between layers.
         """
         config = self.config
-        products = Products.of(config.products, DTYPES[config.dtype])
+        products = Products.of(config.products, jnp.dtype(config.dtype))
 
         def norm(name: str, x: Array) -> Array:
             # in float32 whatever the compute dtype; the products cast its result

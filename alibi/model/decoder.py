@@ -1,4 +1,4 @@
-"""A decoder language model for any position method, with tied or adaptive embeddings."""
+"""A language model for any position method, with tied, untied or adaptive embeddings."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from alibi.attention.cache import Reading, Slots
 from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
-from alibi.model.attention import DTYPES, check_backend
+from alibi.model.attention import check_backend
 from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, module_params
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
@@ -77,7 +77,7 @@ class DecoderLM(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.products = Products.of(config.products, DTYPES[config.dtype])
+        self.products = Products.of(config.products, jnp.dtype(config.dtype))
         self.vocabulary = self._make_vocabulary()
         self.types = None
         if config.token_types:
@@ -105,7 +105,7 @@ class DecoderLM(nn.Module):
     def _make_vocabulary(self) -> Embedding | AdaptiveEmbedding:
         config = self.config
         chunk = config.logits_chunk * batch_parts(self.sharding)
-        head = Head(DTYPES[config.dtype], self.products, chunk, self.sharding)
+        head = Head(jnp.dtype(config.dtype), self.products, chunk, self.sharding)
         if config.embedding == "adaptive":
             return AdaptiveEmbedding(self.vocab_size, config, head, name="adaptive")
         init = nn.initializers.normal(config.width**-0.5, jnp.float32)

@@ -21,7 +21,8 @@ class Products:
     """How a model multiplies and normalizes on its platform.
 
     Attributes:
-      plain: True for JAX's and Flax's own functions only, which have forward-mode derivatives too.
+      plain: True if the config asks for JAX's and Flax's own functions alone, which have forward-mode
+        derivatives too. On accelerators products and norms are these in any case.
       dot_general: the product to inject into Flax's dense and attention layers.
       layer_dtype: the dtype for these layers.
       flat_norms: True if norms get `[rows, features]`.

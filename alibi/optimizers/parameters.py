@@ -1,15 +1,11 @@
 """What each parameter is, for optimizers: which decay, and which are matrices."""
 
-import functools
-
 import jax
 import optax
 from jaxtyping import PyTree
 from optax.contrib import MuonDimensionNumbers
 
-from alibi.parallel.axes import leaf_of
-
-_name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+from alibi.parallel.axes import leaf_of, path_name
 
 
 def decayed(params: optax.Params) -> PyTree:
@@ -17,7 +13,7 @@ def decayed(params: optax.Params) -> PyTree:
     biases, norms and position parameters.
     """
     return jax.tree.map_with_path(
-        lambda path, leaf: leaf_of(_name(path), leaf.ndim)[0].decays, params
+        lambda path, leaf: leaf_of(path_name(path), leaf.ndim)[0].decays, params
     )
 
 
@@ -27,7 +23,7 @@ def matrices(params: optax.Params) -> PyTree:
     """
 
     def of(path: tuple, leaf: jax.Array) -> MuonDimensionNumbers | None:
-        kind, axes = leaf_of(_name(path), leaf.ndim)
+        kind, axes = leaf_of(path_name(path), leaf.ndim)
         if not kind.is_matrix:
             return None
         places = ([axes.index(name) for name in names] for names in (kind.inputs, kind.outputs))

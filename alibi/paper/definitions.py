@@ -251,3 +251,15 @@ TABLES: Mapping[int, TableDefinition] = {
     14: _sliding("t5"),
     15: _sliding("alibi"),
 }
+
+
+def table_quantities(number: int) -> dict[tuple[int, int], Quantity]:
+    """Returns the quantity of each measurable cell of a table, by row and column after the labels."""
+    paper, definition = load_table(number), TABLES[number]
+    columns, named = paper.columns[definition.labels :], {}
+    for row, cells in enumerate(paper.rows):
+        printed = dict(zip(paper.columns, cells, strict=True))
+        for column, name in enumerate(columns):
+            if printed[name] and (quantity := definition.cell(printed, name)):
+                named[row, column] = quantity
+    return named

@@ -9,7 +9,14 @@ from typing import Any
 
 from alibi.config.fields import COMPUTED
 from alibi.config.tree import role_of
-from alibi.paper.definitions import OPTIONS, TABLES, Model, Quantity, load_table
+from alibi.paper.definitions import (
+    OPTIONS,
+    TABLES,
+    Model,
+    Quantity,
+    load_table,
+    table_quantities,
+)
 from alibi.paper.settings import find_setting
 from alibi.runs import RunDirectory
 from alibi.storage.files import resolve
@@ -55,13 +62,7 @@ class Reproduction:
     @functools.cached_property
     def quantities(self) -> dict[tuple[int, int], Quantity]:
         """The quantity of each measurable cell, by row and column after the labels."""
-        first, quantities = self.definition.labels, {}
-        for row, cells in enumerate(self.paper.rows):
-            named = dict(zip(self.paper.columns, cells, strict=True))
-            for column, name in enumerate(self.paper.columns[first:]):
-                if named[name] and (quantity := self.definition.cell(named, name)):
-                    quantities[row, column] = quantity
-        return quantities
+        return table_quantities(self.number)
 
     @functools.cached_property
     def runs(self) -> dict[Model, Run]:

@@ -2,8 +2,21 @@
 
 import dataclasses
 import re
+from typing import Any
+
+import jax
 
 STACKED = "layers"  # the name of all layers' parameters in one, see alibi.model.layers
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """Returns the path of a leaf in a tree as text, such as "layers_0/attention/query/kernel"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """Returns a tree's leaves under their paths."""
+    return {path_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from alibi.config import MeshConfig
 from alibi.errors import UserError
-from alibi.parallel.axes import leaf_of
+from alibi.parallel.axes import leaf_of, path_name
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -81,7 +81,7 @@ def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     """
 
     def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = path_name(path)
         _, axes = leaf_of(name, len(leaf.shape))
         split = [
             axis if (axis := SPLIT.get(of)) and size % mesh.shape[axis] == 0 else None

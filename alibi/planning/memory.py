@@ -10,7 +10,6 @@ from jax.sharding import AbstractMesh
 
 from alibi.attention.backends import DENSE_WEIGHTS
 from alibi.config import Config
-from alibi.model.attention import DTYPES
 from alibi.parallel.sharding import batch_parts, batch_sharding, tree_shardings
 from alibi.runs.checkpoint import TrainState
 from alibi.training.setup import micro_batches
@@ -66,7 +65,7 @@ def step_memory(
     dense = tokens * parts * config.train_length * model.num_heads <= DENSE_WEIGHTS
     layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
     keeps = model.remat_keeps == "up" and (1 + model.gated) * model.feed_forward
-    kept = layer_input + keeps * jnp.dtype(DTYPES[model.dtype]).itemsize // tensor
+    kept = layer_input + keeps * jnp.dtype(model.dtype).itemsize // tensor
     layers = model.num_layers * kept + layer if model.remat else model.num_layers * layer
     columns = max(vocab_size, model.vocab_rows)
     split = tensor if columns % tensor == 0 else 1
@@ -104,7 +103,7 @@ def layer_bytes_per_token(config: Config, tensor: int, *, dense: bool) -> int:
     al. 2022). Not counted are position methods' arrays, and the float32 results of bfloat16 layers on
     CPUs.
     """
-    model, b = config.model, jnp.dtype(DTYPES[config.model.dtype]).itemsize
+    model, b = config.model, jnp.dtype(config.model.dtype).itemsize
     weights = model.num_heads * config.train_length if dense else 0
     whole = (2 * FLOAT32 + 2 * b) * model.width
     of_queries, of_keys = (heads * model.head_dim for heads in (model.num_heads, model.kv_heads))
@@ -140,4 +139,4 @@ def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
     model = config.model
     if model.remat or model.scan_layers:
         received -= of_layers * max(model.num_layers - GATHERED_LAYERS, 0) // model.num_layers
-    return received * jnp.dtype(DTYPES[model.dtype]).itemsize // FLOAT32
+    return received * jnp.dtype(model.dtype).itemsize // FLOAT32

@@ -23,6 +23,7 @@ from alibi.positions.shapes import (
     QueryPositions,
     Tile,
 )
+from alibi.positions.sided import SidedBias
 from alibi.slopes import MOST_BIAS_MAX, alibi_slopes
 
 
@@ -162,26 +163,6 @@ def bias_of_slopes(
     return AlibiBiasByEntry(of_queries.astype(jnp.float32), symmetric)
 
 
-class TwoSidedAlibiBias(DistanceBias):
-    """-m_h d for keys at distance d before the query, and -n_h d for keys after it.
-
-    Attributes:
-      before, after: each head's m and n, float32, at least 0.
-    """
-
-    bounded = True
-    signed = True
-    before: PerHead = per_head()
-    after: PerHead = per_head()
-
-    def at(self, distance: Distances) -> AtDistances:
-        distance = jnp.asarray(distance).astype(jnp.float32)[None]
-        before, after = (
-            m.reshape(-1, *(1,) * (distance.ndim - 1)) for m in (self.before, self.after)
-        )
-        return jnp.where(distance < 0, after, -before) * distance
-
-
 @dataclasses.dataclass(frozen=True)
 class Alibi(PositionMethod):
     """Each head's logits fall linearly with distance, at a fixed slope. There is no embedding.
@@ -218,6 +199,7 @@ class Alibi(PositionMethod):
     free_tokens: int = number(0, at_least=0, at_most=MOST_TOKENS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.slopes_after is not None and self.causal:
             raise ValueError(
                 f"slopes_after={self.slopes_after!r} are for keys after the query, which causal=True hides; leave it "
@@ -256,8 +238,6 @@ class Alibi(PositionMethod):
         sides = self.sides(params)
         if self.free_tokens:
             return MetricBias(sides[0], Metric(free_tokens=self.free_tokens))
-        return (
-            TwoSidedAlibiBias(*sides)
-            if len(sides) == 2
-            else AlibiBias(sides[0], symmetric=not self.causal)
-        )
+        if len(sides) == 2:
+            return SidedBias(*map(AlibiBias, sides))
+        return AlibiBias(sides[0], symmetric=not self.causal)

@@ -36,6 +36,7 @@ class AlibiGrid(Alibi):
     )
 
     has_sides = False
+    shift_invariant = False  # patches would move to other rows
 
     columns: int = number(0, at_least=0, at_most=ROW)
     rows: int = number(0, at_least=0)

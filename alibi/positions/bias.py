@@ -96,6 +96,7 @@ def static(**default: Any) -> Any:
 # The logit of a hidden key. It is finite, so that 0 / 0 appears nowhere, not even in the gradient
 # of a query that sees no key.
 MASKED = -1e30
+UNDERFLOW = 104.0  # exp(-104) is below half of the smallest float32 above zero
 
 
 class Bias(flax.struct.PyTreeNode):

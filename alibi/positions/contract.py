@@ -89,8 +89,8 @@ def check_contract(name: str, method: PositionMethod, kv_heads: int = 0) -> None
         )
         call(method, "embed", x.shape, params, x, positions)
         kept = call(method, "keep", None, params, x, keys, None, None)
-        for turn, side in (("queries", queries), ("keys", keys)):
-            call(method, turn, side.shape[:-1], params, side, positions, kept)
+        queries = call(method, "queries", queries.shape[:-1], params, queries, positions, kept)
+        call(method, "keys", keys.shape[:-1], params, keys, positions, kept)
         of_queries = jax.tree.map(lambda leaf: leaf[:, :q], kept)
         bias = call(method, "content_bias", None, params, queries[:, :q], of_queries, kept)
         if bias is None:

@@ -33,6 +33,7 @@ class Learned(PositionMethod):
     num_positions: int = number(0, at_least=0, at_most=MOST_TOKENS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_length < self.train_length:
             raise ValueError(
                 f"learned needs num_positions of at least the training length {self.train_length}, or 0 for just that "

@@ -45,7 +45,7 @@ class Metric:
             rows, columns = (
                 abs(of(queries) - of(keys)).astype(jnp.float32)
                 for of in (
-                    lambda x: jax.lax.shift_right_arithmetic(x, jnp.int32(15)),
+                    lambda x: jax.lax.shift_right_arithmetic(x, jnp.int32(ROW.bit_length() - 1)),
                     lambda x: x & (ROW - 1),
                 )
             )

@@ -101,6 +101,7 @@ class Sandwich(PositionMethod):
     features: int = number(128, at_least=2, at_most=MOST_FEATURES)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.features % 2:
             raise ValueError(
                 f"sandwich needs an even number of features, such as 128, and got {self.features}"

@@ -9,12 +9,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from alibi.positions.base import About, Params, PositionMethod
-from alibi.positions.bias import MASKED, Bias, like
+from alibi.positions.bias import MASKED, UNDERFLOW, Bias, like
 from alibi.positions.distance import rows_and_columns
 from alibi.positions.shapes import KeyPositions, QueryPositions, Tile, Visible
 
 BLOCK = 64  # keys that are summed by one product
-UNDERFLOW = 104.0  # float32 rounds exp(-104) to 0
 
 
 class StickBreaking(Bias):

@@ -88,6 +88,7 @@ class T5(PositionMethod):
     max_distance: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sides = 1 if self.causal else 2
         of_side, rest = divmod(self.num_buckets, sides)
         if of_side < 2 or rest or not of_side // 2 < self.farthest <= MOST_DISTANCE:

@@ -147,7 +147,7 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
 
     The perplexity is that of the measure's own text, or else of the first text.
     """
-    texts = [panel for panel in panels if panel.kind is PERPLEXITY]
+    texts = [panel for panel in panels if panel.kind is PERPLEXITY and panel.has_best]
     labels, cells = [], []
     for panel in panels if texts else []:
         # the same in other units, or of no merit, such as where a head looks
@@ -157,12 +157,19 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
             or not panel.kind.merit
         ):
             continue
-        (text, *_) = [one for one in texts if one.corpus == panel.corpus] or texts
+        own = (panel.corpus, panel.split)
+        (text, *_) = [one for one in texts if (one.corpus, one.split) == own] or texts
         longest = text.columns[-1]
         perplexities = {one.label: _by_seed(one.cells.get(longest)) for one in text.series}
         for line in dict.fromkeys(one.labels for one in panel.series):
             alike = [one for one in panel.series if one.labels == line]
-            column = max(column for one in alike for column in one.cells)
+            columns = [
+                column
+                for one in alike
+                for column, cell in one.cells.items()
+                if isinstance(cell, Number)
+            ]
+            column = max(columns, default=None)
             pairs = [
                 (perplexities.get(one.label, {}), _by_seed(one.cells.get(column))) for one in alike
             ]
@@ -190,7 +197,9 @@ def rankings(panels: Sequence[Panel]) -> Table | None:
                     (*panel.measure.labels, panel.measure.across), (*line, column), strict=False
                 )
             )
-            labels.append((panel.kind.title, panel.corpus, at, f"{longest:,} of {text.corpus}"))
+            labels.append(
+                (panel.kind.title, panel.corpus, at, f"{longest:,} of {text.corpus}, {text.split}")
+            )
     if not cells:
         return None
     marks = spread_marks(cell[0][0] for cell in cells)
@@ -216,8 +225,10 @@ def _by_seed(content: Content) -> dict[int, float]:
 
 def comparison(panel: Panel, reference: Reference) -> Table | None:
     """Returns a table of each run's difference from the reference, with a verdict. None if the panel
-    lacks the reference, or its numbers have no sample.
+    lacks the reference, its numbers have no sample, or its runs don't score the same tokens.
     """
+    if not panel.has_best:
+        return None
     by_line = {(one.label, one.labels): one.cells for one in panel.series}
     is_gain = panel.kind.is_gain
     lines, cells = [], []

@@ -169,19 +169,27 @@ def context_figure(lines: Iterable[Mapping[str, Any]]) -> Spec:
 def _scoring(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns the run, text and windows that a line in the figure stands for."""
     names = ("run", "step", "tokens_sha256", "config_hash", "eval_length", "stride")
-    return (*(line[name] for name in names), line.get("override", ""))
+    return (*(line[name] for name in names), line.get("override", ""), line.get("trained_on", ""))
 
 
 def _context_labels(scorings: Sequence[tuple[Any, ...]]) -> list[str]:
-    """Returns the name of each line: its windows, and run, override, step and text if they differ."""
+    """Returns the name of each line: its windows, and run, override, step, text, config and
+    train text if they differ."""
     facts = [
-        (run, override, f"{step:,} updates", f"text {(sha256 or '')[:8]}")
-        for run, step, sha256, _, _, _, override in scorings
+        (
+            run,
+            override,
+            f"{step:,} updates",
+            f"text {(sha256 or '')[:8]}",
+            f"config {(config_hash or '')[:6]}",
+            trained_on and f"trained on {trained_on[:8]}",
+        )
+        for run, step, sha256, config_hash, _, _, override, trained_on in scorings
     ]
     differ = [len(set(words)) > 1 for words in zip(*facts, strict=True)]
     windows = [
         f"L = {length:,}" + (f", stride {stride:,}" if stride != length else "")
-        for *_, length, stride, _ in scorings
+        for *_, length, stride, _, _ in scorings
     ]
     return [
         ", ".join(filter(None, [*itertools.compress(words, differ), end]))

@@ -132,9 +132,9 @@ def part_sizes(count: int, parts: int = PARTS) -> Integer[np.ndarray, " parts"]:
     return np.diff(np.arange(parts + 1) * count // max(1, parts))
 
 
-def part_sums(values: np.ndarray, parts: int = PARTS) -> np.ndarray:
+def part_sums(values: np.ndarray) -> np.ndarray:
     """Returns the sums over the parts of the last axis, see `part_sizes`, in float64 or int64."""
-    sizes = part_sizes(values.shape[-1], parts)
+    sizes = part_sizes(values.shape[-1])
     dtype = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float64
     return np.add.reduceat(values, sizes.cumsum() - sizes, axis=-1, dtype=dtype)
 

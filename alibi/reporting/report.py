@@ -101,18 +101,22 @@ def write_report(
     markdown, text = [f"# {title}\n"], []
 
     figures: list[str] = []
+    tables: list[list[list[Table]]] = []  # of each panel of each group
     for group in (groups := panel_groups(rows)):
         panel = group[0]
-        tables = [table for panel in group for table in _tables(panel, reference)]
+        of_group = [_tables(panel, reference) for panel in group]
+        tables.append(of_group)
         figures.append(figure := _figure_name(panel, figures))
         draw = length_figure if panel.measure.is_by_length else cell_figure
         spec = map_figure(group) if panel.measure.is_map else draw(panel)
         write_whole(folder / figure, png(spec))
         explanation = panel.measure.explanation(panel)
-        markdown += [*map(to_markdown, tables), *([f"{explanation}\n"] if explanation else [])]
+        shown = [table for of_panel in of_group for table in of_panel]
+        markdown += [*map(to_markdown, shown), *([f"{explanation}\n"] if explanation else [])]
         markdown.append(f"![{panel.measure.alt(panel)}]({figure})\n")
-        text += [*map(to_text, tables), f"figure: {folder}/{figure}\n"]
-    if ranked := _ranked(groups, reference):
+        text += [*map(to_text, shown), f"figure: {folder}/{figure}\n"]
+    ranked = rankings([panel for panel, *_ in groups]) if reference else None
+    if ranked:
         markdown.append(to_markdown(ranked))
         text.append(to_text(ranked))
     runs_shown = {one.label: None for group in groups for one in group[0].series}
@@ -126,7 +130,9 @@ def write_report(
         markdown.append(failed_runs(failures))
     # names of runs and texts are no HTML
     write_whole(folder / REPORT_FILE, "\n".join(markdown).replace("<", "&lt;"))
-    write_whole(folder / PAGE_FILE, _page(title, groups, rows, failures or {}, runs, reference))
+    write_whole(
+        folder / PAGE_FILE, _page(title, groups, tables, ranked, rows, failures or {}, runs)
+    )
     return "\n".join([*text, f"report: {folder}/{REPORT_FILE}, {folder}/{PAGE_FILE}\n"])
 
 
@@ -179,12 +185,17 @@ def _is_number(value: Any) -> bool:
 def _page(
     title: str,
     groups: Sequence[tuple[Panel, ...]],
+    tables: Sequence[Sequence[Sequence[Table]]],
+    ranked: Table | None,
     rows: Sequence[Row],
     failures: Mapping[str, str],
     runs: Sequence[RunSource],
-    reference: Reference | None,
 ) -> str:
-    """Returns report.html. A group's panels have the same text and windows, and a kind of number each."""
+    """Returns report.html. A group's panels have the same text and windows, and a kind of number each.
+
+    Args:
+      tables: of each panel of each group.
+    """
     specs: list[Spec] = []
     curves = {run.name: points for run in runs if (points := training_curve(run.workdir))}
     names = series_names(latest(rows))
@@ -195,9 +206,10 @@ def _page(
     positions |= {labels[run.name]: run.config["position"] for run in runs if run.name in curves}
     styles = dict(zip(positions, style_numbers([*positions.values()]), strict=True))
     sections = [
-        _group_section(group, index, styles, specs, reference) for index, group in enumerate(groups)
+        _group_section(group, of_group, index, styles, specs)
+        for index, (group, of_group) in enumerate(zip(groups, tables, strict=True))
     ]
-    if ranked := _ranked(groups, reference):
+    if ranked:
         sections.append(_section("Rankings", to_html(ranked)))
     if curves:
         scored = [one["tokens"] for points in curves.values() for one in points if "tokens" in one]
@@ -281,16 +293,12 @@ def _tables(panel: Panel, reference: Reference | None) -> list[Table]:
     return [build_table(panel), *([compared] if compared else [])]
 
 
-def _ranked(groups: Sequence[tuple[Panel, ...]], reference: Reference | None) -> Table | None:
-    return rankings([panel for panel, *_ in groups]) if reference else None
-
-
 def _group_section(
     group: Sequence[Panel],
+    tables: Sequence[Sequence[Table]],
     section: int,
     styles: Mapping[str, int],
     specs: list[Spec],
-    reference: Reference | None,
 ) -> str:
     """Returns a chart and a table for each panel in a group. The page shows one panel at a time."""
     panel, name = group[0], f"kind-{section}"
@@ -301,13 +309,13 @@ def _group_section(
     )
     field = f'<fieldset class="kinds"><legend>Measured as</legend>\n{choices}</fieldset>'
 
-    def shown(one: Panel) -> str:
+    def shown(one: Panel, of_panel: Sequence[Table]) -> str:
         chart = _figure(length_chart(one, styles), specs) + "\n" if one.measure.is_by_length else ""
-        return chart + "\n".join(map(to_html, _tables(one, reference)))
+        return chart + "\n".join(map(to_html, of_panel))
 
     parts = [
-        f'<div data-kind="{name}" data-value="{index}"{" hidden" if index else ""}>\n{shown(one)}\n</div>'
-        for index, one in enumerate(group)
+        f'<div data-kind="{name}" data-value="{index}"{" hidden" if index else ""}>\n{shown(one, of_panel)}\n</div>'
+        for index, (one, of_panel) in enumerate(zip(group, tables, strict=True))
     ]
     facts = [panel.corpus, panel.split, panel.reading, panel.measure.axis()]
     heading = f"{panel.kind.title}: {', '.join(filter(None, facts))}"

@@ -28,7 +28,7 @@ Restored = TypeVar("Restored")
 PARAMS, OPTIMIZER = "params", "optimizer"  # items of a checkpoint, beside ABOUT
 # Keys of `about`, beside SHA256. VALID_TOKENS counts the tokens in the last validation so far.
 CHECKSUMS, VALID_NLL, VALID_TOKENS = "checksums", "valid_nll", "valid_tokens"
-BEGAN = "began"  # the update after which the config's values at the checkpoint apply
+BEGAN = "began"  # the update after which the config's values at the last validation apply
 # Words in errors by the machine or the network, which leave a checkpoint whole.
 _MACHINE = (
     *(
@@ -140,8 +140,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints", None]):
         self, state: TrainState, step: int, about: dict[str, Any], valid_nll: float | None = None
     ) -> None:
         """Waits for the previous save, raises its errors, and saves in the background."""
-        if step in self._manager.all_steps():
-            return
         sums = checksums({PARAMS: state.params, OPTIMIZER: state.opt_state})
         content = about | {STEP: step, CHECKSUMS: sums, VALID_NLL: valid_nll}
         self._valid[step] = valid_nll, validated(about)

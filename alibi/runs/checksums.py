@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PyTree, UInt32
 
 from alibi.parallel import hosts
+from alibi.parallel.axes import path_name
 
 
 def checksums(tree: PyTree) -> dict[str, str]:
@@ -27,7 +28,7 @@ def checksums(tree: PyTree) -> dict[str, str]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         # One after the other: on CPUs many programs that sum over devices wait for each other.
         first, second = jax.device_get(_checksum(leaf))
-        sums[jax.tree_util.keystr(path, simple=True, separator="/")] = f"{first:08x}{second:08x}"
+        sums[path_name(path)] = f"{first:08x}{second:08x}"
     return sums
 
 

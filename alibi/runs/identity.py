@@ -2,8 +2,6 @@
 watched.
 """
 
-import hashlib
-import json
 import os
 from typing import Any
 
@@ -41,7 +39,7 @@ def config_hash(config: Config) -> str:
         for key, value in defining(config).items()
         if key in FIRST_KEYS or key not in _DEFAULTS or value != _DEFAULTS[key]
     }
-    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()[:12]
+    return digest(leaves)[:12]
 
 
 def evaluation_hash(config: Config, override: Override | None = None) -> str:

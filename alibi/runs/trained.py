@@ -178,8 +178,15 @@ def fitting_mesh(mesh: MeshConfig) -> Mesh:
         return make_mesh(MeshConfig())
 
 
-def find_steps(directory: RunDirectory, checkpoint: str = "latest") -> list[int]:
+def check_checkpoint(checkpoint: str) -> None:
+    """Raises ValueError for a word that names no checkpoint."""
+    if checkpoint not in ("latest", "best") and not checkpoint.isdecimal():
+        raise ValueError(f"checkpoint={checkpoint} must be latest, best or a step, such as 600")
+
+
+def find_steps(directory: RunDirectory, checkpoint: str) -> list[int]:
     """Returns the steps for "latest", "best" or a number, in the order to try them."""
+    check_checkpoint(checkpoint)
     directory.check_checkpoints()
     status, steps = directory.status(), directory.saved_steps()
     if not steps:

@@ -11,7 +11,7 @@
 of config keys, which may also hold a `name`, a `config` and the evaluation keys. Evaluation keys,
 for the sweep or for a run: `multiples` or `lengths`, `evaluators` (a name or several, defaults to
 perplexity), any option of these evaluators, such as `split` or `stride` (a list: each in turn),
-`override` (test the run with other values than it was trained with, any of {"position":
+`override` (test the run with other values than it was trained with, such as {"position":
 "rotary_ntk", "options": {"factor": 4}, "window": 256}) and `evaluations`, a list of dictionaries
 with these keys. Values in `product` or `runs` replace values in `config`. A list over updates is one
 value: "train_length": [128, ((0, 32), (200, 128))] makes two runs.

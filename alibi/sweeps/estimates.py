@@ -1,4 +1,4 @@
-"""A sweep's remaining time, from the speed of finished runs, and plans on other devices."""
+"""A sweep's remaining time, from the speed that runs have shown, and plans on other devices."""
 
 import statistics
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ START_SECONDS = 15.0  # before a process reads its first token: imports and comp
 
 def seconds_left(
     states: Sequence[SweptRun],
-    finished: Sequence[SweptRun],
+    measured: Sequence[SweptRun],
     jobs: int = 1,
     *,
     rough: bool = False,
@@ -28,12 +28,12 @@ def seconds_left(
     """Returns the remaining time with `jobs` runs at a time, or None if the speed is not known.
 
     Args:
-      finished: if they have finished, their median speeds count.
+      measured: their median speed counts, of those that have one.
       rough: use `CPU_FLOPS_PER_SECOND` if no run has shown a speed.
       vocab_size: defaults to the size that each config decides.
     """
-    rates = [state.tokens_per_second for state in finished if state.tokens_per_second]
-    evaluations = [state.seconds for state in finished if state.seconds and not state.missing]
+    rates = [state.tokens_per_second for state in measured if state.tokens_per_second]
+    evaluations = [state.seconds for state in measured if state.seconds and not state.missing]
     seconds, left = 0.0, 0
     for state in states:
         if not state.is_trained:

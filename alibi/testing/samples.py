@@ -95,7 +95,9 @@ def attend(
 def bias_of(method: PositionMethod, params: Any, inputs: dict[str, Array]) -> Bias | None:
     """Returns the method's bias for these inputs."""
     kept = method.keep(params, inputs["x"], inputs["key"], padding=None, before=None)
-    return method.content_bias(params, inputs["query"], kept, kept)
+    positions = jnp.arange(inputs["x"].shape[1])
+    queries = method.queries(params, inputs["query"], positions, kept)
+    return method.content_bias(params, queries, kept, kept)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from alibi.parallel import hosts
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory, process_facts
 from alibi.training.record import NonFiniteLossError
-from alibi.training.setup import make_job
+from alibi.training.setup import Job, make_job
 from alibi.training.updates import StopRequest, Updates, check_one_update, failure_recorded
 
 __all__ = ["Interrupted", "NonFiniteLossError", "train", "train_seeds"]
@@ -82,10 +82,14 @@ def train_seeds(config: Config, workdirs: Mapping[int, str]) -> list[dict[str, A
                 f"{len(runs)} seeds train together on one device, and the mesh has {mesh.size}; let the "
                 "process see one (CUDA_VISIBLE_DEVICES=0), or train each seed by itself"
             )
-        jobs = [
-            make_job(dataclasses.replace(config, seed=seed), run, mesh)
-            for seed, run in zip(workdirs, runs, strict=True)
-        ]
+        if together and (config.log.wandb or config.log.trackio):
+            raise ValueError(
+                "log.wandb and log.trackio hold one run of a process, and --seeds trains several; leave them out"
+            )
+        jobs: list[Job] = []
+        for seed, run in zip(workdirs, runs, strict=True):
+            files = jobs[0].files if jobs else None  # the same text
+            jobs.append(make_job(dataclasses.replace(config, seed=seed), run, mesh, files))
         steps = config.train.steps
         if all(hosts.broadcast(lambda: [_is_finished(run, steps) for run in runs])):
             return [run.status() for run in runs]

@@ -16,6 +16,7 @@ from alibi.model.decoder import DecoderLM, build_model, param_shapes
 from alibi.objectives import make_objective
 from alibi.optimizers import OPTIMIZER_NAMES, first_other_rate
 from alibi.parallel import hosts
+from alibi.parallel.axes import by_path, path_name
 from alibi.parallel.sharding import laid_out
 from alibi.positions import changed_options
 from alibi.runs import RunDirectory, config_hash, method_files
@@ -63,8 +64,8 @@ class Parent:
         laid_out_alike = replaced(self.config, {"model.scan_layers": model.config.scan_layers})
         self._model = build_model(laid_out_alike, self._tokenizer.vocab_size)
         self._check_model(model)
-        ours = _by_path(param_shapes(build_model(config, self._tokenizer.vocab_size)))
-        theirs = _by_path(param_shapes(self._model))
+        ours = by_path(param_shapes(build_model(config, self._tokenizer.vocab_size)))
+        theirs = by_path(param_shapes(self._model))
         same = set()
         for path in ours.keys() & theirs.keys():
             now, before = (each.method_of(path.split("/")) for each in (model, self._model))
@@ -200,18 +201,11 @@ class Parent:
         with Checkpoints(self.run.checkpoints, read_only=True) as checkpoints:
             read = functools.partial(checkpoints.restore_params, abstract_params=abstract)
             self.step, params, _ = checkpoints.first_whole(read)
-        taken = {path: leaf for path, leaf in _by_path(params).items() if path in self._taken}
+        taken = {path: leaf for path, leaf in by_path(params).items() if path in self._taken}
         params = jax.tree.map_with_path(
             lambda path, leaf: (
-                taken[name].astype(leaf.dtype) if (name := _name(path)) in taken else leaf
+                taken[name].astype(leaf.dtype) if (name := path_name(path)) in taken else leaf
             ),
             state.params,
         )
         return dataclasses.replace(state, params=params)
-
-
-_name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-
-
-def _by_path(tree: Any) -> dict[str, Any]:
-    return {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}

@@ -81,7 +81,7 @@ class Record:
         if step and hosts.is_primary():
             print_line(f"{run}: going on from the checkpoint of update {step} of {steps}")
 
-    def dispatched(self, step: int, metrics: Metrics, *, data_wait_seconds: float = 0.0) -> None:
+    def dispatched(self, step: int, metrics: Metrics, data_wait_seconds: float) -> None:
         """Keeps the metrics of update `step`, which devices still compute, and fetches the ones before.
 
         Args:

@@ -79,9 +79,11 @@ class Job:
         return self.stretches[0].model
 
 
-def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
-    """Checks a run and prepares its text. Raises ValueError for a refused config, corpus or
-    directory.
+def make_job(
+    config: Config, run: RunDirectory, mesh: Mesh, files: Mapping[str, TokenFile] | None = None
+) -> Job:
+    """Checks a run and prepares its text, unless its `files` are given. Raises ValueError for a refused
+    config, corpus or directory.
     """
     sharding = batch_sharding(mesh)
     first, *_ = check_stretches(config, mesh)
@@ -98,7 +100,7 @@ def make_job(config: Config, run: RunDirectory, mesh: Mesh) -> Job:
     parent = Parent(config.at(1), first) if config.init_from and not begun else None
     hosts.broadcast(lambda: run.check(config))
 
-    files = prepare_files(config.data)
+    files = files or prepare_files(config.data)
     text = files["train"].manifest
     if config.data.isolate_documents and text.documents < 2:
         raise ValueError(

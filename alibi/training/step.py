@@ -43,9 +43,10 @@ class Feed:
         others: Sequence[TrainBatches] = (),
     ):
         rows = batches.batch_size // micro_batches
+        self._batches = (batches, *others)
+        seeds = [len(self._batches)] if others else []
         # Not in the thread: while Grain is imported, imports of all threads are lazy (etils), and a
         # writer's class that is imported then can't be called.
-        self._batches, seeds = (batches, *others), [1 + len(others)] * bool(others)
         for each in self._batches:
             each.block(0, 0)
         self._sharding = batch_sharding(mesh, leading=len(seeds) + 1)

@@ -79,7 +79,9 @@ class SeedRun:
             if hosts.is_primary():
                 print(f"starting {parent.describe()}", file=sys.stderr)
         hosts.broadcast(lambda: run.write("provenance.json", self.provenance))
-        done = int(state.step)  # less than `latest` if that is damaged
+        done = int(
+            state.step
+        )  # not `latest` if that is damaged, or the start is a fork (init_step)
         record = Record(self.job, self.checkpoints, done, self.index)
         self.record = stack.enter_context(contextlib.closing(record))
         return state
@@ -182,7 +184,7 @@ class Updates:
             check_one_update(jobs, [int(state.step) for state in states])
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
             self.state = jax.device_put(stacked, shardings)
-        if self.step != latest:  # the latest was damaged, and an older one is read
+        if self.step != latest:  # the latest was damaged, or the run forks by init_step
             self._begin(self.step)
 
     def _begin(self, done: int) -> None:
@@ -246,7 +248,7 @@ class Updates:
                 check_replicas(self.state, f"after update {step}")
             for run in tuple(self.left):
                 with self._ends_alone(run):
-                    run.record.dispatched(step, metrics, data_wait_seconds=waited)
+                    run.record.dispatched(step, metrics, waited)
             stop, save = request.reached(step), _is_save_due(config, step, saved_at)
             # A run that stops is not validated: that may take longer than there is left to save.
             validate = step == steps or (_due(step, config.eval.every_steps) and not stop)

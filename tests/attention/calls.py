@@ -9,7 +9,7 @@ import numpy as np
 
 from alibi.attention import AttentionOptions, attend, method_attention_fn
 from alibi.attention.call import AttentionCall
-from alibi.attention.skipping import UNDERFLOW
+from alibi.positions.bias import UNDERFLOW
 
 
 def inputs(batch, q, k, heads, head_dim, *, kv_heads=0, value_dim=0, seed=0):

@@ -43,6 +43,23 @@ def test_an_additive_mask_hides_where_it_is_low(least: float, compiled: bool) ->
         np.testing.assert_array_equal(call(given), call(jnp.asarray(keep)))
 
 
+def test_queries_stand_at_the_last_positions_of_the_keys() -> None:
+    query, key, value = random_arrays(1, 3, 6)
+    slopes = alibi_slopes(HEADS)
+    shifted = attend(query, key, value, slopes=slopes, key_positions=np.arange(6) + 100)
+    expected = attend(query, key, value, slopes=slopes)
+    np.testing.assert_array_equal(shifted, expected, err_msg="positions count from anywhere")
+
+
+def test_a_mask_of_queries_goes_with_a_sink() -> None:
+    query, key, value = random_arrays(1, 6, 6)
+    shown = np.arange(6) != 2
+    given = {"causal": False, "sink": jnp.ones(HEADS), "backend": "reference"}
+    found = attend(query, key, value, mask=jnp.asarray(shown)[None, None, :, None], **given)
+    expected = np.where(shown[:, None, None], attend(query, key, value, **given), 0.0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_masks_of_zeros_and_ones_and_masks_that_hide_nothing() -> None:
     arrays = random_arrays(1, 6, 6)
     everything, causal = attend(*arrays, causal=False), attend(*arrays)

@@ -25,9 +25,9 @@ from alibi.attention.skipping import tiles_needed
 from alibi.attention.tiles import make_sides
 from alibi.numerics.target import traced_for
 from alibi.positions import AlibiBias, make_position
-from alibi.positions.alibi import TwoSidedAlibiBias
 from alibi.positions.fox import FoxBias
 from alibi.positions.metric import Metric, MetricBias
+from alibi.positions.sided import SidedBias
 from tests.attention import calls
 from tests.attention.calls import abstract_device, inputs, on
 
@@ -168,7 +168,7 @@ def test_queries_that_fill_a_block_add_nothing_to_keys_that_none_needs(small_blo
     """
     arrays = inputs(1, 20, 64, 2, 8)
     slopes = jnp.asarray([200.0, 100.0])
-    bias = TwoSidedAlibiBias(slopes, slopes)
+    bias = SidedBias(AlibiBias(slopes), AlibiBias(slopes))
     assert_equals_reference(arrays, bias, lambda bias: bias)
 
 

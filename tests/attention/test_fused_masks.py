@@ -19,7 +19,7 @@ from alibi.attention.call import AttentionCall
 from alibi.attention.skipping import tiles_needed
 from alibi.attention.tiles import make_sides
 from alibi.positions import AlibiBias
-from alibi.positions.alibi import TwoSidedAlibiBias
+from alibi.positions.sided import SidedBias
 from tests.attention.calls import inputs
 from tests.attention.test_fused import (
     KERNELS,
@@ -138,7 +138,7 @@ def test_two_sides_stay_in_the_kernels_for_a_padded_batch():
     slopes = jnp.asarray([0.5, 0.1])
     assert_equals_reference(
         inputs(BATCH, KEYS, KEYS, 2, 8),
-        TwoSidedAlibiBias(slopes, slopes[::-1]),
+        SidedBias(AlibiBias(slopes), AlibiBias(slopes[::-1])),
         lambda bias: bias,
         causal=False,
         mask=jnp.asarray(MASKS["keys of all"]),

@@ -73,6 +73,14 @@ def split(*axes):
             )
         ),
         (
+            by(bias=FoxBias(jnp.zeros((3, 6, 4)), jnp.zeros((3, 6, 4)))),
+            r"FoxBias\.of_queries is an array of shape .*, and the call has 2 batch along axis 0",
+        ),
+        (
+            lambda q, k, v: attend(q, k[:, :4], v[:, :4], key_positions=np.arange(4)),
+            "where 6 queries stand beside 4 keys; give query_positions too",
+        ),
+        (
             by(bias=np.zeros((4, 6, 6))),
             r"bias is an array of shape \(4, 6, 6\); it must be an alibi.positions.Bias",
         ),
@@ -102,7 +110,7 @@ def split(*axes):
             by(query_positions=TWO),
             r"query_positions have shape \(3, 6\); query needs \[6\] or \[2, 6\]",
         ),
-        (by(segment_ids=TWO), r"segment_ids have shape \(3, 6\); query needs \[6\] or \[2, 6\]"),
+        (by(segment_ids=TWO), r"segment_ids have shape \(3, 6\); key needs \[6\] or \[2, 6\]"),
         (by(segment_ids=(jnp.ones((2, 6), int), None)), "given for one side alone"),
         *(
             (by(mask=jnp.ones(shape, bool)), r"mask has shape .*broadcast to .*\(2, 4, 6, 6\)")
@@ -113,6 +121,7 @@ def split(*axes):
             by(mask=jnp.asarray([1.0] * 5 + [-1e9])[None, None, None]),
             r"mask holds (-1e\+09|-1000000000).* as bias=",
         ),
+        (by(mask=jnp.full((1, 1, 6, 6), 2.5)), r"mask holds 2\.5.* as bias="),
         (
             lambda *x: attend(*x, sharding=split("data", "tensor")),
             r"it may split batch and heads alone: P\('data', None, None\)",

@@ -16,14 +16,13 @@ from alibi.attention.backends import BACKENDS
 from alibi.attention.call import AttentionCall, AttentionOptions
 from alibi.attention.skipping import (
     LOGIT_ROUNDING,
-    UNDERFLOW,
     key_ranges,
     skipped_share,
     tiles_needed,
 )
 from alibi.attention.tiles import make_sides, make_tiling
 from alibi.positions import AlibiBias, make_position
-from alibi.positions.bias import Blocks
+from alibi.positions.bias import UNDERFLOW, Blocks
 
 SLOPES = np.float32([4.0, 0.5, 0.1, 0.0])
 HEAD_DIM = 4

@@ -10,8 +10,9 @@ import pytest
 from alibi.config import Config, make_config
 from alibi.convert.families import FAMILIES, family_of
 from alibi.convert.folder import HubFolder
-from alibi.convert.importing import by_path, describe, model_entries, read_params
+from alibi.convert.importing import describe, model_entries, read_params
 from alibi.model.decoder import build_model
+from alibi.parallel.axes import by_path
 from tests.convert.imported import CASES, SHOWN, Case, are_equal, compare, our_logits, recorded
 from tests.refusals import assert_refused
 

@@ -219,11 +219,11 @@ def test_a_sequence_is_the_same_in_a_batch_and_alone(tiny_config) -> None:
 
     together = list(stream(model, params, prompts, 6, sample=sample, seeds=[4, 5, 6], each=4))
     tokens = np.concatenate([tokens for tokens, _ in together], axis=1)
-    assert tokens.shape == (3, 8), "whole numbers of four"
+    assert tokens.shape == (3, 6), "the last piece is shorter"
     for row, prompt in enumerate(prompts):
         alone = stream(model, params, [prompt], 6, sample=sample, seeds=[4 + row], total=11, each=2)
         got = np.concatenate([tokens for tokens, _ in alone], axis=1)
-        np.testing.assert_array_equal(got[0], tokens[row, :6])
+        np.testing.assert_array_equal(got[0], tokens[row])
 
 
 def test_texts_are_continued_as_texts(tiny_config) -> None:

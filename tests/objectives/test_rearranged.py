@@ -150,9 +150,10 @@ def test_tiles_equal_the_dense_formula_with_a_reach():
     reach = jnp.maximum(jnp.arange(70)[None], jnp.array([[40], [3]]))
     segments = jnp.arange(70)[None] // jnp.array([[25], [70]])
     sizes = {"num_heads": 2, "head_dim": 8, "width": 16, "train_length": 64, "causal": False}
-    bias = make_position("alibi", **sizes, options={"slopes": (30.0, 0.1)}).bias({})
+    alibi = make_position("alibi", **sizes, options={"slopes": (30.0, 0.1)}).bias({})
+    entmax = make_position("entmax", **sizes).bias({})  # which reads whole rows
 
-    def loss(arrays, backend, window, epsilon):
+    def loss(arrays, backend, window, epsilon, bias):
         options = AttentionOptions(window, epsilon, backend=backend, block=16)
         call = AttentionCall(
             *arrays, bias=bias, causal=True, query_positions=np.arange(70), key_positions=np.arange(70),
@@ -160,10 +161,15 @@ def test_tiles_equal_the_dense_formula_with_a_reach():
         )  # fmt: skip
         return (compute_call(call) * out).sum()
 
-    for window, epsilon in ((None, 0.0), (None, 1e-6), (20, 0.0)):
+    for window, epsilon, bias in (
+        (None, 0.0, alibi),
+        (None, 1e-6, alibi),
+        (20, 0.0, alibi),
+        (20, 0.0, entmax),
+    ):
         found, expected = (
             jax.jit(jax.value_and_grad(loss), static_argnums=(1, 2, 3))(
-                (query, key, value), backend, window, epsilon
+                (query, key, value), backend, window, epsilon, bias
             )
             for backend in ("blocked", "reference")
         )

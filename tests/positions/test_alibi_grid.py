@@ -73,6 +73,7 @@ def test_free_tokens_of_a_line(position, causal):
     np.testing.assert_allclose(bias[:, seen], want[:, seen], rtol=1e-6)
     assert not method.shift_invariant
     assert made("alibi").shift_invariant
+    assert not made("alibi_grid").shift_invariant
 
 
 LINE = {"causal": True, "metric": Metric(free_tokens=3), "window": 12}

@@ -13,7 +13,8 @@ from alibi.attention import AttentionOptions, attend, method_attention_fn
 from alibi.attention.backends import BACKENDS, Backend
 from alibi.positions import Bias, make_position
 from alibi.positions.alibi import AlibiBias
-from alibi.positions.stick_breaking import UNDERFLOW, StickBreaking
+from alibi.positions.bias import UNDERFLOW
+from alibi.positions.stick_breaking import StickBreaking
 from alibi.testing.samples import params_of
 from tests.attention.calls import check_layer
 from tests.programs import AS_USERS

@@ -1,5 +1,6 @@
 """Two one-sided tests, Fieller's interval and rankings, beside their formulas."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -145,10 +146,11 @@ def test_a_score_that_is_better_when_lower_ranks_as_perplexity_does():
 
 
 def test_a_report_tells_whether_keys_rank_runs_as_perplexity_does(tmp_path, monkeypatch):
-    """Lower perplexity at the longest length beside more keys found at the largest distance: in seed 0
-    the same order, in seed 1 one pair of three the other way. A run without keys, an n-gram and a
-    third seed are left out.
+    """Lower perplexity at the longest length beside more keys found at the largest distance of each
+    window: in seed 0 the same order, in seed 1 one pair of three the other way. A run without keys, an
+    n-gram and a third seed are left out.
     """
+    farthest = {128: 50, 256: 100}
     shares = {"alibi": (0.9, 0.8), "t5": (0.5, 0.6), "rotary": (0.1, 0.7)}
     losses = {"alibi": (4.0, 4.1), "t5": (5.0, 5.1), "rotary": (6.0, 6.1), "none": (3.0, 3.1)}
     rows = [
@@ -158,18 +160,18 @@ def test_a_report_tells_whether_keys_rank_runs_as_perplexity_does(tmp_path, monk
         for length in (128, 256)
     ]
     rows += [
-        make_key(name, length, distance, share if distance == 100 else 0.5, seed=seed)
+        make_key(name, length, distance, share if distance == farthest[length] else 0.5, seed=seed)
         for name, both in shares.items()
         for seed, share in enumerate(both)
         for length in (128, 256)
-        for distance in (10, 100)
+        for distance in (10, 50, 100)[: length // 128 + 1]
     ]
     rows.append(make_row("ngram-witten-bell", 256, 9.0, run="ngram-6", train_length=0, step=0))
     rows.append(make_row("alibi", 256, 1.0, seed=2))
     table = rankings([panel for panel, *_ in panel_groups(rows)])
     assert [label[2:] for label in table.labels] == [
-        (f"window {length}, tokens from the key to its answer 100", "256 of books")
-        for length in (128, 256)
+        (f"window {length}, tokens from the key to its answer {distance}", "256 of books, valid")
+        for length, distance in farthest.items()
     ]
     for (tau,), (p,), (runs,), (seeds,) in table.cells:
         assert tau.values == pytest.approx((1, 1 / 3))
@@ -185,3 +187,21 @@ def test_a_report_tells_whether_keys_rank_runs_as_perplexity_does(tmp_path, monk
     assert line in (tmp_path / "report.md").read_text()
     assert "<h2>Rankings</h2>" in (tmp_path / "report.html").read_text()
     assert rankings([panel for panel, *_ in panel_groups(rows[:16])]) is None, "one measure"
+
+    # of another split the perplexity is another one, and of other tokens none can be compared
+    reverse = [
+        make_row(name, 256, 10 - loss, seed=seed, split="test")
+        for name, both in losses.items()
+        for seed, loss in enumerate(both)
+    ]
+    both = rankings([panel for panel, *_ in panel_groups([*reverse, *rows])])
+    assert both.cells[0] == table.cells[0], "the keys are of the valid text"
+    other = [
+        dataclasses.replace(row, tokens_sha256="b" * 64)
+        if row.position == "t5" and row.evaluator == "perplexity"
+        else row
+        for row in rows
+    ]
+    panels = [panel for panel, *_ in panel_groups(other)]
+    assert rankings(panels) is None
+    assert comparison(panels[0], Reference("alibi-L128", 0.1)) is None

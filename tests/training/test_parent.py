@@ -17,6 +17,7 @@ from alibi.config.tree import role_of
 from alibi.model.decoder import UNKNOWN_VOCABULARY, build_model, param_shapes
 from alibi.model.layers import unstacked
 from alibi.optimizers import make_optimizer
+from alibi.parallel import axes
 from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.runs.trained import TrainedRun
@@ -33,16 +34,13 @@ def parent(whole: pathlib.Path) -> pathlib.Path:
     return whole
 
 
-def by_path(params: dict) -> dict[str, np.ndarray]:
-    leaves = jax.tree.leaves_with_path(unstacked(params) if "layers" in params else params)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in leaves
-    }
+def arrays(params: dict) -> dict[str, np.ndarray]:
+    leaves = axes.by_path(unstacked(params) if "layers" in params else params)
+    return {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
 
 def parameters(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    return by_path(TrainedRun(workdir).params)
+    return arrays(TrainedRun(workdir).params)
 
 
 def parent_of(config: Config) -> Parent:
@@ -54,7 +52,7 @@ def started(config: Config) -> tuple[Parent, dict[str, np.ndarray]]:
     found, model = parent_of(config), build_model(config, 256)
     optimizer, _ = make_optimizer(config.optimizer, config.train.steps)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    return found, by_path(
+    return found, arrays(
         found.replace_in(initial_state(model, optimizer, mesh, config.seed), mesh).params
     )
 

@@ -24,7 +24,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     keys = sizes(hub)
     hub.needs("hidden_act", "silu")
     hub.needs("tie_word_embeddings", False)
-    hub.ignore("z_loss_weight", "gradient_checkpointing", "model_max_length")
+    hub.ignore("z_loss_weight", "model_max_length")
     position = {"position": "rotary", "position_options.base": 10_000.0} if rotary else {}
     return keys | {
         **position,
@@ -51,4 +51,5 @@ FAMILY = Family(
     to_theirs,
     "model.",
     r".*rotary_emb\.inv_freq",
+    own_code=True,
 )

@@ -38,6 +38,14 @@ _GENERIC = """
 """
 GENERIC = frozenset(_GENERIC.split())
 EMPTY: tuple[Any, ...] = (None, "", [], {})
+# transformers' names of activations, and ours: its gelu is the exact form, Flax's default the tanh form.
+ACTIVATIONS = {
+    "gelu": "gelu_exact",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 
 class HubConfig:
@@ -244,18 +252,19 @@ class Family:
                 f"objective={config.objective.name}"
             )
         has_head = config.model.masked_head
-        content = {
-            "architectures": [self.architectures[bool(self.masked_head) and not has_head]],
-            **self.to_theirs(config),
-        }
-        hub, options = HubConfig(content), known_options(config.position)
+        options = known_options(config.position)
         head = {"model.masked_head": has_head} if self.masked_head else {}
         try:
+            content = {
+                "architectures": [self.architectures[bool(self.masked_head) and not has_head]],
+                **self.to_theirs(config),
+            }
+            hub = HubConfig(content)
             read = replaced(
                 dataclasses.replace(config, position_options={}),
                 DEFAULTS | self.to_ours(hub) | head,
             )
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # TypeError: an option that differs between layers
             raise ValueError(f"{self.architectures[0]} can't say this model: {error}") from error
         defaults = {f"position_options.{name}": value for name, value in options.items()}
         ours, said = defaults | flatten(config), defaults | flatten(read)

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from alibi.config import Config
-from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
+from alibi.convert.families.base import (
+    ACTIVATIONS,
+    Entry,
+    Family,
+    HubConfig,
+    attention,
+    dense,
+    norm,
+)
 
-ACTIVATIONS = {
-    "gelu": "gelu_exact",
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
 NAMES = {"gelu_exact": "gelu", "gelu": "gelu_new", "relu": "relu", "silu": "silu"}
 LAYER = "bert.encoder.layer.{n}"
 QKV = attention()

@@ -23,9 +23,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     hub.needs("apply_residual_connection_post_layernorm", False)
     hub.needs("tie_word_embeddings", True)
     hub.needs("n_inner", 4 * width)
-    hub.ignore(
-        "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact", "offset_alibi", "unk_token_id"
-    )
+    hub.ignore("skip_bias_add", "skip_bias_add_qkv", "slow_but_exact", "offset_alibi")
     hub.ignore("masked_softmax_fusion", "attention_softmax_in_fp32", "bias_dropout_fusion")
     return {
         "train_length": hub.take("seq_length", default=2048),

@@ -57,7 +57,16 @@ def to_theirs(config: Config, named: str) -> dict[str, Any]:
 def _family(name: str, architecture: str) -> Family:
     ours, theirs = (functools.partial(side, named=name) for side in (to_ours, to_theirs))
     buffers = rf"{BUFFERS}|.*relative_pe\.slopes"
-    return Family(name, (architecture,), lambda hub: ENTRIES, ours, theirs, "transformer.", buffers)
+    return Family(
+        name,
+        (architecture,),
+        lambda hub: ENTRIES,
+        ours,
+        theirs,
+        "transformer.",
+        buffers,
+        own_code=True,
+    )
 
 
 FAMILY, JAIS = _family("btlm", "BTLMLMHeadModel"), _family("jais", "JAISLMHeadModel")

@@ -11,12 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from alibi.config import Config
-from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
-from alibi.convert.families.llama import rotary, rotary_to_theirs
+from alibi.convert.families.base import (
+    ACTIVATIONS,
+    Entry,
+    Family,
+    HubConfig,
+    attention,
+    dense,
+    norm,
+)
+from alibi.convert.families.llama import NAMES, rotary, rotary_to_theirs
 from alibi.slopes import alibi_slopes
-
-ACTIVATIONS = {"gelu": "gelu_exact", "relu": "relu", "silu": "silu", "gelu_pytorch_tanh": "gelu"}
-NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 
 def entries(hub: HubConfig) -> tuple[Entry, ...]:

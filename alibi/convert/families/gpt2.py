@@ -3,15 +3,16 @@
 from typing import Any
 
 from alibi.config import Config
-from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
-
-ACTIVATIONS = {
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "gelu": "gelu_exact",
-    "relu": "relu",
-}
-NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu", "relu": "relu"}
+from alibi.convert.families.base import (
+    ACTIVATIONS,
+    Entry,
+    Family,
+    HubConfig,
+    attention,
+    dense,
+    norm,
+)
+from alibi.convert.families.bert import NAMES
 
 
 def gpt2_entries(*ours: Entry) -> tuple[Entry, ...]:

@@ -5,8 +5,16 @@ in front of parallel layers.
 from typing import Any
 
 from alibi.config import Config
-from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
-from alibi.convert.families.bert import ACTIVATIONS, NAMES
+from alibi.convert.families.base import (
+    ACTIVATIONS,
+    Entry,
+    Family,
+    HubConfig,
+    attention,
+    dense,
+    norm,
+)
+from alibi.convert.families.bert import NAMES
 from alibi.convert.families.llama import rotary, rotary_to_theirs
 
 LAYER = "gpt_neox.layers.{n}"

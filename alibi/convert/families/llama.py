@@ -4,11 +4,18 @@ import functools
 from typing import Any
 
 from alibi.config import Config
-from alibi.convert.families.base import Entry, Family, HubConfig, attention, dense, norm
+from alibi.convert.families.base import (
+    ACTIVATIONS,
+    Entry,
+    Family,
+    HubConfig,
+    attention,
+    dense,
+    norm,
+)
 from alibi.positions import known_options
 
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact", "relu": "relu"}
-NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+NAMES = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu", "relu": "relu"}
 
 FEED_FORWARD = (
     *dense("model.layers.{n}.mlp.gate_proj", "layers_{n}/gate"),

@@ -44,8 +44,8 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
         attn.needs(name, value)
     # without a scale the floor has no effect
     HubConfig(attn.take("attn_temperature_tuning", default={})).needs("attn_scale", 0.0)
-    attn.ignore("attn_impl", "attn_pdrop", "attn_uses_sequence_id", "attn_type", "kv_n_heads")
-    attn.ignore("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config", "dtype")
+    attn.ignore("attn_impl", "attn_uses_sequence_id", "kv_n_heads")
+    attn.ignore("rope_theta", "rope_impl", "rope_dail_config", "rope_hf_config")
     shared = attn.take("attn_type", default="multihead_attention")
     kv_heads = {"multihead_attention": 0, "multiquery_attention": 1}.get(shared)
     if kv_heads is None:
@@ -69,7 +69,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
         hub.rest |= {f"{name}.{key}": value for key, value in section.left().items()}
     hub.needs("residual_modification", None)
     hub.needs("final_logit_softcapping", None)
-    hub.ignore("learned_pos_emb", "embedding_fraction", "init_config", "fc_type", "init_device")
+    hub.ignore("learned_pos_emb", "embedding_fraction", "init_config", "fc_type")
     hub.ignore("use_pad_tok_in_ffn")
     bias = not hub.take("no_bias", default=not foundry)
     norm_type = hub.choose({name: name for name in NORMS}, "norm_type", default=NORMS[0])
@@ -173,7 +173,7 @@ def replit_to_ours(hub: HubConfig) -> dict[str, Any]:
     }
     nested = HubConfig(content)
     nested.ignore("mlp_ratio", "low_precision_layernorm", "attn_impl", "attn_uses_sequence_id")
-    nested.ignore("init_std", "init_gain", "init_nonlinearity", "init_div_is_residual", "fan_mode")
+    nested.ignore("init_gain", "init_nonlinearity", "init_div_is_residual", "fan_mode")
     nested.ignore("param_init_fn", "emb_init_std", "emb_init_uniform_lim")
     settings = to_ours(nested)
     hub.ignore(*hub.content)
@@ -204,5 +204,11 @@ FAMILY = Family(
     unread=unread,
 )
 REPLIT_FAMILY = Family(
-    "replit", ("ReplitLM",), lambda hub: REPLIT, replit_to_ours, replit_to_theirs, "transformer."
+    "replit",
+    ("ReplitLM",),
+    lambda hub: REPLIT,
+    replit_to_ours,
+    replit_to_theirs,
+    "transformer.",
+    own_code=True,
 )

@@ -27,7 +27,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     hub.needs("tie_word_embeddings", False)
     hub.needs("scale_attn_weights", True)
     hub.ignore("attention_bias_in_fp32", "attention_softmax_in_fp32", "activation_function")
-    hub.ignore("scale_attention_softmax_in_fp32", "do_sample")
+    hub.ignore("scale_attention_softmax_in_fp32")
     inner = hub.take("n_inner", default=4 * width)
     return {
         "train_length": hub.take("n_positions"),
@@ -66,5 +66,11 @@ def to_theirs(config: Config) -> dict[str, Any]:
 
 
 FAMILY = Family(
-    "refact", ("GPTRefactForCausalLM",), lambda hub: ENTRIES, to_ours, to_theirs, "transformer."
+    "refact",
+    ("GPTRefactForCausalLM",),
+    lambda hub: ENTRIES,
+    to_ours,
+    to_theirs,
+    "transformer.",
+    own_code=True,
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 from alibi.config import Config
 from alibi.convert.families import llama
-from alibi.convert.families.base import Family, HubConfig, dense
+from alibi.convert.families.base import ACTIVATIONS, Family, HubConfig, dense
 
 ENTRIES = (
     *(entry for entry in llama.ENTRIES if entry not in llama.FEED_FORWARD),
@@ -23,9 +23,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     bias, tied = hub.take("use_bias", default=True), hub.take("tie_word_embeddings", default=True)
     return llama.to_ours(hub, "llama") | {
         "model.gated": False,
-        "model.activation": hub.choose(
-            llama.ACTIVATIONS, "hidden_act", default="gelu_pytorch_tanh"
-        ),
+        "model.activation": hub.choose(ACTIVATIONS, "hidden_act", default="gelu_pytorch_tanh"),
         "model.norm": "layer",
         "model.norm_epsilon": hub.take("norm_epsilon", default=1e-5),
         "model.qkv_bias": bias,
