@@ -22,18 +22,18 @@ from tests.programs import HAS_OLDER
 # Before JAX is imported, and for the commands that tests start: the CPU, unless tools/device_check.sh
 # names another platform for its own tests, and no trace in the user's own cache.
 os.environ["JAX_PLATFORMS"] = os.environ.get("ALIBI_TEST_PLATFORM", "cpu")
-# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only, and in
-# the tests' own processes its older code generator. That one orders sums otherwise than the one that
-# users get, as another processor does: a bound of a test must hold for both. The commands that tests
-# start, and programs whose text or memory is tested (`programs.AS_USERS`), have the users' one.
+# Compiling takes most of the tests' time, and running almost none: XLA's quick passes only, and its
+# older code generator. That one orders sums otherwise than the one that users get, as another
+# processor does: a bound of a test must hold for both. Programs whose text or memory is tested
+# (`programs.AS_USERS`), and commands of tests with the fixture `as_users`, have the users' one.
 QUICK = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_parallel_codegen_split_count=1"
 )
 OLDER = " --xla_cpu_use_fusion_emitters=false" if HAS_OLDER else ""
 ON_CPU = os.environ["JAX_PLATFORMS"] == "cpu"
-OF_COMMANDS = os.environ.get("XLA_FLAGS", "") + QUICK * ON_CPU
-os.environ["XLA_FLAGS"] = OF_COMMANDS + OLDER * ON_CPU
+if ON_CPU and "PYTEST_XDIST_WORKER" not in os.environ:  # a worker inherits them
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + QUICK + OLDER
 # Else each process compiles the project's modules again, and PyTorch's and transformers'.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -111,7 +111,8 @@ def one_train_step(*arguments: Any, **options: Any) -> jax.stages.Wrapped:
     """Returns the step of earlier trainings with the same model, optimizer and seed, which JAX need
     not trace again.
     """
-    key = (*jax.tree.leaves((arguments, options)),)
+    # JAX traces anew at another precision, but not for other random numbers.
+    key = (*jax.tree.leaves((arguments, options)), jax.config.jax_default_prng_impl)
     if key not in STEPS:
         STEPS[key] = make_train_step(*arguments, **options)
     return STEPS[key]
@@ -126,8 +127,7 @@ from alibi.cli import command_line
 gc.set_threshold(100_000, 50, 100)
 jax.config.update("jax_num_cpu_devices", 8)
 if ON_CPU:
-    jax.devices()  # XLA reads its flags now, and the rest is for commands
-    os.environ["XLA_FLAGS"] = OF_COMMANDS
+    jax.devices()  # XLA reads its flags now, before `as_users` changes them for commands
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
@@ -155,10 +155,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Annotations are checked in quick tests of these folders. That is a tenth of a test's time, and the
-    others call the same functions.
+    """Annotations are checked in quick tests of these folders, and where the check itself is tested. That
+    is a tenth of a test's time, and the others call the same functions.
     """
-    checks = item.path.parent.name in ("attention", "positions", "model", "tests")
+    folder, file = item.path.parent.name, item.path.stem
+    checks = folder in ("attention", "positions", "model") or file == "test_shapes"
     is_slow = item.get_closest_marker("slow") is not None
     jaxtyping.config.update("jaxtyping_disable", is_slow or not checks)
 
@@ -192,6 +193,12 @@ def browser() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=found or own, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def as_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands compile with the users' code generator."""
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "").replace(OLDER, ""))
 
 
 @pytest.fixture

@@ -208,7 +208,6 @@ def test_a_number_outside_its_range(key: str) -> None:
         assert_refused(f"^{key}=", kind, **{name: value})
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("num_heads", ["8", [8], 8.0, None, True, 10**9, 0, -1, math.nan, (8,)])
 def test_heads_that_are_no_number(num_heads: Any) -> None:
     needed = "must be a whole number from 1 to 65,536, such as 8"
@@ -216,7 +215,6 @@ def test_heads_that_are_no_number(num_heads: Any) -> None:
     assert_refused(needed, alibi_bias, num_heads, jax.numpy.arange(2), jax.numpy.arange(2))
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("positions", [True, 0.5, "01", {0: 1}])
 def test_positions_that_are_no_arrays(positions: Any) -> None:
     good = jax.numpy.arange(2)
@@ -229,7 +227,6 @@ def test_positions_that_are_no_arrays(positions: Any) -> None:
         assert_refused(message, alibi_bias, 8, listed, good)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
@@ -257,7 +254,6 @@ def test_position_methods_of_no_size(name: Any, changed: dict[str, Any], message
     assert_refused(message, make_position, name, **sizes)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("convention", [None, 3, "papr", "Paper", b"paper", {"paper": 1}])
 def test_conventions_that_are_none(convention: Any) -> None:
     assert_refused("paper, closed_form, random, or", alibi_slopes, 8, convention)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.hosts import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_users")]
 
 
 def test_a_killed_sweep_leaves_no_difference() -> None:

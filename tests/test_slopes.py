@@ -54,7 +54,6 @@ def test_given_slopes_are_taken_as_they_are() -> None:
     np.testing.assert_array_equal(alibi_slopes(3, (0.5, 0, 0.1)), np.float32([0.5, 0.0, 0.1]))
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "slopes", [(0.5,), (0.5, 0.25, 0.1), (0.5, float("inf")), (0.5, "x"), (0.5, -0.1), ()]
 )

@@ -556,7 +556,6 @@ class Twice(PositionMethod):
         ("NoRows", r"bias.py.* NoRows reads rows and needs of_rows\(logits, visible"),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_what_a_bias_lacks_is_named_when_its_method_is_made(kind: str, message: str) -> None:
     assert_refused(
         f":Lacking'.*{message}",
