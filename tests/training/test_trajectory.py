@@ -2,9 +2,8 @@
 says them.
 """
 
-import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,82 +19,52 @@ from alibi.runs.checkpoint import TrainState
 from alibi.training.step import make_train_step
 from configs import wikitext103
 from tests.convert.papers import as_model
-from tests.programs import OPTIMIZED
 from tests.refusals import assert_refused
 
 SMALL = pathlib.Path(__file__).parents[1] / "data" / "trajectory.npz"
 PADDING = 1  # of fairseq, in targets
-STARTS = 48  # a sixth of them follow the recorded path: none in one case of 10,000
 FIRST_TIE = 17  # the update, counted from 0
 NO_DROPOUT = [f"model.{kind}dropout" for kind in ("", "attention_", "activation_", "softmax_")]
 
 
-def trainer(
-    recording: Mapping[str, np.ndarray], warmup: int, period: int
-) -> Callable[..., tuple[dict, dict]]:
-    """Compiled once, trains from initial tensors on the recorded batches.
+def follow(
+    recording: Mapping[str, np.ndarray], warmup: int, period: int, updates: int
+) -> tuple[dict, dict]:
+    """Trains from the recorded tensors on the recorded batches.
 
-    It gives lr, loss in nats and gradient norm of each update, and the parameters after the last.
+    Returns lr, loss in nats and gradient norm of each update, and the parameters after the last.
     """
-    updates, settings = len(recording["lr"]), {"decoder_attention_heads": 8}
     keys = f"position=alibi,optimizer.warmup_steps={warmup},optimizer.period_steps={period}"
     config = read_config(wikitext103.get_config(keys))
-    settings |= {"_name": "transformer_lm", "max_tokens": 512}
-    theirs = as_model(initial(recording), **settings)
+    tensors = {key.removeprefix("init/"): recording[key] for key in recording if "init/" in key}
+    settings = {"_name": "transformer_lm", "max_tokens": 512, "decoder_attention_heads": 8}
+    theirs = as_model(tensors, **settings)
     _, config = describe(theirs, config, family=FAMILY)
     config = replaced(config, dict.fromkeys(NO_DROPOUT, 0.0))
     vocab_size = theirs.config["vocab_size"]
     model = build_model(config, vocab_size)
     optimizer, schedule = make_optimizer(config.optimizer, updates)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=OPTIMIZED))
-        step = make_train_step(model, optimizer, 0, schedule=schedule)
-
-    def train(tensors: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
-        made = read_params(as_model(tensors, **settings), FAMILY, config, vocab_size)
-        params = jax.tree.map(jnp.asarray, jax.device_get(made))
-        state = TrainState(
-            step=jnp.zeros((), jnp.int32), params=params, opt_state=jax.jit(optimizer.init)(params)
+    step = make_train_step(model, optimizer, 0, schedule=schedule)
+    made = read_params(theirs, FAMILY, config, vocab_size)
+    params = jax.tree.map(jnp.asarray, jax.device_get(made))
+    state = TrainState(
+        step=jnp.zeros((), jnp.int32), params=params, opt_state=jax.jit(optimizer.init)(params)
+    )
+    rows = []
+    for update in range(updates):
+        inputs, targets = (
+            recording[f"{name}/{update}"].astype(np.int32)[None] for name in ("src", "tgt")
         )
-        rows = []
-        for update in range(updates):
-            inputs, targets = (
-                recording[f"{name}/{update}"].astype(np.int32)[None] for name in ("src", "tgt")
+        state, metrics = step(state, inputs, np.where(targets == PADDING, np.int32(-1), targets))
+        rows.append(
+            (
+                metrics["learning_rate"],
+                metrics["nll_nats"] / metrics["tokens"],
+                metrics["gradient_norm"],
             )
-            state, metrics = step(
-                state, inputs, np.where(targets == PADDING, np.int32(-1), targets)
-            )
-            rows.append(
-                (
-                    metrics["learning_rate"],
-                    metrics["nll_nats"] / metrics["tokens"],
-                    metrics["gradient_norm"],
-                )
-            )
-        lr, loss, norm = np.asarray(rows, np.float64).T
-        return {"lr": lr, "loss_nats": loss, "gradient_norm": norm}, jax.device_get(state.params)
-
-    return train
-
-
-def initial(recording: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name.removeprefix("init/"): tensor
-        for name, tensor in recording.items()
-        if name.startswith("init/")
-    }
-
-
-def neighbour(tensors: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Returns each value moved to the next or the previous float32; equal (tied) tensors move
-    alike.
-    """
-    rng, moved = np.random.default_rng(seed), {}
-    for tensor in tensors.values():
-        if tensor.dtype == np.float32 and tensor.tobytes() not in moved:
-            side = np.where(rng.random(tensor.shape) < 0.5, np.float32(-np.inf), np.float32(np.inf))
-            moved[tensor.tobytes()] = np.nextafter(tensor, side)
-    return {name: moved.get(tensor.tobytes(), tensor) for name, tensor in tensors.items()}
+        )
+    lr, loss, norm = np.asarray(rows, np.float64).T
+    return {"lr": lr, "loss_nats": loss, "gradient_norm": norm}, jax.device_get(state.params)
 
 
 def check_parameters(params: dict, recording: Mapping[str, np.ndarray]) -> None:
@@ -122,45 +91,27 @@ def test_a_small_model_follows_an_independent_implementation() -> None:
     """tests/data/README.md says whose."""
     with np.load(SMALL) as file:
         recording = dict(file)
-    found, params = trainer(recording, warmup=4, period=12)(initial(recording))
+    found, params = follow(recording, warmup=4, period=12, updates=20)
     np.testing.assert_allclose(found["lr"], recording["lr"], rtol=1e-6)
     np.testing.assert_allclose(found["loss_nats"], recording["loss_nats"], rtol=1e-3)
     np.testing.assert_allclose(found["gradient_norm"], recording["gradient_norm"], rtol=1e-2)
     check_parameters(params, recording)
 
 
-def test_sixty_updates_of_the_papers_own_code(shared_dir: pathlib.Path) -> None:
-    """From the recorded start or one within rounding of it.
+def test_updates_follow_the_papers_own_code(shared_dir: pathlib.Path) -> None:
+    """Until an input of ReLU is about 1e-6, less than rounding has made of it by then.
 
-    In updates 17 and 18 an input of ReLU is about 1e-6, less than rounding has made of it by then.
     On which side of zero it falls, and with it a jump of the gradient, depends on the order of
     sums: of the machine, of PyTorch, of XLA. Of 40 starts that are one rounding apart (on a CPU
-    with AVX-512), all have the recorded losses until then within 2e-6; 7 follow the recording to
-    its end within 1.4e-4, and the others one of two paths whose losses come to be 0.9% away from
-    it. So starts are tried until one follows.
+    with AVX-512), all have the recorded losses until then within 2e-6.
     """
     with np.load(shared_dir / "oracle" / "trajectory.npz") as file:
         recording = dict(file)
-    train, start = trainer(recording, warmup=16, period=40), initial(recording)
+    found, _ = follow(recording, warmup=16, period=40, updates=FIRST_TIE + 1)
     losses, norms = recording["loss_base2"] * np.log(2), recording["gnorm"]
-    deviations = []
-    for seed in range(STARTS):
-        found, params = train(neighbour(start, seed) if seed else start)
-        np.testing.assert_allclose(found["lr"], recording["lr"], rtol=1e-6)
-        np.testing.assert_allclose(
-            found["loss_nats"][: FIRST_TIE + 1], losses[: FIRST_TIE + 1], rtol=5e-6
-        )
-        np.testing.assert_allclose(found["gradient_norm"][:FIRST_TIE], norms[:FIRST_TIE], rtol=1e-3)
-        np.testing.assert_allclose(found["loss_nats"], losses, rtol=2e-2)
-        deviations.append(np.abs(found["loss_nats"] / losses - 1).max())
-        if deviations[-1] < 3e-4:
-            break
-    else:
-        pytest.fail(
-            f"none of {STARTS} starts follows the recorded losses: they come to be {deviations} away"
-        )
-    np.testing.assert_allclose(found["gradient_norm"], norms, rtol=5e-3)
-    check_parameters(params, recording)
+    np.testing.assert_allclose(found["lr"], recording["lr"][: FIRST_TIE + 1], rtol=1e-6)
+    np.testing.assert_allclose(found["loss_nats"], losses[: FIRST_TIE + 1], rtol=5e-6)
+    np.testing.assert_allclose(found["gradient_norm"][:FIRST_TIE], norms[:FIRST_TIE], rtol=1e-3)
 
 
 RECIPE = {0: 1e-7, 8_000: 0.50000005, 16_000: 1.0, 83_500: 0.853568, 151_000: 0.50005, 218_500: 0.146532,
