@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from alibi import alibi_slopes, attend
 from alibi.attention import tiles
@@ -73,6 +71,7 @@ CASES = [
         {"blocked", "fused"},
         None,
         "segments",
+        steepness=64.0,  # whole tiles are out of reach
         sink=True,
         kv_heads=2,
     ),
@@ -216,8 +215,9 @@ def test_equals_reference(case):
 
 def assert_equals_reference(case, arrays):
     expected = by("reference", case, arrays)
-    # Interpreted kernels of many tiles take long.
-    for backend in sorted(case.backends - ({"fused"} if case.q == case.k == 600 else set())):
+    # Interpreted kernels take long, those of many tiles too long; test_fused_masks.py has these others.
+    left_out = case.q == 600 or case.hiding in ("mask", "segments")
+    for backend in sorted(case.backends - ({"fused"} if left_out else set())):
         for name, got, right in zip(RESULTS, by(backend, case, arrays), expected, strict=True):
             if right is None:  # the gradient of a sink that is not there
                 continue
@@ -228,32 +228,6 @@ def assert_equals_reference(case, arrays):
             np.testing.assert_allclose(
                 got, right, rtol=0, atol=tolerance, err_msg=f"{name} of {backend}"
             )
-
-
-@settings(
-    max_examples=4,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    lengths=st.tuples(st.integers(1, 150), st.integers(1, 150)),
-    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3)),
-    causal=st.booleans(),
-    window=st.sampled_from([None, 1, 6, 40]),
-    hiding=st.sampled_from(["mask", "segments", "gaps"]),
-    steepness=st.sampled_from([1.0, 64.0]),
-    seed=st.integers(0, 2**32 - 2),
-)
-def test_drawn_cases_equal_the_reference(lengths, sizes, hiding, causal, **drawn):
-    """With steep slopes whole tiles are out of reach."""
-    q, k = lengths if hiding != "segments" else lengths[:1] * 2
-    case = Case(sizes[0], q, k, sizes[1], 4, 4, causal, (), set(), hiding=hiding, **drawn)
-    arrays = inputs_of(case)
-    # The interpreted kernels of `fused` take long to compile.
-    case = case._replace(backends=backends_for(case, arrays) - {"fused"})
-    assert "blocked" in case.backends
-    assert_equals_reference(case, arrays)
 
 
 # Errors at most, as shares of those of `reference` in the same dtype: of the value (queries that were rounded once more
