@@ -13,7 +13,6 @@ import pytest
 from alibi.errors import OF_SWEEP, Interrupted
 from alibi.sweeps.execute import Sweeper
 from alibi.sweeps.processes import Ended, LocalProcesses, Slot, make_slots
-from tests.hosts import free_port
 from tests.refusals import assert_refused
 from tests.sweeps.sweepmaker import PROJECT, sweep_of
 
@@ -64,19 +63,6 @@ def test_lines_of_processes_at_a_time_are_whole_and_named(tmp_path, capfd):
         for name, last in zip(names, ("own-0 ends", "own-1: own-0 ends"), strict=True)
         for line in (f"{name}: update 1", f"{name}: bar 1%", f"{name}: bar 2%", last)
     )
-
-
-def test_the_reason_of_a_failed_run_of_several_hosts_is_kept(tmp_path):
-    """Their stderr is another file, since JAX connected them."""
-    flags = (
-        f"--coordinator_address=localhost:{free_port()}",
-        "--num_processes=1",
-        "--process_id=0",
-    )
-    config = ("--config=configs/base.py", f"--workdir={tmp_path}/run", "--config.model.num_heads=3")
-    ended = LocalProcesses().run(["train.py", *config, *flags])
-    assert ended.code == 1
-    assert "model.num_heads=3 does not divide model.width=" in ended.reason("training")
 
 
 def test_a_process_knows_that_a_sweep_waits_for_it(tmp_path, capfd):
