@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import subprocess
 import sys
 import tracemalloc
 
@@ -248,24 +247,16 @@ def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
         refused([f"--prompts={file}"], f"prompts.jsonl, line 3 is no row such as {form}: {message}")
 
 
-@pytest.mark.slow
-def test_a_terminal_is_asked_for_one_line_after_another(runs):
+def test_a_terminal_is_asked_for_one_line_after_another(runs, run_script, monkeypatch):
     """Through a terminal of its own; a bad line doesn't end it."""
     own, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        f"--workdir={runs(position='learned')}",
-        "--max_tokens=3",
-    ]
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
     os.write(own, b"the sea\na line of too many tokens\nit was\n\x04")
-    stdout, stderr = process.communicate(timeout=100)
-    assert process.returncode == 0, stderr
-    assert stdout.startswith(b"> the sea")
-    assert b"> it was" in stdout
-    assert stderr.count(b"end: length") == 2
-    ended = rb"error: a prompt of 25 tokens and max_tokens=3 are 28: .* has 16 positions"
-    assert re.search(ended, stderr), "before it starts"
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        done = run_script(SCRIPT, f"--workdir={runs(position='learned')}", "--max_tokens=3")
+    os.close(own)
+    assert done.stdout.startswith("> the sea")
+    assert "> it was" in done.stdout
+    assert done.stderr.count("end: length") == 2
+    ended = r"error: a prompt of 25 tokens and max_tokens=3 are 28: .* has 16 positions"
+    assert re.search(ended, done.stderr), "before it starts"
