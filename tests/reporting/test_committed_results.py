@@ -2,6 +2,7 @@
 
 import csv
 import re
+import runpy
 import shutil
 
 import pytest
@@ -52,7 +53,8 @@ def test_reports_are_made_of_their_rows_byte_for_byte(name, tmp_path, monkeypatc
         monkeypatch.setattr(report, unread, lambda *_: b"")
     shutil.copy(RESULTS / name / "results.jsonl", tmp_path)
     if sweep := REPORTS[name]:
-        title = load_sweep(ROOT / "configs" / "sweeps" / f"{sweep}.py").title
+        file = runpy.run_path(str(ROOT / "configs" / "sweeps" / f"{sweep}.py"))
+        title = file["get_sweep"]()["title"]
     else:
         title = (RESULTS / name / "README.md").read_text().partition("\n")[0].removeprefix("# ")
     write_report(tmp_path, title)
