@@ -20,6 +20,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.sweeps.definition import make_sweep
 from alibi.training import loop, setup, updates
 from configs import llama_like
+from tests.evaluation.runs import make_run
 from tests.hosts import ROOT
 from tests.refusals import assert_refused
 from tests.training.runs import assert_same, final_state, interrupt, rows, stop_at
@@ -56,19 +57,15 @@ def figures(workdir: pathlib.Path) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("update", [2, 3])
-def test_it_goes_on_bit_for_bit_amid_a_stretch_and_at_its_end(
-    update, config, changed, tmp_path, capsys
-) -> None:
-    """After update 2, where values change, and after 3, amid a stretch."""
-    interrupt(config, tmp_path / "run", update)
+def test_it_goes_on_bit_for_bit_where_values_change(config, changed, tmp_path, capsys) -> None:
+    interrupt(config, tmp_path / "run", 2)
     loop.train(config, str(tmp_path / "run"))
     assert_same(final_state(config, tmp_path / "run"), final_state(config, changed))
     assert figures(tmp_path / "run") == [
         row
         for row in figures(changed)
         # a run that stops is not validated there
-        if "valid_nll" not in row or row["step"] != update
+        if "valid_nll" not in row or row["step"] != 2
     ]
     said = capsys.readouterr().err
     assert "run: from update 5 on model.window=0, position=none, train_length=16" in said
@@ -305,22 +302,14 @@ def test_seeds_train_together_over_updates(config, changed, tmp_path) -> None:
     assert len(together) == 6
 
 
-def test_an_export_has_the_last_values(tiny_config, tmp_path) -> None:
+def test_an_export_has_the_last_values(tiny_text, tmp_path) -> None:
     """A checkpoint under a window is refused by Llama, which has none; the last one is taken."""
     like = read_config(llama_like.get_config()).model
-    keys = {f"model__{key}": like[key] for key in LLAMA} | {"model__embedding_scale": 1.0}
-    config = tiny_config(
-        **keys, position="rotary", model__window="0:4;2:0", train_length="0:8;2:16", train__steps=3
-    )
-    loop.train(replaced(config, {"checkpoint.keep": 9}), str(tmp_path / "run"))
-    assert_refused(
-        r"model\.window",
-        export_model,
-        tmp_path / "run",
-        tmp_path / "early",
-        checkpoint="2",
-        family="llama",
-    )
-    export_model(tmp_path / "run", tmp_path / "out", family="llama")
+    keys = ",".join(f"model.{key}={as_text(like[key])}" for key in LLAMA)
+    keys += ",model.embedding_scale=1.0,model.window=0:4;2:0,train_length=0:8;2:16"
+    run = make_run(tmp_path, "rotary", "run", steps=(2, 3), text=tiny_text["train"], keys=keys)
+    early = {"checkpoint": "2", "family": "llama"}
+    assert_refused(r"model\.window", export_model, run, tmp_path / "early", **early)
+    export_model(run, tmp_path / "out", family="llama")
     content = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (content["model_type"], content["max_position_embeddings"]) == ("llama", 16)
