@@ -14,13 +14,11 @@ from alibi.reporting.measure import REGISTRY
 from alibi.reporting.rows import latest, read_rows
 from alibi.runs.trained import TrainedRun
 from alibi.sweeps.definition import Evaluation
-from alibi.sweeps.execute import Sweeper, run_sweeper
+from alibi.sweeps.state import evaluation_command, survey
 from tests.evaluation.runs import TEXT, make_run, run_keys
 from tests.hosts import ROOT
 from tests.refusals import assert_refused
 from tests.sweeps.sweepmaker import sweep_of
-
-pytestmark = pytest.mark.slow
 
 STEPS = "train.steps=5,optimizer.warmup_steps=0"
 PAGE = ROOT / "docs" / "new-evaluator.md"
@@ -80,10 +78,9 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script,
     assert len(latest(rows)) == 4
 
 
-def test_a_sweep_measures_a_run_and_finds_its_rows(folder, monkeypatch, capfd):
-    """In processes of its own. An option out of its range is refused before any begins."""
+def test_a_sweep_measures_a_run_and_finds_its_rows(folder, run_script, monkeypatch):
+    """By the command that it starts. An option out of its range is refused before any begins."""
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
     runs = folder / "sweep" / "runs"
     runs.mkdir(parents=True)
     (runs / "alibi-L16-seed0").symlink_to(folder / "a-run")
@@ -92,10 +89,13 @@ def test_a_sweep_measures_a_run_and_finds_its_rows(folder, monkeypatch, capfd):
         "product": {"seed": [0]},
         "evaluators": ["perplexity", "accuracy:Accuracy"],
     }
-    for _ in range(2):
-        sweeper = Sweeper(sweep_of(**asked, ranges=5), runs.parent, report=lambda failures: "")
-        assert run_sweeper(sweeper) == 0, sweeper.failures
-    assert capfd.readouterr().out.count("alibi-L16-seed0: evaluating") == 1
+    sweep = sweep_of(**asked, ranges=5)
+    (state,) = survey(sweep.runs, runs.parent)
+    (evaluation,) = state.missing
+    script, *words = evaluation_command(*sweep.runs, evaluation, runs.parent)
+    run_script(ROOT / script, *words)
+    (state,) = survey(sweep.runs, runs.parent)
+    assert state.is_done
     rows = read_rows(runs.parent / "results.jsonl")
     assert [(row.evaluator, row.cell, row.options) for row in rows] == [
         (name, {"length": length}, options)
