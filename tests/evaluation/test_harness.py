@@ -6,10 +6,13 @@ import re
 import socket
 import sys
 
+import pytest
+
+pytest.importorskip("lm_eval", reason="needs the package lm-eval")
+
 import datasets
 import jax
 import numpy as np
-import pytest
 
 from alibi.cli import harness
 from alibi.config.override import Override
@@ -18,8 +21,6 @@ from alibi.evaluation.scorer import run_scorer
 from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from tests.refusals import assert_refused
-
-pytest.importorskip("lm_eval", reason="needs the package lm-eval")
 
 ADAPTIVE = {"model__embedding": "adaptive", "model__cutoffs": (20,)}
 QUESTIONS = [
