@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from alibi.config import make_config
+from alibi.config import make_config, replaced
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.scorer import Scorer, model_nll, wrong_tokens
 from alibi.evaluation.windows import mean_context, windows_of
@@ -16,10 +16,11 @@ from alibi.model.decoder import build_model
 from alibi.objectives import IsolatedDocuments, Masked, NextToken, Sequences
 from alibi.reporting.panels import caption, panel_groups
 from alibi.reporting.rows import Row, read_rows
+from alibi.runs import RunDirectory
 from alibi.runs.checkpoint import TrainState
 from alibi.training.loop import train
 from alibi.training.step import make_train_step
-from tests.evaluation.runs import options_of
+from tests.evaluation.runs import make_run, options_of
 from tests.refusals import assert_refused
 
 VOCAB, END = 11, 10
@@ -117,20 +118,12 @@ def test_the_mean_context_is_at_most_a_document():
     assert mean_context(isolated(NEXT), TEXT, windows) == pytest.approx(expected)
 
 
-@pytest.mark.slow
-def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path):
-    for split, path in tiny_text.items():
-        (tmp_path / split).write_text("\n\n".join(path.read_text().splitlines()) + "\n")
-    config = tiny_config(
-        data__tokenizer="bpe",
-        data__bpe_vocab_size=280,
-        data__document_end="blank_line",
-        data__isolate_documents="restart",
-        data__train=str(tmp_path / "train"),
-        data__valid=str(tmp_path / "valid"),
-    )
-    train(config, str(tmp_path / "run"))
-    assert evaluate_runs([tmp_path / "run"], options_of(tmp_path / "out", lengths=(16, 64))) == []
+def test_rows_tell_the_documents(tiny_text, tmp_path):
+    lines = tiny_text["valid"].read_text().splitlines()
+    (tmp_path / "text.txt").write_text("\n\n".join(lines) + "\n")
+    keys = "data.tokenizer=bpe,data.bpe_vocab_size=280,data.document_end=blank_line"
+    run = make_run(tmp_path, "alibi", "run", keys=f"{keys},data.isolate_documents=restart")
+    assert evaluate_runs([run], options_of(tmp_path / "out", lengths=(16, 64))) == []
     short, long = read_rows(tmp_path / "out" / "results.jsonl")
     assert short.documents == long.documents == "restart"
     assert 1 < short.results["mean_context"] < long.results["mean_context"] < 64
@@ -138,9 +131,9 @@ def test_rows_tell_the_documents(tiny_config, tiny_text, tmp_path):
     plain = dataclasses.replace(long, run="other", documents=None)
     isolated_panel, _ = (kinds[0] for kinds in panel_groups([short, long, plain]))
     assert "documents that don't see each other, positions restart" in caption(isolated_panel)
-    [failure] = evaluate_runs([tmp_path / "run"], options_of(tmp_path / "no", (16,), dump_nll=True))
+    [failure] = evaluate_runs([run], options_of(tmp_path / "no", (16,), dump_nll=True))
     assert "documents are isolated, and --dump_nll" in failure
-    one = dataclasses.replace(config, data=dataclasses.replace(config.data, document_end="file"))
+    one = replaced(RunDirectory(run).config(), {"data.document_end": "file"})
     assert_refused("several documents", train, one, str(tmp_path / "one"))
 
 

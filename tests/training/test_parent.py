@@ -24,6 +24,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.training import loop, setup
 from alibi.training.parent import Parent
 from alibi.training.step import initial_state
+from tests.evaluation.runs import make_run
 from tests.refusals import assert_refused
 from tests.training.runs import assert_same, stop_at
 
@@ -332,10 +333,11 @@ def test_options_that_follow_the_length_stay_when_a_run_goes_on_at_another(
 
 def test_a_vocabulary_made_from_other_text_is_refused(tiny_config, tiny_text, tmp_path) -> None:
     """Also if only the text differs: words in the train text, and words in the validation text."""
-    words = {"data__tokenizer": "words", "model__num_layers": 1}
-    loop.train(tiny_config(**words, train__steps=3, eval__every_steps=0), str(tmp_path / "words"))
-    words |= {"data__train": str(tiny_text["valid"]), "init_from": str(tmp_path / "words")}
-    path = tmp_path / "words" / "tokenizer" / "dict.txt"
+    keys, text = "data.tokenizer=words,model.feed_forward=32", tiny_text["train"]
+    run = make_run(tmp_path, "alibi", "words", text=text, keys=keys)
+    words = {"data__tokenizer": "words", "data__train": str(tiny_text["valid"])}
+    words |= {"init_from": str(run)}
+    path = run / "tokenizer" / "dict.txt"
     assert_refused(
         f"data.tokenizer=words and data.tokenizer_file={path}",
         loop.train,
