@@ -12,6 +12,7 @@ import jax
 import pytest
 from absl import flags
 from etils import epath
+from jax._src import xla_bridge
 
 import alibi
 from alibi import alibi_bias, alibi_slopes, cli, errors, make_position
@@ -20,7 +21,6 @@ from alibi.config import Config, flatten
 from alibi.parallel import hosts
 from alibi.reporting.rows import read_rows
 from alibi.storage.files import drop_rows
-from tests.hosts import run_python
 from tests.refusals import assert_refused
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -294,14 +294,16 @@ def test_processes_that_cannot_join(
     assert_refused(message, hosts.join, address, count, number)
 
 
-@pytest.mark.slow
-def test_a_process_that_no_cluster_numbers(tmp_path: pathlib.Path) -> None:
+def test_a_process_that_no_cluster_numbers(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run_script
+) -> None:
     """JAX names no flag; and it refuses to join once it has devices, as in this process."""
-    words = ["train.py", "--config=configs/base.py", f"--workdir={tmp_path}", "--multihost"]
+    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
+    words = ["--config=configs/base.py", f"--workdir={tmp_path}", "--multihost"]
     assert re.search(
         r"^error: .* which process this is .*; give --coordinator_address=HOST:PORT of the first "
         r"process, --num_processes and --process_id; a single process needs none of them",
-        run_python(*words, code=1).stderr,
+        run_script(ROOT / "train.py", *words, code=1).stderr,
         re.M,
     )
 
