@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import os
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alibi.config import DataConfig
-from alibi.data.books import BOOKS
 from alibi.data.corpus import Piece
 from alibi.data.tokenizers import (
     BpeTokenizer,
@@ -27,7 +27,6 @@ from alibi.data.tokenizers import (
     train_bpe,
 )
 from alibi.data.tokens import make_corpus
-from tests.hosts import run_python
 from tests.refusals import assert_refused
 
 TEXT = "The cat sat.\n\nIt's  the\tcat's 12 naïve 漢字 <|endoftext|> mats!\n"
@@ -368,11 +367,9 @@ def test_saved_tokenizers_come_back_the_same(tmp_path, trained_bpe):
     assert_refused(r"words/dict\.txt.*SHA-256", load_tokenizer, tmp_path / "words")
 
 
-@pytest.mark.slow
-def test_bpe_training_is_deterministic_across_processes(trained_bpe):
-    code = (
-        "import lzma; from alibi.data.tokenizers import BpeTokenizer, train_bpe\n"
-        f"text = lzma.open({str(BOOKS / 'valid.txt.xz')!r}, 'rt', encoding='utf-8', newline='').read()\n"
-        "print(BpeTokenizer(train_bpe([text[:100_000]], 400), '<|endoftext|>').fingerprint())"
-    )
-    assert run_python("-c", code).stdout.strip() == trained_bpe.fingerprint()
+def test_bpe_training_is_deterministic(library_bpe):
+    """Across processes: the merges, in their order, are those recorded with tokenizers 0.23."""
+    ids = library_bpe.get_vocab()
+    content = "\n".join(sorted(ids, key=ids.get)).encode()
+    recorded = "add41c660e7c9aed8e8f294248abfc25eeb919bb5a7b036e87e83d5301318d3e"
+    assert hashlib.sha256(content).hexdigest() == recorded

@@ -85,7 +85,7 @@ def test_a_row_that_fails_ends_training_as_the_next_one_comes(
     assert_refused(
         "bucket",
         loop.train,
-        tiny_config(train__steps=1000, checkpoint__every_steps=0, eval__every_steps=0),
+        tiny_config(train__steps=52, checkpoint__every_steps=0, eval__every_steps=0),
         str(run),
         raised=OSError,
     )
