@@ -46,7 +46,7 @@ def export_model(
     family: str = "",
     checkpoint: str = "latest",
     dtype: str = "keep",
-) -> tuple[pathlib.Path, Family, list[str]]:
+) -> tuple[epath.Path, Family, list[str]]:
     """Writes a run's model as a folder for the hub: config.json, safetensors and the tokenizer.
 
     Args:
