@@ -1,5 +1,6 @@
 """Links of the pages lead somewhere, headings included."""
 
+import functools
 import re
 
 import pytest
@@ -46,13 +47,18 @@ def commands(page):
         yield from block.replace("\\\n", " ").splitlines()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_name_scripts_flags_and_keys_that_exist(page):
+@functools.cache
+def known_flags():
     folders = (".", "scripts", "tools", "benchmarks", "alibi/cli")
     sources = [path for folder in folders for path in (ROOT / folder).glob("*.py")]
     text = "\n".join(path.read_text() for path in sources)
     known = set(re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"", text)) | {"config"}
-    known |= options_by_name(EVALUATORS).keys() | {f"{split}_file" for split in SPLITS}
+    return known | options_by_name(EVALUATORS).keys() | {f"{split}_file" for split in SPLITS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_name_scripts_flags_and_keys_that_exist(page):
+    known = known_flags()
     for command in commands(page):
         command = command.partition(" #")[0]
         for script in re.findall(r"(?:python|bash) ([\w/]+\.(?:py|sh))", command):

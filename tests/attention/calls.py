@@ -90,8 +90,11 @@ def check_derivatives(loss, given, gradients, share=1e-5):
         assert np.abs(gradient).max() > 0 or expected == 0.0, name
 
 
-def check_layer(method, given, formula, *, atol, share=1e-5, segment_ids=None, **options):
-    """Compares a layer's attention and its gradients with a formula in float64.
+def check_layer(
+    method, given, formula, *, atol, share=1e-5, backends=("auto",), segment_ids=None, **options
+):
+    """Compares a layer's attention and its gradients with a formula in float64, and the gradients of
+    further backends with those of the first.
 
     Args:
       given: x, query, key, value, and the method's parameters.
@@ -102,9 +105,9 @@ def check_layer(method, given, formula, *, atol, share=1e-5, segment_ids=None, *
     wanted = np.random.default_rng(1).normal(size=given["value"].shape)
     places = np.arange(given["x"].shape[1])
 
-    @jax.jit
+    @functools.partial(jax.jit, static_argnums=1)
     @functools.partial(jax.grad, has_aux=True)
-    def run(given):
+    def run(given, backend):
         layer = method_attention_fn(
             method,
             given,
@@ -112,14 +115,18 @@ def check_layer(method, given, formula, *, atol, share=1e-5, segment_ids=None, *
             query_positions=places,
             key_positions=places,
             segment_ids=segment_ids,
-            options=AttentionOptions(**options),
+            options=AttentionOptions(backend=backend, **options),
         )
         out = layer(given["query"], given["key"], given["value"])
         return (out * wanted.astype(np.float32)).sum(), out
 
-    gradients, out = run(given)
-    np.testing.assert_allclose(out, formula(double(given)), atol=atol)
+    expected = formula(double(given))
+    (gradients, out), *others = (run(given, backend) for backend in backends)
+    np.testing.assert_allclose(out, expected, atol=atol)
     check_derivatives(lambda given: (formula(given) * wanted).sum(), given, gradients, share)
+    for further, out in others:
+        np.testing.assert_allclose(out, expected, atol=atol)
+        assert_near(further, gradients, share)
     return {name for name, gradient in gradients.items() if np.abs(gradient).max() > 0}
 
 

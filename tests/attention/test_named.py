@@ -278,11 +278,17 @@ def test_each_sequence_of_two_batch_dimensions_has_its_offset(position: str) -> 
     query, key, value = (random_input(2, 3, count, HEADS, 8) for count in (2, 7, 7))
     offsets = np.arange(6).reshape(2, 3) % 5
     attention = functools.partial(alibi.attention_fn, position, num_heads=HEADS)
-    found = attention(query_offset=jnp.asarray(offsets))(query, key, value)
-    for place in ((0, 1), (1, 2)):
-        one = attention(query_offset=int(offsets[place]))
-        expected = one(*(x[place][None] for x in (query, key, value)))
-        np.testing.assert_allclose(found[place], expected[0], atol=1e-6)
+    together = attention(query_offset=jnp.asarray(offsets))
+    alone = {place: attention(query_offset=int(offsets[place])) for place in ((0, 1), (1, 2))}
+
+    @jax.jit
+    def results(*arrays: jax.Array) -> tuple[jax.Array, dict]:
+        singles = {at: one(*(x[at][None] for x in arrays))[0] for at, one in alone.items()}
+        return together(*arrays), singles
+
+    found, expected = results(query, key, value)
+    for place, one in expected.items():
+        np.testing.assert_allclose(found[place], one, atol=1e-6)
 
 
 def test_a_length_in_place_of_positions() -> None:

@@ -136,6 +136,7 @@ def test_skipping_loses_no_more_than_it_may_with_sink_and_cap() -> None:
     value = jnp.asarray(np.random.default_rng(0).normal(size=key.shape), jnp.float32)
     slope = ((2 * cap * np.tanh(25 * DIM / np.sqrt(DIM) / cap)) - np.log(epsilon)) / length
 
+    @functools.partial(jax.jit, static_argnums=0)
     def attended(backend, sink):
         call = AttentionCall(
             along,

@@ -204,7 +204,8 @@ def test_the_loss_of_the_papers_vocabulary_needs_a_chunk_of_memory() -> None:
 
 
 def test_the_papers_model_has_its_number_of_parameters() -> None:
-    model = build_model(read_config(wikitext103.get_config()), 267_744)
+    config = read_config(wikitext103.get_config("model.scan_layers=True"))
+    model = build_model(config, 267_744)
     assert count_parameters(model) == 246_933_504
 
 

@@ -50,10 +50,9 @@ def test_a_model_tells_its_method_how_long_the_sequences_are(tiny_config) -> Non
     """At 2.5 L a dynamic method equals the method with options for 2.5 L; a silent fallback is the
     plain method.
     """
-    keys = (("yarn", {}), ("yarn", {"position_options__factor": 2.5}), ("rotary", {}))
-    (model, variables), (known, _), (plain, _) = (
-        make(tiny_config, position, **options) for position, options in keys
-    )
+    model, variables = make(tiny_config, "yarn")
+    known = build_model(tiny_config(position="yarn", position_options__factor=2.5), VOCABULARY)
+    plain = build_model(tiny_config(position="rotary"), VOCABULARY)
     logits, expected, silent = (
         jax.jit(one.apply)(variables, tokens(40)) for one in (model, known, plain)
     )
@@ -98,27 +97,27 @@ def test_drawn_positions_take_the_fast_way_of_whole_sequences(tiny_config) -> No
     may need it.
     """
     inputs, rngs = tokens(12), {"dropout": jax.random.key(0)}
+    plain, variables = make(tiny_config, "rotary")
+    # In evaluation they are evenly spread: of N = 256, the i-th of n, from 1, is at i (N + 1) / (n
+    # + 1).
+    placed = (np.arange(12) + 1) * 257 // 13 - 1
+    expected = jax.jit(plain.apply)(variables, inputs, positions=placed)
     found = []
     for attention in ("saved", "reference"):
         keys = {"model__max_position": 256, "model__attention": attention, "model__dropout": 0.1}
-        model, variables = make(tiny_config, "rotary", **keys)
+        model = build_model(tiny_config(position="rotary", **keys), VOCABULARY)
+        np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs), expected, atol=2e-5)
         drawing = jax.jit(functools.partial(model.apply, deterministic=False))
         found.append(drawing(variables, inputs, rngs=rngs))
         # dropout and draws do act
-        assert np.abs(found[-1] - jax.jit(model.apply)(variables, inputs)).max() > 0.1
+        assert np.abs(found[-1] - expected).max() > 0.1
     np.testing.assert_allclose(*found, atol=2e-5)
-    # In evaluation they are evenly spread: of N = 256, the i-th of n, from 1, is at i (N + 1) / (n
-    # + 1).
-    model, variables = make(tiny_config, "rotary", model__max_position=256)
-    plain, placed = make(tiny_config, "rotary")[0], (np.arange(12) + 1) * 257 // 13 - 1
-    expected = jax.jit(plain.apply)(variables, inputs, positions=placed)
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs), expected, atol=2e-5)
     assert_refused("max_position=256.* 257", lambda: model.apply(variables, tokens(257)))
 
 
 def test_layers_draw_positions_of_their_own(tiny_config) -> None:
     """With a seed for tests and in training, one by one and in a loop."""
-    keys = {"model__num_layers": 3, "model__max_position": 64}
+    keys = {"model__num_layers": 2, "model__max_position": 64}
     drawing = keys | {"model__layer_draws": True, "model__test_draws": 3}
     model, variables = make(tiny_config, "rotary", **drawing)
     inputs, seen = tokens(12), list[jax.Array]()
@@ -129,7 +128,7 @@ def test_layers_draw_positions_of_their_own(tiny_config) -> None:
         return jnp.stack(seen)
 
     expected = [
-        randomised_positions(12, model.config, 2, None, depth)(np.arange(12)) for depth in range(3)
+        randomised_positions(12, model.config, 2, None, depth)(np.arange(12)) for depth in range(2)
     ]
     np.testing.assert_array_equal(jax.jit(positions)(variables), expected)
     scanned, shared = (
@@ -164,24 +163,20 @@ def test_one_model_at_many_lengths(tiny_config) -> None:
         )
 
 
-@pytest.mark.slow
 def test_bf16_logits_stay_near_float32_at_8k_tokens(tiny_config) -> None:
-    """A bias or softmax in bf16 loses the order of far keys; the products alone cost a few
-    hundredths.
+    """A bias or softmax in bf16 loses the order of far keys: the shift form of the bias is off by 0.04,
+    the products alone by 0.02.
     """
-    small = {"model__num_layers": 1, "model__width": 32, "model__num_heads": 1}
-    logits, inputs = {}, tokens(8192, batch=1)
+    small = {"model__width": 32, "model__num_heads": 1, "model__attention": "blocked"}
+    logits, inputs = {}, tokens(1024, batch=1)
     for dtype in ("float32", "bfloat16"):
-        model = build_model(tiny_config(position="alibi", model__dtype=dtype, **small), 64)
-        variables = jax.jit(model.init)(jax.random.key(0), inputs[:, :4])
+        model, variables = make(tiny_config, "alibi", model__dtype=dtype, **small)
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
-        compiled = jax.jit(model.apply).lower(variables, inputs).compile(compiler_options=AS_USERS)
-        # One float32 [T, T] alone is 256 MiB.
-        assert compiled.memory_analysis().temp_size_in_bytes < 64 * 2**20
-        logits[dtype] = compiled(variables, inputs)
+        last = functools.partial(model.apply, positions=7168 + np.arange(1024))
+        logits[dtype] = jax.jit(last)(variables, inputs)
     assert logits["bfloat16"].dtype == jnp.float32
     assert float(jnp.abs(logits["float32"]).max()) > 1.0, "the tolerance is relative to this"
-    assert float(jnp.abs(logits["bfloat16"] - logits["float32"]).max()) < 0.08
+    assert float(jnp.abs(logits["bfloat16"] - logits["float32"]).max()) < 0.03
 
 
 def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config) -> None:
@@ -202,30 +197,18 @@ def test_the_bias_stays_float32_when_all_parameters_are_cast_to_bf16(tiny_config
 
 
 @pytest.mark.slow
-def test_memory_of_a_training_step_grows_linearly_with_the_length(tiny_config) -> None:
-    """Logits kept for the backward pass would make it four times as much; 4 heads at 16k of them
-    are 4 GiB.
-    """
-    used = {}
-    for length in (8_192, 16_384):  # both beyond what the faster backends may keep
-        config = tiny_config(
-            train_length=length, model__num_layers=1, model__width=32, model__num_heads=4
-        )
-        model = build_model(config, 64)
-        params = jax.eval_shape(model.init, jax.random.key(0), tokens(4))["params"]
-        inputs = jax.ShapeDtypeStruct((1, length), jnp.int32)
+def test_a_training_step_of_16k_tokens_keeps_no_logits(tiny_config) -> None:
+    """Those of a single one of its 4 heads are a GiB."""
+    model = build_model(tiny_config(model__width=32, model__num_heads=4), 64)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens(4))["params"]
+    inputs = jax.ShapeDtypeStruct((1, 16_384), jnp.int32)
 
-        def loss(params: dict, inputs: jax.Array, model: DecoderLM = model) -> jax.Array:
-            return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+    def loss(params: dict, inputs: jax.Array) -> jax.Array:
+        return model.apply({"params": params}, inputs, inputs, method="token_nll").sum()
 
-        compiled = (
-            jax.jit(jax.value_and_grad(loss))
-            .lower(params, inputs)
-            .compile(compiler_options=AS_USERS)
-        )
-        used[length] = compiled.memory_analysis().temp_size_in_bytes
-    assert used[16_384] <= 2.2 * used[8_192]
-    assert used[16_384] < 256 * 2**20
+    step = jax.jit(jax.value_and_grad(loss)).lower(params, inputs)
+    memory = step.compile(compiler_options=AS_USERS).memory_analysis()
+    assert memory.temp_size_in_bytes < 256 * 2**20
 
 
 def test_skip_epsilon_reaches_attention(tiny_config, monkeypatch: pytest.MonkeyPatch) -> None:
