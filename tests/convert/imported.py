@@ -135,6 +135,16 @@ def of_transformers(name: str, kind: str = "", **keys: Any) -> Callable[[pathlib
     return make
 
 
+def jina(folder: pathlib.Path, name: str = "jina_bert", **options: Any) -> pathlib.Path:
+    """Makes a work directory of a random jina-embeddings-v2 of one layer; the second layout has no head."""
+    hub = folder / "hub"
+    hub.mkdir()
+    of_description(name, layers=1, heads=4)(hub)
+    save_tokenizer(hub, masked=True)
+    import_model(str(hub), folder / "run", Config(), **options)
+    return folder / "run"
+
+
 def weights(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     """Returns random tensors: matrices that keep the size of their input, norms about 1."""
     random, made = np.random.default_rng(0), {}

@@ -26,7 +26,7 @@ from alibi.runs.trained import TrainedRun
 from alibi.training.loop import train
 from alibi.training.parent import Parent
 from tests.convert.described_encoders import ENCODERS
-from tests.convert.imported import CASES, of_description, recorded, save_tokenizer
+from tests.convert.imported import CASES, jina, recorded, save_tokenizer
 from tests.refusals import assert_refused
 
 BERT = {
@@ -38,16 +38,6 @@ BERT = {
 }
 SPECIAL = ("[MASK]", "[CLS]", "[SEP]")
 JINA = BERT | {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
-
-
-def jina(folder: pathlib.Path, name: str = "jina_bert", **options: Any) -> pathlib.Path:
-    """Makes a work directory of a random jina-embeddings-v2 of one layer; the second layout has no head."""
-    hub = folder / "hub"
-    hub.mkdir()
-    of_description(name, layers=1, heads=4)(hub)
-    save_tokenizer(hub, masked=True)
-    import_model(str(hub), folder / "run", Config(), **options)
-    return folder / "run"
 
 
 def bert(folder: pathlib.Path, about: str = "masked tokens") -> dict[str, np.ndarray]:
@@ -64,11 +54,6 @@ def imported_bert(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     bert(folder / "hub")
     import_model(str(folder / "hub"), folder / "run", Config())
     return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def imported_jina(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    return TrainedRun(jina(tmp_path_factory.mktemp("jina")))
 
 
 @pytest.mark.parametrize(
@@ -195,10 +180,10 @@ def test_the_length_of_training_can_be_given(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_exported_tokenizer_names_its_special_tokens(
-    imported_jina: TrainedRun, tmp_path: pathlib.Path
+    masked: TrainedRun, tmp_path: pathlib.Path
 ) -> None:
     """And holds the mask token of a run that had none in its vocabulary."""
-    run = imported_jina
+    run = masked
     for name, tokenizer, mask_id in (
         ("hub", run.tokenizer, run.config.objective.mask_id),
         ("bytes", ByteTokenizer(), -1),
@@ -216,9 +201,9 @@ def test_an_exported_tokenizer_names_its_special_tokens(
         )
 
 
-def test_the_mask_token_is_the_tokenizers(imported_jina: TrainedRun) -> None:
+def test_the_mask_token_is_the_tokenizers(masked: TrainedRun) -> None:
     """It has a row of the embedding, so the model gets no further one."""
-    run = imported_jina
+    run = masked
     mask = run.tokenizer.special_ids["[MASK]"]
     assert (run.config.objective.name, run.config.objective.mask_id) == ("masked", mask)
     assert run.params["embedding"].shape == (320, 32)

@@ -25,8 +25,7 @@ from alibi.generation.texts import Writer
 from alibi.reporting.rows import read_rows
 from alibi.runs.trained import TrainedRun
 from tests.convert.described_encoders import ENCODERS
-from tests.convert.imported import of_description, save_tokenizer
-from tests.convert.test_encoders import jina
+from tests.convert.imported import jina, of_description, save_tokenizer
 from tests.refusals import assert_refused
 
 LINES = [
@@ -36,12 +35,6 @@ LINES = [
     "a line of text",
     "数字 12 345 and an end",
 ]
-
-
-@pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    """A random model of masked tokens, L = 16."""
-    return TrainedRun(jina(tmp_path_factory.mktemp("masked")))
 
 
 @pytest.fixture(scope="module")
@@ -260,18 +253,18 @@ def test_texts_share_few_shapes(masked: TrainedRun, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_masked_score_is_that_of_documents_on_their_own(
-    tmp_path: pathlib.Path, bare: TrainedRun
+    tmp_path: pathlib.Path, masked: TrainedRun, bare: TrainedRun
 ) -> None:
     """At L and 2 L, by the evaluation's command. Documents are isolated by the import's config, so each
     part of a document in a window is computed alone by the description.
     """
-    jina(tmp_path)
+    hub = str(pathlib.Path(str(masked)).parent / "hub")
     isolated = make_config("data.tokenizer=bpe,data.isolate_documents=restart")
-    run = TrainedRun(import_model(str(tmp_path / "hub"), tmp_path / "alone", isolated).path)
+    run = TrainedRun(import_model(hub, tmp_path / "alone", isolated).path)
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{line} {line}" for line in LINES * 4) + "\n")
     evaluator = Perplexity(text_file=str(text), document_end="line")
-    options = EvaluationOptions(tmp_path / "out", (16, 32), evaluators=(evaluator,))
+    options = EvaluationOptions(tmp_path / "out", (16, 32), evaluators=(evaluator,), report=False)
     assert evaluate_runs([run.directory.path], options) == []
     rows = read_rows(tmp_path / "out" / "results.jsonl")
     stream = np.concatenate([run.tokenizer.encode(f"{line} {line}") for line in LINES * 4])
@@ -286,7 +279,7 @@ def test_the_masked_score_is_that_of_documents_on_their_own(
             ):
                 for segment in np.unique(segments[targets >= 0]):
                     own = segments == segment
-                    logits = described(run, "jina_bert", inputs[own])[targets[own] >= 0]
+                    logits = described(masked, "jina_bert", inputs[own])[targets[own] >= 0]
                     chosen = targets[own & (targets >= 0)]
                     log_z = np.log(np.exp(logits).sum(-1))
                     total += (log_z - logits[np.arange(len(chosen)), chosen]).sum()

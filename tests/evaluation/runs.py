@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 import jax
+import numpy as np
 import optax
 
 from alibi.config import make_config
@@ -81,6 +82,15 @@ def options_of(output_dir, lengths=(), *, evaluator=Perplexity, context_windows=
         evaluators.append(ContextUse(context_windows=context_windows))
     given = {"report": False} | given
     return EvaluationOptions(output_dir, lengths, evaluators=tuple(evaluators), **given)
+
+
+def nll_alone(run, rows, length):
+    """Returns the NLL of each token in rows but of their first, by one full pass of a causal model, which
+    doesn't see the zeros behind shorter rows.
+    """
+    padded = np.stack([np.pad(row, (0, length + 1 - len(row))) for row in rows])
+    logs = jax.nn.log_softmax(jax.jit(run.model.apply)({"params": run.params}, padded[:, :-1]))
+    return -np.take_along_axis(np.asarray(logs), padded[:, 1:, None], axis=-1)[..., 0]
 
 
 def subject_of(run, options):

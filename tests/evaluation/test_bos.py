@@ -1,7 +1,7 @@
 """Windows that begin with BOS: a token that is read, and not scored."""
 
-import jax
-import jax.numpy as jnp
+import dataclasses
+
 import numpy as np
 import pytest
 import tokenizers as hf
@@ -11,10 +11,9 @@ from alibi.evaluation.by_position import ByPosition
 from alibi.evaluation.context_use import ContextUse
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.perplexity import Perplexity
-from alibi.reporting.measure import measure_of
 from alibi.reporting.panels import caption
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of, rows_of, subject_of
+from tests.evaluation.runs import make_run, nll_alone, options_of, rows_of, subject_of
 from tests.refusals import assert_refused
 from tests.reporting.rowmaker import panels
 
@@ -45,13 +44,6 @@ def tokens_of(run, tmp_path):
     return np.asarray(subject_of(run, options_of(tmp_path / "look")).text().tokens[:], np.int32)
 
 
-def nll_of(run, rows, length):
-    """The NLL of each token in rows of BOS and tokens; the model is causal, so zeros may follow."""
-    padded = np.stack([np.pad([BOS, *row], (0, length - len(row))) for row in rows])
-    logs = jax.nn.log_softmax(jax.jit(run.model.apply)({"params": run.params}, padded[:, :-1]))
-    return -np.asarray(jnp.take_along_axis(logs, padded[:, 1:, None], axis=-1))[..., 0]
-
-
 def test_each_window_begins_with_bos(a_run, tmp_path):
     """Window by window: BOS, then the tokens before the last one scored, as many as the length says."""
     length, stride = 8, 3
@@ -60,10 +52,12 @@ def test_each_window_begins_with_bos(a_run, tmp_path):
     run, tokens = TrainedRun(a_run), tokens_of(a_run, tmp_path)
     firsts = range(0, len(tokens), stride)
     begins = [max(0, first + stride - length) for first in firsts]
-    windows = [tokens[begin : first + stride] for begin, first in zip(begins, firsts, strict=True)]
-    nll = nll_of(run, windows, length)
+    windows = [
+        [BOS, *tokens[begin : first + stride]] for begin, first in zip(begins, firsts, strict=True)
+    ]
+    nll = nll_alone(run, windows, length)
     expected = sum(
-        each[first - begin : len(window)].sum(dtype=np.float64)
+        each[first - begin : len(window) - 1].sum(dtype=np.float64)
         for each, window, begin, first in zip(nll, windows, begins, firsts, strict=True)
     )
     assert row.results["tokens"] == len(tokens)
@@ -79,22 +73,16 @@ def test_context_use_has_it_too(a_run, tmp_path):
     assert windows == row.results["tokens"] == len(tokens) - 15, "one token each, up to the last"
     for length, total in zip((4, 16), row.results["nll_nats"], strict=True):
         ends = range(16, len(tokens) + 1)
-        nll = nll_of(run, [tokens[end - length : end] for end in ends], length)[:, -1]
+        nll = nll_alone(run, [[BOS, *tokens[end - length : end]] for end in ends], length)[:, -1]
         assert total == pytest.approx(float(np.sum(nll)), rel=1e-5)
 
 
 def test_the_nll_by_position_is_after_bos_too(a_run, tmp_path):
     """The first token of a window is predicted from BOS, not from the token before it."""
-    options = options_of(tmp_path / "out", (8,), evaluator=ByPosition, bos=True)
-    (row,) = rows_of([a_run], options)
-    tokens = tokens_of(a_run, tmp_path)
-    windows = [tokens[first : first + 8] for first in range(0, len(tokens), 8)]
-    nll = nll_of(TrainedRun(a_run), windows, 8).ravel()[: len(tokens)]
-    position = np.arange(len(tokens)) % 8 + 1
-    ranges = {1: 1, 2: 2, 4: 3, 8: 5}
-    for entry in measure_of(row).entries(row):
-        inside = (position >= ranges[entry.column]) & (position <= entry.column)
-        assert entry.results["nats"] == pytest.approx(nll[inside].mean(), rel=1e-5)
+    evaluators = (Perplexity(bos=True), ByPosition(bos=True))
+    options = dataclasses.replace(options_of(tmp_path / "out", (8,)), evaluators=evaluators)
+    whole, by_position = (row.results["nll_nats"] for row in rows_of([a_run], options))
+    assert by_position == pytest.approx(whole)
 
 
 def test_a_tokenizer_without_bos_is_refused(tmp_path):

@@ -97,17 +97,17 @@ def test_what_bfloat16_has_trained_is_scored_in_float32(monkeypatch):
 
 
 def literal_nll(model, params, tokens, length, stride):
-    """Each window alone, without padding, from the full logits: the definition."""
+    """Each window alone, from the full logits: the definition. Zeros stand behind short ones."""
     inputs, found = [BOUNDARY, *tokens.tolist()], []
     # eager Flax takes a second a window
     logits = jax.jit(lambda window: model.apply({"params": params}, window))
     for start in range(0, len(tokens), stride):
         end = min(start + stride, len(tokens))
-        window = np.asarray(inputs[max(0, start - (length - stride)) : end], np.int32)
-        log_probabilities = np.asarray(jax.nn.log_softmax(logits(window[None])[0]))
-        found.append(
-            -log_probabilities[-(end - start) :][np.arange(end - start), tokens[start:end]]
-        )
+        window = inputs[max(0, start - (length - stride)) : end]
+        padded = np.pad(np.asarray(window, np.int32), (0, length - len(window)))
+        log_probabilities = np.asarray(jax.nn.log_softmax(logits(padded[None])[0]))
+        places = np.arange(len(window) - (end - start), len(window))
+        found.append(-log_probabilities[places, tokens[start:end]])
     return np.concatenate(found)
 
 

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from alibi.config import load_config
-from alibi.evaluation.by_position import ByPosition
 from alibi.evaluation.echo import Echo
 from alibi.evaluation.evaluate import evaluate_runs
 from alibi.evaluation.in_context import InContext
 from alibi.evaluation.longppl import LongPPL
 from alibi.evaluation.receptive_field import ReceptiveField, fields
-from alibi.reporting.measure import measure_of
 from alibi.runs.trained import TrainedRun
-from tests.evaluation.runs import make_run, options_of, rows_of
+from tests.evaluation.runs import make_run, nll_alone, options_of, rows_of
 from tests.refusals import assert_refused
 
 TEXT = bytes(np.random.default_rng(0).integers(97, 123, 150).astype(np.uint8)).decode()
@@ -33,13 +31,12 @@ def runs(tmp_path_factory):
 
 
 def nll_of(run, length, stride=None):
-    """Each token's NLL, from its own row, which ends with the token and padding."""
-    tokens, stride = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32), stride or length
-    inputs, places = np.append(10, tokens), np.arange(tokens.size)
+    """Each token's NLL, from its own row."""
+    tokens, stride = np.frombuffer(b"\n" + TEXT.encode(), np.uint8).astype(int), stride or length
+    places = np.arange(tokens.size - 1)
     starts = np.maximum(0, (places // stride + 1) * stride - length)
-    rows = np.append(inputs, np.zeros(length, int))[starts[:, None] + np.arange(length)]
-    logits = jax.jit(run.model.apply)({"params": run.params}, jnp.asarray(rows, jnp.int32))
-    return -np.asarray(jax.nn.log_softmax(logits))[places, places - starts, tokens]
+    rows = [tokens[start : start + length + 1] for start in starts]
+    return nll_alone(run, rows, length)[places, places - starts]
 
 
 def measured(evaluator, runs, lengths, out):
@@ -54,18 +51,6 @@ def test_the_in_context_score_is_a_difference_of_two_places(runs, tmp_path):
     expected = (nll[:, 8] - nll[:, 1]).mean()
     assert by_length[16].results["score_nats"] == pytest.approx(expected, abs=1e-5)
     assert by_length[16].results["tokens"] == 9
-
-
-def test_the_nll_by_position_is_the_mean_over_each_range_of_places(runs, tmp_path):
-    (row,) = measured(ByPosition(), runs[:1], (12,), tmp_path / "out")
-    nll, position = nll_of(TrainedRun(runs[0]), 12), np.arange(150) % 12 + 1
-    ends = {1: [1], 2: [2], 4: [3, 4], 8: [5, 6, 7, 8], 12: [9, 10, 11, 12]}
-    for entry in measure_of(row).entries(row):
-        inside = np.isin(position, ends.pop(entry.column))
-        assert entry.results["tokens"] == inside.sum()
-        assert entry.results["nats"] == pytest.approx(nll[inside].mean(), abs=1e-5)
-    assert not ends
-    assert row.results["nll_nats"] == pytest.approx(nll.sum(), rel=1e-5), "as perplexity has it"
 
 
 def test_the_receptive_field_is_that_of_the_gradients(runs, tmp_path):
