@@ -43,6 +43,12 @@ def rows(workdir: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
+def figures(workdir: pathlib.Path) -> list[dict]:
+    """Returns the rows without times, which differ between equal runs."""
+    times = ("tokens_per_second", "data_wait_seconds")
+    return [{key: row[key] for key in row if key not in times} for row in rows(workdir)]
+
+
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
     """Calls `act` when update `step` begins."""
     get = updates.Feed.get

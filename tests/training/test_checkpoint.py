@@ -1,6 +1,7 @@
 """Checkpoints are read in both layouts of layers, and refused if they differ from the saved ones."""
 
 import dataclasses
+import functools
 import pathlib
 import re
 import shutil
@@ -28,41 +29,41 @@ from tests.refusals import assert_refused
 VOCABULARY = 48
 
 
-@pytest.mark.parametrize("scanned", [False, True])
-def test_a_checkpoint_of_the_other_layout_is_read(
-    tiny_config, tmp_path: pathlib.Path, scanned: bool
-) -> None:
-    """Parameters and Adam's moments, split over devices, for a method with parameters by layer."""
+def test_a_checkpoint_of_the_other_layout_is_read(tiny_config, tmp_path: pathlib.Path) -> None:
+    """Parameters and Adam's moments, split over devices, for a method with parameters by layer, from
+    each layout into the other.
+    """
     config = tiny_config(
         position="fox", mesh__data=1, mesh__fsdp=2, mesh__tensor=2, model__num_layers=2
     )
     mesh = make_mesh(config.mesh, jax.devices()[:4])
     model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
     scan = model.clone(config=dataclasses.replace(model.config, scan_layers=True))
-    saving, reading = (scan, model) if scanned else (model, scan)
     optimizer, _ = make_optimizer(config.optimizer, 10)
-    # Adam's moments are zeros at first, and the same zeros in each layer.
-    layered = jax.jit(
-        lambda tree: jax.tree.map(
-            lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), tree
+    shapes = [abstract_state(one, optimizer, mesh) for one in (model, scan)]
+    shardings = [jax.tree.map(lambda leaf: leaf.sharding, of) for of in shapes]
+
+    @functools.partial(jax.jit, out_shardings=shardings)
+    def both(state: TrainState) -> list[TrainState]:
+        # Adam's moments are zeros at first, and the same zeros in each layer.
+        state = jax.tree.map(
+            lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), state
         )
-    )
-    state = layered(initial_state(saving, optimizer, mesh, seed=0))
-    abstract = abstract_state(reading, optimizer, mesh)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(state, 1, {})
-        checkpoints.wait()
-        restored = checkpoints.restore(1, abstract)
-        params = checkpoints.restore_params(1, abstract.params)
-    jax.tree.map(np.testing.assert_array_equal, params, restored.params)
-    assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(
-        lambda leaf: leaf.sharding, abstract
-    )
-    one, other = (restored, state) if scanned else (state, restored)
-    # in one program, where a stack of each leaf would be a program of its own
-    params, moments = jax.jit(lambda *trees: [*map(stacked, trees)])(one.params, one.opt_state)
-    jax.tree.map(np.testing.assert_array_equal, params, other.params)
-    jax.tree.map(np.testing.assert_array_equal, moments, other.opt_state)
+        params, moments = stacked(state.params), stacked(state.opt_state)
+        return [state, dataclasses.replace(state, params=params, opt_state=moments)]
+
+    states = both(initial_state(model, optimizer, mesh, seed=0))
+    for step, saved in enumerate(states):
+        expected, abstract, split = (pair[1 - step] for pair in (states, shapes, shardings))
+        with Checkpoints(tmp_path / str(step)) as checkpoints:
+            checkpoints.save(saved, 1, {})
+            checkpoints.wait()
+            restored = checkpoints.restore(1, abstract)
+            params = checkpoints.restore_params(1, abstract.params)
+        assert jax.tree.map(lambda leaf: leaf.sharding, restored) == split
+        jax.tree.map(np.testing.assert_array_equal, restored.opt_state, expected.opt_state)
+        for found in (restored.params, params):
+            jax.tree.map(np.testing.assert_array_equal, found, expected.params)
 
 
 def test_stacked_parameters_are_split_as_those_of_one_layer(tiny_config) -> None:

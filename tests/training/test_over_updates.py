@@ -23,7 +23,7 @@ from configs import llama_like
 from tests.evaluation.runs import make_run
 from tests.hosts import ROOT
 from tests.refusals import assert_refused
-from tests.training.runs import assert_same, final_state, interrupt, rows, stop_at
+from tests.training.runs import assert_same, figures, final_state, interrupt, rows, stop_at
 
 # Of 6 updates: changes after 2 and 4, so that three stretches have other programs.
 CHANGES = {
@@ -49,12 +49,6 @@ def changed(config, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("changed") / "run"
     loop.train(config, str(workdir))
     return workdir
-
-
-def figures(workdir: pathlib.Path) -> list[dict]:
-    return [
-        row | dict.fromkeys(("tokens_per_second", "data_wait_seconds"), 0) for row in rows(workdir)
-    ]
 
 
 def test_it_goes_on_bit_for_bit_where_values_change(config, changed, tmp_path, capsys) -> None:
