@@ -37,10 +37,6 @@ def submit(
             [SLURM, SWEEP, "--devices=64"],
             "run sinusoidal-L128-seed0: train.batch_tokens=2048 must be a multiple",
         ),
-        (
-            [SLURM, f"{CONFIG}:mesh.tensor=3,mesh.data=5"],
-            "mesh.tensor=3 splits the heads and does not divide",
-        ),
         ([SLURM, CONFIG, "--workdir=s3://b/x"], "work directory s3://b/x can't hold checkpoints"),
         ([SLURM, SWEEP, "--tasks=9"], "--tasks=9: there are 4 runs; give at most as many tasks"),
         ([JOBSET, "--config=/elsewhere/x.py"], "there is no config file"),

@@ -58,14 +58,12 @@ WHOLE = {"t5": {}, "shaw": {"values": True}, "fox": {}}
 # tokens before; whole rows, carried, of weights, and of all heads, which devices split; the embedding;
 # learned numbers that no other method has. Rotary's cache is in model/test_generation.py.
 OWN: dict[str, list[Callable]] = {
-    "alibi": [check_shift],
     "pope": [check_half_precision, check_shift, check_cache],
     "selective_rope": [check_half_precision, check_segments, check_cache],
     "stick_breaking": [check_half_precision, check_segments, check_cache],
     "asentmax": [check_half_precision, check_cache],
     "dape": [check_tiles, check_half_precision, check_segments, check_cache],
     "sinusoidal": [check_cache],
-    "kerple_log": [check_tiles],
     "fire": [check_tiles],
 }
 # A convolution longer than a piece of the prompt goes on in the cache: 7 taps reach across several.

@@ -237,8 +237,6 @@ def outputs(sides, position, options):
         ("none", "alibi", {}, False),
         ("none", "alibi", {"slopes_after": tuple(SLOPES[::-1])}, True),
         ("none", "t5", {}, True),
-        ("symmetric", "alibi", {}, True),
-        ("two_sided", "alibi", {}, True),
         ("half", "alibi", {}, True),
     ],
 )

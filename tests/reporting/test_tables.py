@@ -217,13 +217,6 @@ def test_the_interval_covers_what_is_known():
     assert "±" not in caption(panel)
 
 
-def test_one_failed_seed_does_not_hide_the_others():
-    (panel,) = panels(
-        [make_row(perplexity=8.0), make_row(perplexity=None, seed=1, error="no memory left")]
-    )
-    assert body(build_table(panel)) == ["| alibi | 128 | 8.00 (×1.00) |"]
-
-
 def defined(run, seedless_hash="first config", **changed):
     """A row that knows its config without its seed."""
     return make_row(run=run, seedless_hash=seedless_hash, **changed)

@@ -167,7 +167,6 @@ def test_the_flags_give_train_py_the_same_config(run_script, tmp_path):
             "unknown config key 'model.widht'; did you mean 'model.width'",
         ),
         ({"product": {"position": "alibi"}}, "product key 'position' needs a list of values"),
-        ({"product": {"model.num_heads": [3]}}, "num_heads=3 does not divide model.width=128"),
         ({"product": {"train_length": [100]}}, "batch_tokens=2048 must be a multiple of 100"),
         ({"multiple": [1]}, "unknown key 'multiple' in the sweep; did you mean 'multiples'"),
         ({"lengths": [128]}, "either 'multiples' or 'lengths'"),

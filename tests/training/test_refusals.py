@@ -26,7 +26,10 @@ from tests.storage.locks import without_locks
         ({"train__accumulation": 3}, r"use 384"),
         ({"mesh__data": 3}, "do not fit 8 devices"),
         ({"mesh__data": -1, "mesh__fsdp": -1}, "one of them may be -1"),
-        ({"optimizer__warmup_steps": 6}, "warmup_steps=6 must be below train.steps=6"),
+        (
+            {"optimizer__warmup_steps": 6},
+            "warmup_steps=6 must be below train.steps=6; lower the warm",
+        ),
         ({"position": "alibbi"}, "did you mean 'alibi'"),
         ({"model__num_heads": 3}, "does not divide model.width=16; use 1, 2, 4"),
         (
