@@ -7,12 +7,13 @@ import re
 import numpy as np
 import pytest
 
-from alibi.config import Config, make_config
+from alibi.config import Config, make_config, read_config
 from alibi.convert.families import FAMILIES, family_of
 from alibi.convert.folder import HubFolder
 from alibi.convert.importing import describe, model_entries, read_params
 from alibi.model.decoder import build_model
 from alibi.parallel.axes import by_path
+from configs import gemma3
 from tests.convert.imported import CASES, SHOWN, Case, are_equal, compare, our_logits, recorded
 from tests.refusals import assert_refused
 
@@ -85,6 +86,12 @@ def test_an_imported_model_computes_as_its_own_code(
     assert max(found.logits, found.nll) < 1e-4
     assert (found.tokens_equal, found.exported_logits) == (8, 0.0)
     assert (found.ids_equal, found.exported_equal) == (True, True)
+
+
+def test_layers_with_options_of_their_own_are_refused_by_each_family() -> None:
+    config = read_config(gemma3.get_config())
+    for family in FAMILIES.values():
+        assert_refused("can't say this model|objective=next_token", family.describe, config)
 
 
 def test_our_runs_find_the_family_with_words_for_them() -> None:

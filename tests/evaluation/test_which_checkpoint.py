@@ -74,6 +74,7 @@ def test_a_damaged_checkpoint_has_the_next_whole_one_in_its_place(
 
 def test_a_checkpoint_is_latest_best_or_a_step(alibi_run):
     assert [TrainedRun(alibi_run, name).step for name in ("latest", "best", "3")] == [5, 3, 3]
+    assert_refused("must be latest, best or a step", TrainedRun, alibi_run, "last")
 
 
 def test_one_bad_work_directory_does_not_lose_the_others(tmp_path, folder, alibi_run):

@@ -216,9 +216,14 @@ def test_what_the_command_refuses(runs, run_script, tmp_path, monkeypatch):
     for words, message in (
         (["--prompt=a", "--top_p=0"], "error: top_p=0.0 must be above 0"),
         (["--prompt=a", "--temperature=-1"], "error: temperature=-1.0 must be 0"),
-        (["--prompt=a", "--max_tokens=0"], "error: max_tokens=0 must be at least 1"),
+        # a prompt with an address is a text, and goes on to the next check
+        (
+            ["--prompt=https://example.com is a page", "--max_tokens=0"],
+            "error: max_tokens=0 must be at least 1",
+        ),
         (["--prompt=a", "--stop="], "error: a stop string is empty"),
         (["--prompt=a", "--prompts=b"], "error: --prompt and --prompts are two ways"),
+        (["--prompts=b", "--logprobs"], "error: --logprobs is for --prompt; answers to"),
         (["--prompts=/nowhere"], "error: --prompts=/nowhere can't be read"),
         (
             ["--prompt=a", f"--max_tokens={10**30}"],

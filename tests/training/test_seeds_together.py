@@ -17,10 +17,9 @@ from alibi.parallel.sharding import make_mesh
 from alibi.runs import RunDirectory
 from alibi.training import loop, updates
 from tests.refusals import assert_refused
-from tests.training.runs import final_state, interrupt, rows, stop_at
+from tests.training.runs import figures, final_state, interrupt, stop_at
 
 SEEDS = (0, 7)
-TIMES = ("tokens_per_second", "data_wait_seconds")
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +70,9 @@ def check_equal(config: Config, together: pathlib.Path, alone: pathlib.Path) -> 
         assert ours.saved_steps() == theirs.saved_steps()
         assert ours.status()["state"] == "finished"
         assert ours.status()["best"]["step"] == theirs.status()["best"]["step"]
-        got, expected = rows(ours.path), rows(theirs.path)
-        assert [row.keys() - set(TIMES) for row in got] == [
-            row.keys() - set(TIMES) for row in expected
-        ]
-        for one, other in zip(got, expected, strict=True):
-            for key in one.keys() - set(TIMES):
+        for one, other in zip(figures(ours.path), figures(theirs.path), strict=True):
+            assert one.keys() == other.keys()
+            for key in one:
                 # the norm of the update has that of the bias of keys, see below
                 rtol = 1e-4 if key == "update_norm" else 1e-6
                 np.testing.assert_allclose(one[key], other[key], rtol=rtol, err_msg=key)
@@ -111,6 +107,12 @@ def test_they_go_on_together_or_by_themselves(config, alone, tmp_path) -> None:
     assert RunDirectory(tmp_path / "7").saved_steps()[-1] == 4
     loop.train_seeds(config, workdirs(tmp_path))
     check_equal(config, tmp_path, alone)
+
+
+def test_they_are_refused_beside_a_tracker_of_one_run(config, tmp_path) -> None:
+    tracked = replaced(config, {"log.wandb": True})
+    assert_refused("log.wandb .*--seeds", loop.train_seeds, tracked, workdirs(tmp_path / "runs"))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_seeds_at_different_updates_train_by_themselves(config, alone, tmp_path) -> None:
