@@ -264,8 +264,13 @@ class Family:
                 dataclasses.replace(config, position_options={}),
                 DEFAULTS | self.to_ours(hub) | head,
             )
-        except (ValueError, TypeError) as error:  # TypeError: an option that differs between layers
+        except ValueError as error:
             raise ValueError(f"{self.architectures[0]} can't say this model: {error}") from error
+        except TypeError as error:  # a list where its config has a number
+            raise ValueError(
+                f"{self.architectures[0]} can't say position_options={dict(config.position_options)}, of which one "
+                "differs between layers"
+            ) from error
         defaults = {f"position_options.{name}": value for name, value in options.items()}
         ours, said = defaults | flatten(config), defaults | flatten(read)
         if differing := sorted(
