@@ -7,7 +7,7 @@ python train.py --config=configs/study.py:position=alibi --workdir=workdirs/stud
 The text is the books in configs/long_books.json, from which scripts/join_books.py makes files. Any
 other text does too, such as PG-19 on the hub: data.corpus=hub,data.name=emozilla/pg19,
 data.valid=validation,data.train=train,data.streaming=True,data.max_train_bytes=100000000.
-results/beyond-counting has one run of it, results/study several methods and seeds.
+results/beyond-counting has one run of it, results/study runs of several methods.
 """
 
 import ml_collections

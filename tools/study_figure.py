@@ -23,7 +23,7 @@ def chart(panel: Panel, styles: dict[str, int], title: str, x_title: str) -> Spe
     """Returns the lines of `panel` under a title, with a legend that both charts share."""
     spec = length_chart(panel, styles, legend={"orient": "right"})
     for layer in (spec["layer"][0], spec["layer"][-1]):  # where it was trained, and the lines
-        layer["encoding"]["x"] |= {"title": x_title}
+        layer["encoding"]["x"] |= {"title": [x_title, *layer["encoding"]["x"]["title"][1:]]}
     return spec | {"title": title, "width": 430, "height": 400}
 
 

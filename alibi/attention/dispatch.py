@@ -137,8 +137,9 @@ def attend(
     Raises:
       ValueError: shapes that don't fit; dtypes that are no floats; a known mask with other values;
         slopes or a bias for another number of heads; both slopes and bias; an unknown or unable
-        backend; a window below 1; a skip_epsilon or logit_cap outside its range; a known negative slope
-        with a skip_epsilon above 0; a sharding that splits lengths or features.
+        backend; key_positions alone for more queries than keys; a window below 1; a skip_epsilon or
+        logit_cap outside its range; a known negative slope with a skip_epsilon above 0; a sharding
+        that splits lengths or features.
 
     Example:
       >>> import jax
@@ -164,7 +165,8 @@ def attend(
                 f"key_positions alone don't say where {q_length} queries stand beside {k_length} keys; give "
                 "query_positions too"
             )
-        query_positions = places[..., k_length - q_length :]
+        # keys that stand at no array are refused below
+        query_positions = places[..., k_length - q_length :] if places.ndim else places
     query_segments, key_segments = (
         segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     )

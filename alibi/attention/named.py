@@ -83,7 +83,7 @@ def attention_fn(
         )
     else:
         kind, heads = method_class(position), num_heads
-    name = position if isinstance(position, str) else kind.__name__
+    name = _called(position, kind)
     check_in_attention(position, kind)
     if kind.keep is not PositionMethod.keep:
         raise ValueError(
@@ -214,12 +214,15 @@ def position_params(method: PositionMethod, key: Array) -> dict[str, Any]:
     return {**method.init(key), **method.init_layer(jax.random.fold_in(key, 1))}
 
 
-def check_in_attention(
-    position: str | type[PositionMethod] | PositionMethod, kind: type[PositionMethod]
-) -> None:
+def _called(position: Any, kind: type[PositionMethod]) -> str:
+    """Returns what the user called a method: its name, or that of its class."""
+    return position if isinstance(position, str) else kind.__name__
+
+
+def check_in_attention(position: Any, kind: type[PositionMethod]) -> None:
     """Raises ValueError for a method that adds to the token embeddings instead."""
     if kind.embed is not PositionMethod.embed:
-        name = position if isinstance(position, str) else kind.__name__
+        name = _called(position, kind)
         raise ValueError(
             f"position method {name!r} adds to the token embeddings, before the first layer: x = "
             f"alibi.make_position({name!r}, ...).embed(params, x, positions); attention itself takes none"
@@ -236,12 +239,10 @@ def check_own_attention(
         )
 
 
-def check_no_cache(
-    position: str | type[PositionMethod] | PositionMethod, kind: type[PositionMethod]
-) -> None:
+def check_no_cache(position: Any, kind: type[PositionMethod]) -> None:
     """Raises ValueError for a method that keeps data for each token besides keys and values."""
     if kind.keep is not PositionMethod.keep:
-        name = position if isinstance(position, str) else kind.__name__
+        name = _called(position, kind)
         raise ValueError(
             f"position method {name!r} keeps data of each token, which Flax's cache (decode=True) doesn't hold; "
             "compute whole sequences, or use alibi.generation"

@@ -124,7 +124,8 @@ def visible_by(mask: Shaped[ArrayLike, "*shape"]) -> Bool[Array, "*shape"]:
     if not isinstance(mask, jax.core.Tracer):
         values = np.asarray(mask)
         below, above = values[values < 0], values[values > 0]
-        if wrong := [*(below if above.size else below[below > ADDED]), *above[above != 1]]:
+        wrong = np.append(below if above.size else below[below > ADDED], above[above != 1])
+        if wrong.size:
             raise ValueError(
                 f"mask holds {wrong[0]}; it must be of booleans, of zeros and ones, or of zeros where a key is seen "
                 f"and {ADDED:g} or less where it is hidden; give a bias of the logits as bias="

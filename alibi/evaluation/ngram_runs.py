@@ -105,6 +105,7 @@ class Texts:
 
     @property
     def run_text(self) -> Manifest:
+        """The manifest of `run_tokens`."""
         return self.run_tokens.manifest
 
     def predicted(self, nats: Float[np.ndarray, " units"], length: int) -> Float[np.ndarray, " n"]:
@@ -284,9 +285,9 @@ def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Seque
     """Returns perplexity and bits per byte for all orders and smoothings, the best with an asterisk."""
     scored = texts.run_text
     unit = "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
-    tokens = texts.predicted(best[0].nats, texts.config.train_length).size
-    if not texts.objective.selects:  # the n-gram may be of bytes
-        tokens = scored.tokens
+    tokens = scored.tokens  # the n-gram may be of bytes
+    if texts.objective.selects:
+        tokens = texts.predicted(best[0].nats, texts.config.train_length).size
     size = scored.bytes * tokens / scored.tokens
     heads = [head for one in best for head in (f"{one.smoothing}, perplexity", "bits per byte")]
     lines = [["order", f"{unit} of context", "distinct n-grams", *heads]]

@@ -225,10 +225,8 @@ def _by_seed(content: Content) -> dict[int, float]:
 
 def comparison(panel: Panel, reference: Reference) -> Table | None:
     """Returns a table of each run's difference from the reference, with a verdict. None if the panel
-    lacks the reference, its numbers have no sample, or its runs don't score the same tokens.
+    lacks the reference, or its numbers have no sample.
     """
-    if not panel.has_best:
-        return None
     by_line = {(one.label, one.labels): one.cells for one in panel.series}
     is_gain = panel.kind.is_gain
     lines, cells = [], []
@@ -238,7 +236,7 @@ def comparison(panel: Panel, reference: Reference) -> Table | None:
             continue
         lines.append((one.label, *one.labels))
         pairs = [(one.cells.get(column), others.get(column)) for column in panel.columns]
-        cells.append(tuple(_compared(*pair, reference.margin, is_gain) for pair in pairs))
+        cells.append(tuple(_compared(*pair, reference.margin, panel) for pair in pairs))
     if not any(part for line in cells for cell in line for part in cell):
         return None
     unit = "nats per token" if panel.kind.of_mean is perplexity else panel.kind.title.lower()
@@ -257,13 +255,17 @@ def comparison(panel: Panel, reference: Reference) -> Table | None:
     )
 
 
-def _compared(one: Content, other: Content, margin: float, is_gain: bool) -> tuple[Content, ...]:
+def _compared(one: Content, other: Content, margin: float, panel: Panel) -> tuple[Content, ...]:
     """Returns the difference and the verdict for a cell, and for a gain its share."""
+    is_gain = panel.kind.is_gain
     empty = (None,) * (3 if is_gain else 2)
     if not isinstance(one, Number) or not isinstance(other, Number):
         return empty
     if one.sample is None or other.sample is None:
         return empty
+    # in a panel of several tokenizers
+    if not panel.has_best and (one.sample.text is None or one.sample.text != other.sample.text):
+        return (None, Missing("tokens may differ"), None)[: len(empty)]
     tested = equivalence(one.sample, other.sample, margin)
     if tested is None:
         return (None, Missing("not paired"), None)[: len(empty)]

@@ -173,27 +173,27 @@ def _scoring(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _context_labels(scorings: Sequence[tuple[Any, ...]]) -> list[str]:
-    """Returns the name of each line: its windows, and run, override, step, text, config and
-    train text if they differ."""
+    """Returns the name of each line: its windows, and run, override, step and text if they differ. The
+    config and the train text follow if two names would be the same.
+    """
     facts = [
-        (
-            run,
-            override,
-            f"{step:,} updates",
-            f"text {(sha256 or '')[:8]}",
-            f"config {(config_hash or '')[:6]}",
-            trained_on and f"trained on {trained_on[:8]}",
-        )
-        for run, step, sha256, config_hash, _, _, override, trained_on in scorings
+        (run, override, f"{step:,} updates", f"text {(sha256 or '')[:8]}")
+        for run, step, sha256, _, _, _, override, _ in scorings
     ]
     differ = [len(set(words)) > 1 for words in zip(*facts, strict=True)]
     windows = [
         f"L = {length:,}" + (f", stride {stride:,}" if stride != length else "")
         for *_, length, stride, _, _ in scorings
     ]
-    return [
+    labels = [
         ", ".join(filter(None, [*itertools.compress(words, differ), end]))
         for words, end in zip(facts, windows, strict=True)
+    ]
+    return [
+        f"{label}, config {(scoring[3] or '')[:6]}, trained on {(scoring[-1] or '')[:6]}"
+        if labels.count(label) > 1
+        else label
+        for label, scoring in zip(labels, scorings, strict=True)
     ]
 
 

@@ -72,7 +72,8 @@ class Row:
     # the library's: a run's name may be used again
     config_hash: str | None = None
     seedless_hash: str | None = None  # the same with seed=0
-    tokens_sha256: str | None = None  # the token file, tells texts apart
+    # the token file, of longppl with the run that chose its tokens: tells texts apart
+    tokens_sha256: str | None = None
     text_hash: str | None = None  # the text, in any tokens
     # over the train tokens if they are text files: `config_hash` does not tell their content
     trained_on: str | None = None

@@ -62,7 +62,8 @@ def train_seeds(config: Config, workdirs: Mapping[int, str]) -> list[dict[str, A
       The runs' final statuses.
 
     Raises:
-      ValueError: as `train`, and for several seeds on several devices or at different updates.
+      ValueError: as `train`, and for several seeds on several devices, at different updates, or beside
+        a tracker of one run.
       NonFiniteLossError: the loss of a run diverged. With several seeds, after the others' last update.
       UserError, Interrupted: as `train`.
 

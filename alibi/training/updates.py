@@ -79,9 +79,8 @@ class SeedRun:
             if hosts.is_primary():
                 print(f"starting {parent.describe()}", file=sys.stderr)
         hosts.broadcast(lambda: run.write("provenance.json", self.provenance))
-        done = int(
-            state.step
-        )  # not `latest` if that is damaged, or the start is a fork (init_step)
+        # not `latest` if that is damaged, or the start is a fork (init_step)
+        done = int(state.step)
         record = Record(self.job, self.checkpoints, done, self.index)
         self.record = stack.enter_context(contextlib.closing(record))
         return state

@@ -1,7 +1,7 @@
 """The fused kernels: equal to the reference in values and every gradient, lowered for GPUs and TPUs,
 and, where libtpu is installed, compiled for TPUs.
 
-test_backend_grid.py compares the kernels for TPUs over shapes, masks and dtypes.
+test_backend_grid.py compares the kernels for TPUs over shapes, windows and gaps, test_fused_masks.py over masks.
 """
 
 import dataclasses

@@ -76,6 +76,7 @@ def split(*axes):
             by(bias=FoxBias(jnp.zeros((3, 6, 4)), jnp.zeros((3, 6, 4)))),
             r"FoxBias\.of_queries is an array of shape .*, and the call has 2 batch along axis 0",
         ),
+        (by(key_positions=np.int32(5)), r"key_positions have shape \(\); key needs \[6\]"),
         (
             lambda q, k, v: attend(q, k[:, :4], v[:, :4], key_positions=np.arange(4)),
             "where 6 queries stand beside 4 keys; give query_positions too",

@@ -402,6 +402,17 @@ def test_masked_tokens_are_scored_by_their_frequency(texts):
     assert "bytes" not in row.results
 
 
+def test_answers_are_those_that_the_windows_of_each_length_show(texts):
+    """A token after the "z" is an answer if the "z" lies in its window."""
+    keys = "objective.name=after_separator,objective.options.separator=z"
+    run = claimed(texts, "answers", keys)
+    options = NGramOptions(output_dir=texts / "out", lengths=(8, 16, 19), report=False)
+    assert evaluate_ngrams([run], options) == []
+    rows = [row for row in find_rows(texts / "out") if "witten-bell" in row.run]
+    answers = {row.length: row.results["tokens"] for row in rows}
+    assert answers == {8: 1, 16: 9, 19: 12}, "of y, of y dog jum, of y dog jumps and the end"
+
+
 def test_bad_input_is_a_line_before_the_work(texts, capsys):
     def told(name, **options):
         options = NGramOptions(output_dir=texts / "out", report=False, **options)

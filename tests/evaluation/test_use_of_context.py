@@ -135,6 +135,9 @@ def test_longppl_is_of_the_tokens_that_another_run_needs_a_long_context_for(runs
     nll = nll_of(TrainedRun(runs[0]), 16)[chosen]
     assert row.results["tokens"] == nll.size
     assert row.results["perplexity"] == pytest.approx(np.exp(nll.mean()), rel=1e-5)
+    own = dataclasses.replace(evaluator, key_run=str(runs[0]))
+    (of_own,) = measured(own, runs[:1], (16,), tmp_path / "own")
+    assert row.tokens_sha256 != of_own.tokens_sha256, "key tokens of another run are another text"
     (failure,) = evaluate_runs(
         runs[:1], dataclasses.replace(options_of(tmp_path / "no", (16,)), evaluators=(LongPPL(),))
     )

@@ -261,4 +261,10 @@ def test_lines_are_named_by_differing_facts():
     assert drawn(rows)[0].keys() == {
         f"{run}, L = 8{end}" for run in ("a", "b") for end in ("", ", stride 1")
     }
+    alike = [
+        line | {"trained_on": text} for text in ("1" * 64, "2" * 64) for line in by_context(KNOWN)
+    ]
+    assert drawn(alike)[0].keys() == {
+        f"L = 8, config c, trained on {text}" for text in ("111111", "222222")
+    }
     assert png(context_figure(rows)).startswith(b"\x89PNG")

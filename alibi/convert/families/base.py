@@ -254,6 +254,11 @@ class Family:
         has_head = config.model.masked_head
         options = known_options(config.position)
         head = {"model.masked_head": has_head} if self.masked_head else {}
+        for name, value in config.position_options.items():
+            if isinstance(value, tuple) and isinstance(options.get(name), int | float):
+                raise ValueError(
+                    f"{self.architectures[0]} can't say position_options.{name}, which differs between layers"
+                )
         try:
             content = {
                 "architectures": [self.architectures[bool(self.masked_head) and not has_head]],
@@ -266,11 +271,6 @@ class Family:
             )
         except ValueError as error:
             raise ValueError(f"{self.architectures[0]} can't say this model: {error}") from error
-        except TypeError as error:  # a list where its config has a number
-            raise ValueError(
-                f"{self.architectures[0]} can't say position_options={dict(config.position_options)}, of which one "
-                "differs between layers"
-            ) from error
         defaults = {f"position_options.{name}": value for name, value in options.items()}
         ours, said = defaults | flatten(config), defaults | flatten(read)
         if differing := sorted(

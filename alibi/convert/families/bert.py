@@ -197,14 +197,15 @@ def _family(
 
 
 _JINA = functools.partial(to_theirs, position_embedding_type="alibi", feed_forward_type="geglu")
-# Of ALiBi's models these say the longest text and a buffer's size, not the length of training.
-_LENGTHS: dict[str, Any] = {
+# ALiBi's models: their lengths are the longest text and a buffer's size, not the length of training,
+# and only their authors' code reads them.
+_OF_ALIBI: dict[str, Any] = {
     "lengths": ("max_position_embeddings", "alibi_starting_size"),
     "own_code": True,
 }
 FAMILIES = (
     _family(
-        "mosaic_bert", "Bert", MOSAIC, mosaic_to_ours, mosaic_to_theirs, mark="Wqkv", **_LENGTHS
+        "mosaic_bert", "Bert", MOSAIC, mosaic_to_ours, mosaic_to_theirs, mark="Wqkv", **_OF_ALIBI
     ),
     _family(
         "bert",
@@ -215,7 +216,13 @@ FAMILIES = (
         unsaid=("train_length", "position_options.num_positions"),
     ),
     _family(
-        "jina_bert_qk", "JinaBert", JINA_QK, jina_qk_to_ours, _JINA, mark="layer_norm_q", **_LENGTHS
+        "jina_bert_qk",
+        "JinaBert",
+        JINA_QK,
+        jina_qk_to_ours,
+        _JINA,
+        mark="layer_norm_q",
+        **_OF_ALIBI,
     ),
-    _family("jina_bert", "JinaBert", JINA, jina_to_ours, _JINA, **_LENGTHS),
+    _family("jina_bert", "JinaBert", JINA, jina_to_ours, _JINA, **_OF_ALIBI),
 )
