@@ -32,6 +32,7 @@ REPORTS = {
     "variants": "variants",
     "tasks": "tasks",
     "over-updates": None,
+    "study": "study",
     "beyond-counting": None,
     "heads": None,
 }

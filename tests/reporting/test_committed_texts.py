@@ -117,7 +117,7 @@ def test_hashes_of_the_long_books_follow_from_their_list():
     for text in TEXTS:
         if text["corpus"].endswith(".txt"):
             identity, data = (
-                content[text["split"]] | {"packed": ""},
+                content[text["corpus"].removesuffix(".txt")] | {"packed": ""},
                 load_config(text["config"], {}).data,
             )
             limit = data.max_train_bytes if text["split"] == "train" else data.max_valid_bytes
