@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 
 from alibi.config import Config
 from alibi.data.textfiles import TextFiles
@@ -108,13 +108,13 @@ class Texts:
         """The manifest of `run_tokens`."""
         return self.run_tokens.manifest
 
-    def predicted(self, nats: Float[np.ndarray, " units"], length: int) -> Float[np.ndarray, " n"]:
-        """Returns the numbers of the tokens that the run predicts in windows of `length`."""
+    def mask(self, length: int) -> slice | Bool[np.ndarray, " tokens"]:
+        """Returns the tokens that the run predicts in windows of `length`, as an index."""
         if not self.objective.selects:
-            return nats
+            return slice(None)
         tokens = self.run_text.tokens
         windows = windows_of(tokens, min(length, tokens), causal=self.objective.causal)
-        return nats[np.concatenate([*predicted(self.objective, self.run_tokens.tokens, windows)])]
+        return np.concatenate([*predicted(self.objective, self.run_tokens.tokens, windows)])
 
 
 def evaluate_ngrams(workdirs: Sequence[str | os.PathLike[str]], options: NGramOptions) -> list[str]:
@@ -216,12 +216,11 @@ def _score(texts: Texts, order: int) -> tuple[list[NGram], list[NGram]]:
     """
     started, ngrams = time.perf_counter(), []
     best: dict[str, NGram] = {}
-    order = order if texts.objective.causal else 1
+    order, mask = order if texts.objective.causal else 1, texts.mask(texts.config.train_length)
     vocab_size = texts.train.manifest.vocab_size
     for scores in ngram_scores(texts.train_documents, texts.scored_documents, vocab_size, order):
         for smoothing, nats in scores.nats.items():
-            sum_nats = float(texts.predicted(nats, texts.config.train_length).sum())
-            one = NGram(scores.order, smoothing, scores.grams, sum_nats, 0.0)
+            one = NGram(scores.order, smoothing, scores.grams, float(nats[mask].sum()), 0.0)
             ngrams.append(one)
             if smoothing not in best or one.nll_nats < best[smoothing].nll_nats:
                 best[smoothing] = dataclasses.replace(one, nats=nats)
@@ -287,7 +286,7 @@ def _table(run: RunDirectory, texts: Texts, ngrams: Sequence[NGram], best: Seque
     unit = "bytes" if texts.train.manifest.tokenizer == "bytes" else "tokens"
     tokens = scored.tokens  # the n-gram may be of bytes
     if texts.objective.selects:
-        tokens = texts.predicted(best[0].nats, texts.config.train_length).size
+        tokens = best[0].nats[texts.mask(texts.config.train_length)].size
     size = scored.bytes * tokens / scored.tokens
     heads = [head for one in best for head in (f"{one.smoothing}, perplexity", "bits per byte")]
     lines = [["order", f"{unit} of context", "distinct n-grams", *heads]]
@@ -309,7 +308,7 @@ def _perplexity(texts: Texts, ngram: NGram, length: int) -> dict[str, Any]:
     """Returns the results of an n-gram's row, as a run's in windows of `length`."""
     scored, every = texts.run_text, not texts.objective.selects
     results = text_results(
-        texts.predicted(ngram.nats, length),
+        ngram.nats[texts.mask(length)],
         ngram.seconds,
         tokens=None if texts.in_own_tokens else scored.tokens,
         words=scored.words if every else None,
