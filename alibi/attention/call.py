@@ -15,6 +15,8 @@ from alibi.numerics.target import current_target
 from alibi.positions.bias import Bias, KnownPositions
 from alibi.positions.shapes import PerHead
 
+ATTENDED = "attention"  # names a call's result and lse, which its backward pass reads
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOptions:

@@ -116,9 +116,12 @@ class ModelConfig(Section):
     products: str = choice("auto", ("auto", "plain"), role=COMPUTED)
     # computes each layer again in the backward pass: less memory, a third more time
     remat: bool = setting(False, COMPUTED)
-    # What remat keeps of a layer beside its input. up: the feed-forward layer's wide products, for
-    # less time and more memory (results/benchmarks/compiled.md). Without remat it changes nothing.
-    remat_keeps: str = choice("nothing", ("nothing", "up"), role=COMPUTED)
+    # What remat keeps of a layer beside its input and the norms' sums, for less time and more memory
+    # (results/benchmarks/compiled.md). up: the feed-forward layer's wide products; attention: the
+    # result of `fused` and `blocked`, for long sequences. Without remat it changes nothing.
+    remat_keeps: str = choice(
+        "nothing", ("nothing", "up", "attention", "up_attention"), role=COMPUTED
+    )
     # Logits of attention times a function of the number n of keys that the query sees. Whole
     # logits, with their bias: log_n: ln n / ln L; ssmax: s ln n, s learned by each head of each
     # layer. Products alone, to which the bias is added: log_n_beyond: max(1, ln n / ln L);

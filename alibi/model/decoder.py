@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.attention.cache import Reading, Slots
+from alibi.attention.call import ATTENDED
 from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
@@ -22,7 +23,7 @@ from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, module_params
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
 from alibi.model.loss import Embedding, Head, TokenLoss, cross_entropy
-from alibi.model.norms import make_norm
+from alibi.model.norms import is_norm_sum, make_norm
 from alibi.model.positions import (
     LEARNED_SCALES,
     LayerKind,
@@ -84,8 +85,11 @@ class DecoderLM(nn.Module):
             init = nn.initializers.normal(config.width**-0.5, jnp.float32)
             self.types = self.param("token_types", init, (config.token_types, config.width))
         self.shared = self._shared_params()
-        names = (UP,) if config.remat_keeps == "up" else ()
-        self.kept = jax.checkpoint_policies.save_only_these_names(*names)
+        policies, keeps = jax.checkpoint_policies, config.remat_keeps
+        names = [name for name in (UP, ATTENDED) if name in keeps]
+        self.kept = policies.save_from_both_policies(
+            policies.save_only_these_names(*names), is_norm_sum
+        )
         if config.scan_layers:
             self.stacked = self._stacked_params()
         else:

@@ -1,5 +1,7 @@
 """A model's norms, chosen in `model.norm`."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,18 @@ class OffsetRMSNorm(nn.Module):
         scale = (1 + offset.astype(jnp.float32)).reshape((1,) * (x.ndim - 1) + (-1,))
         x = x.astype(jnp.float32)
         return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + self.epsilon) * scale
+
+
+def is_norm_sum(primitive: Any, *inputs: Any, **params: Any) -> bool:
+    """Returns whether an operation of a layer is a norm's sum over features, a number for each token.
+
+    `jax.checkpoint` takes it as a policy: to keep the sums is cheaper than to compute them again.
+    """
+    return (
+        primitive.name == "reduce_sum"
+        and inputs[0].ndim < 4
+        and params["axes"] == (inputs[0].ndim - 1,)
+    )
 
 
 def make_norm(config: ModelConfig, name: str) -> nn.Module:

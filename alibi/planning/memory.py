@@ -64,8 +64,13 @@ def step_memory(
     tokens = config.train.batch_tokens // parts // micro
     dense = tokens * parts * config.train_length * model.num_heads <= DENSE_WEIGHTS
     layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
-    keeps = model.remat_keeps == "up" and (1 + model.gated) * model.feed_forward
-    kept = layer_input + keeps * jnp.dtype(model.dtype).itemsize // tensor
+    wide = "up" in model.remat_keeps and (1 + model.gated) * model.feed_forward
+    attended = "attention" in model.remat_keeps and model.num_heads * (model.head_dim + 1)
+    kept = (
+        layer_input
+        + wide * jnp.dtype(model.dtype).itemsize // tensor
+        + attended * FLOAT32 // tensor
+    )
     layers = model.num_layers * kept + layer if model.remat else model.num_layers * layer
     columns = max(vocab_size, model.vocab_rows)
     split = tensor if columns % tensor == 0 else 1

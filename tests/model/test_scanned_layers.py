@@ -1,9 +1,12 @@
 """Recomputed layers, and layers in a loop, compute the same as unrolled layers."""
 
 import functools
+import re
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from alibi.model.decoder import DecoderLM, build_model
 from alibi.model.layers import stacked
@@ -26,21 +29,43 @@ def test_remat_of_unrolled_layers_changes_no_gradient(tiny_config) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
 
 
-def test_what_remat_keeps_is_not_computed_again(tiny_config) -> None:
-    """Two wide products in the loop's body, up and gate."""
+@pytest.mark.parametrize("backend", ["fused", "blocked"])
+def test_what_remat_keeps_is_not_computed_again(tiny_config, backend: str) -> None:
+    """Two wide products in the loop's body, up and gate; attention's forward pass; and by default the
+    sums of the layer's two norms."""
     keys = {"model__gated": True, "model__num_layers": 2, "model__scan_layers": True}
-    model, inputs = build_model(tiny_config(position="none", **keys), VOCABULARY), tokens(12)
-    params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
+    config = tiny_config(position="none", model__attention=backend, **keys)
+    model, inputs = build_model(config, VOCABULARY), tokens(12)
+    with traced_for("cpu", 1):
+        params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
 
-    def products(keeps: str) -> int:
-        remat = changed(model, remat=True, remat_keeps=keeps)
-
+    def counted(**keys: Any) -> dict[str, int]:
         def loss(params: dict) -> jax.Array:
-            return remat.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+            of = changed(model, **keys)
+            return of.apply({"params": params}, inputs, inputs, method="token_nll").sum()
 
-        return str(jax.make_jaxpr(jax.grad(loss))(params)).count("dot_general[")
+        with traced_for("cpu", 1):
+            program = str(jax.make_jaxpr(jax.grad(loss))(params))
+        # XLA leaves out a kernel whose result is not read
+        kernels = re.findall(r"(\w+):\S+ \w+:\S+ = pallas_call\[", program)
+        return {
+            "products": program.count(" dot_general["),
+            "sums": program.count("reduce_sum[axes=(1,)"),
+            "exponentials": program.count(" exp ") if backend == "blocked" else 0,
+            "kernels": sum(len(re.findall(rf"\b{kernel}\b", program)) > 1 for kernel in kernels),
+        }
 
-    assert products("nothing") - products("up") == 2
+    plain, remat, up, attention, both = (
+        counted(),
+        *(
+            counted(remat=True, remat_keeps=k)
+            for k in ("nothing", "up", "attention", "up_attention")
+        ),
+    )
+    assert remat["sums"] == plain["sums"]
+    assert remat["products"] - up["products"] == attention["products"] - both["products"] == 2
+    forward = "exponentials" if backend == "blocked" else "kernels"
+    assert attention[forward] == plain[forward] < remat[forward]
 
 
 def test_feed_forward_layers_multiply_matrices_on_tpus(tiny_config) -> None:

@@ -87,6 +87,8 @@ def test_activations_of_a_layer_by_hand() -> None:
     )
     keys = {"model__remat": True, "model__remat_keeps": "up"}
     assert activations(3, **keys) - activations(2, **keys) == tokens * 4 * (width + features)
+    keys["model__remat_keeps"] = "attention"  # in float32, with a number for each head
+    assert activations(3, **keys) - activations(2, **keys) == tokens * 4 * (2 * width + heads)
     # and each device has twice as many tokens
     halved = 4 * 4 * width + (layer - 4 * 4 * width) // 2
     assert activations(3, mesh__tensor=2) - activations(2, mesh__tensor=2) == 2 * tokens * halved

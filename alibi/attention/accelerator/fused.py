@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float
 
@@ -32,7 +33,7 @@ from alibi.attention.accelerator.plan import (
     Operands,
     make_plan,
 )
-from alibi.attention.call import AttentionCall
+from alibi.attention.call import ATTENDED, AttentionCall
 from alibi.attention.skipping import tiles_needed
 from alibi.attention.tiles import make_sides
 from alibi.numerics.sums import dot_rows
@@ -196,7 +197,8 @@ def _forward(operands: Any, needed: Any, plan: KernelPlan) -> tuple[Array, Any]:
     operands = _in_units(operands, plan)
     # `out` is kept in float32 for delta: rounded to half precision, it would make the errors of dq
     # and dk up to 1.4 times as large.
-    out, lse = _kernels(plan.on_gpu).forward(plan, operands, needed, jnp.float32)
+    results = _kernels(plan.on_gpu).forward(plan, operands, needed, jnp.float32)
+    out, lse = checkpoint_name(results, ATTENDED)
     # Rows that fill the last block have no weights: what a bias adds to them is arbitrary.
     rows = jnp.arange(lse.shape[-1])[None, None, None]
     lse = jnp.where(rows < plan.q_length, lse, -MASKED)
