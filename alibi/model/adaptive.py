@@ -107,7 +107,8 @@ class AdaptiveEmbedding(nn.Module):
         targets: Int[Array, "batch length"],
         loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+        summed: bool = False,
+    ) -> tuple[Float[Array, "*batch_length"], Float[Array, "*batch_length"]]:
         """Returns each target's loss and NLL, as `Head.token_losses`.
 
         Another loss than the NLL reads all words' log-probabilities, without dropout. For the NLL a
@@ -116,13 +117,14 @@ class AdaptiveEmbedding(nn.Module):
         selection.)
         """
         if loss is not cross_entropy:
-            values, _ = self.head.token_losses(self.logits, features, targets, loss)
-            return values, self.token_losses(features, targets, cross_entropy, deterministic)[1]
+            values, _ = self.head.token_losses(self.logits, features, targets, loss, summed)
+            arguments = features, targets, cross_entropy, deterministic, summed
+            return values, self.token_losses(*arguments)[1]
         features = self.input_dropout(features, deterministic)
         starts = self.config.cutoffs
         cluster = sum((targets >= start).astype(targets.dtype) for start in starts[1:])
         of_head = jnp.where(targets < starts[0], targets, starts[0] + cluster)
-        nll, _ = self.head.token_losses(self._head_logits, features, of_head)
+        nll, _ = self.head.token_losses(self._head_logits, features, of_head, summed=summed)
         for start, band in zip(starts, self.band[1:], strict=True):
             inside = (targets >= start) & (targets < start + band.size)
             if self.config.padding_rows and not deterministic:
@@ -131,15 +133,16 @@ class AdaptiveEmbedding(nn.Module):
             of_band = jnp.where(inside, targets - start, -1)
             if self.head.products.plain:
                 logits = functools.partial(self.head.logits, embedding=band.embedding)
-                nll += self.head.token_losses(logits, hidden, of_band)[0]
+                nll += self.head.token_losses(logits, hidden, of_band, summed=summed)[0]
             else:
-                nll += selected_token_nll(
+                of_tail = selected_token_nll(
                     band.embedding.astype(self.head.dtype),
                     hidden.astype(self.head.dtype),
                     of_band,
                     chunk_rows=TAIL_ROWS,
                     parts=batch_parts(self.head.sharding),
                 )
+                nll += of_tail.sum() if summed else of_tail
         return nll, nll
 
     def _head_logits(

@@ -288,8 +288,9 @@ class DecoderLM(nn.Module):
         reach: Int[Array, "batch length"] | None = None,
         deterministic: bool = True,
         loss: TokenLoss = cross_entropy,
-    ) -> tuple[Float[Array, "batch scored"], Float[Array, "batch scored"]]:
-        """Returns each target's loss and NLL, as `Head.token_losses`.
+        summed: bool = False,
+    ) -> tuple[Float[Array, "*batch_scored"], Float[Array, "*batch_scored"]]:
+        """Returns each target's loss and NLL, or their sums (`summed`), as `Head.token_losses`.
 
         Targets belong to the last inputs. With fewer targets than inputs, the last layer's queries and
         the softmax are computed only for these. Never holds all logits.
@@ -302,7 +303,7 @@ class DecoderLM(nn.Module):
             deterministic=deterministic,
             last=targets.shape[-1],
         )
-        return self.vocabulary.token_losses(features, targets, loss, deterministic)
+        return self.vocabulary.token_losses(features, targets, loss, deterministic, summed)
 
     def features(
         self,

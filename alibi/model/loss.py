@@ -7,15 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from alibi.config import Config
 from alibi.numerics.products import Products, transposed
 from alibi.parallel.sharding import for_lookup, split_batch
-
-LSE = "lse"  # names the saved logarithm of a token's sum of exponentials
 
 # From float32 logits and targets to each token's loss.
 TokenLoss = Callable[
@@ -104,7 +101,8 @@ class Head:
         features: Float[Array, "batch length width"],
         targets: Int[Array, "batch length"],
         loss: TokenLoss = cross_entropy,
-    ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+        summed: bool = False,
+    ) -> tuple[Float[Array, "*batch_length"], Float[Array, "*batch_length"]]:
         """Returns each target's loss and cross entropy, float32, both 0 for negative targets.
 
         About `logits_chunk` tokens have logits at the same time: chunks are computed in turn, and again
@@ -115,6 +113,8 @@ class Head:
           logits: a function from features to float32 logits.
           loss: a function on a chunk, negative targets included. Beside another loss than the default
             the cross entropy has no gradient.
+          summed: return the sums over all targets. Then the gradient is computed with the sums, and no
+            logits are computed again; the cross entropy has no gradient.
         """
         batch, length = targets.shape
         # A batch larger than a chunk is folded, neighbouring rows together: rows stay on their devices.
@@ -143,12 +143,71 @@ class Head:
             features = jnp.pad(features, (*padding, (0, 0))).reshape(*tiles, features.shape[-1])
             targets = jnp.pad(targets, padding, constant_values=-1).reshape(tiles)
             parts = jnp.moveaxis(features, 1, 0), jnp.moveaxis(targets, 1, 0)
-            # The backward pass computes a chunk's logits again. The default loss takes their lse from
-            # the forward pass.
-            saved = jax.checkpoint_policies.save_only_these_names(LSE)
-            losses = jax.lax.map(jax.checkpoint(of_chunk, policy=saved), parts)
+            if summed:
+                loss_sum, nll_sum = _sums(of_chunk, *parts)
+                return loss_sum, jax.lax.stop_gradient(nll_sum)
+            losses = jax.lax.map(jax.checkpoint(of_chunk), parts)
             losses = [jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :columns] for x in losses]
+        if summed:
+            return losses[0].sum(), jax.lax.stop_gradient(losses[-1].sum())
         return losses[0].reshape(batch, length), losses[-1].reshape(batch, length)
+
+
+def _sums(
+    of_chunk: Callable[[tuple[Array, Array]], list[Array]],
+    features: Float[Array, "chunks rows chunk width"],
+    targets: Int[Array, "chunks rows chunk"],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Returns the sums of the losses and of the cross entropies over all chunks, with one chunk's logits
+    in memory at a time.
+    """
+    # the arrays that `of_chunk` reads beside its chunk, such as the softmax's matrix
+    of, arrays = jax.closure_convert(of_chunk, (features[0], targets[0]))
+
+    def sums_of(features: Array, arrays: list[Array], targets: Array) -> tuple[Array, Array]:
+        losses = of((features, targets), *arrays)
+        return losses[0].sum(), losses[-1].sum()
+
+    return _sums_of_chunks(sums_of, features, arrays, targets)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums_of_chunks(
+    sums_of: Callable[..., tuple[Array, Array]],
+    features: Array,
+    arrays: list[Array],
+    targets: Array,
+) -> tuple[Array, Array]:
+    return _sums_forward(sums_of, features, arrays, targets)[0]
+
+
+def _sums_forward(
+    sums_of: Callable[..., tuple[Array, Array]],
+    features: Array,
+    arrays: list[Array],
+    targets: Array,
+) -> tuple[tuple[Array, Array], tuple[Array, list[Array]]]:
+    """Returns the sums, and the gradient of the losses' sum for features and arrays."""
+    gradient = jax.value_and_grad(sums_of, argnums=(0, 1), has_aux=True)
+
+    def add(totals: Any, chunk: tuple[Array, Array]) -> tuple[Any, Array]:
+        sums, (dfeatures, darrays) = gradient(chunk[0], arrays, chunk[1])
+        return jax.tree.map(jnp.add, totals, (sums, darrays)), dfeatures
+
+    zero = jnp.zeros((), jnp.float32)
+    start = (zero, zero), jax.tree.map(jnp.zeros_like, arrays)
+    (sums, darrays), dfeatures = jax.lax.scan(add, start, (features, targets))
+    return sums, (dfeatures, darrays)
+
+
+def _sums_backward(
+    _: Any, gradients: tuple[Array, list[Array]], dsums: tuple[Array, Array]
+) -> tuple[Array, list[Array], None]:
+    scaled = jax.tree.map(lambda x: (x * dsums[0]).astype(x.dtype), gradients)
+    return *scaled, None
+
+
+_sums_of_chunks.defvjp(_sums_forward, _sums_backward)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,11 +258,12 @@ class Embedding:
         targets: Int[Array, "batch length"],
         loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
-    ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
+        summed: bool = False,
+    ) -> tuple[Float[Array, "*batch_length"], Float[Array, "*batch_length"]]:
         """Returns each target's loss and NLL, as `Head.token_losses`."""
         # Flax's modules can't be called in the loop over chunks.
         features = self._transformed(features)
-        return self.head.token_losses(self._of_transformed, features, targets, loss)
+        return self.head.token_losses(self._of_transformed, features, targets, loss, summed)
 
 
 @jax.custom_jvp
@@ -217,7 +277,6 @@ def _recomputed_nll(
 def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
     (logits, targets), (dlogits, _) = primals, tangents
     lse, is_target = jax.nn.logsumexp(logits, axis=-1), _is_target(logits, targets)
-    lse = checkpoint_name(lse, LSE)
     of_target = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     dnll = ((jnp.exp(logits - lse[..., None]) - is_target) * dlogits).sum(axis=-1)
     nll, dnll = (jnp.where(targets < 0, 0.0, x) for x in (lse - of_target, dnll))

@@ -161,9 +161,11 @@ def make_train_step(
 
     def losses(params: PyTree, batch: Batch, key: Array) -> tuple[Array, Array]:
         variables, rngs = {"params": params}, {"dropout": key}
-        arguments: dict[str, Any] = {"deterministic": False, "loss": loss, **batch._asdict()}
-        loss_and_nll: Any = model.apply(variables, rngs=rngs, method="token_losses", **arguments)
-        return jax.tree.map(jnp.sum, loss_and_nll)
+        arguments: dict[str, Any] = {"deterministic": False, "loss": loss, "summed": True}
+        sums: Any = model.apply(
+            variables, rngs=rngs, method="token_losses", **arguments, **batch._asdict()
+        )
+        return sums
 
     def update(state: TrainState, *arrays: Array, seed: Any = seed) -> tuple[TrainState, Metrics]:
         batch = Batch(*arrays)

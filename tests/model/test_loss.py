@@ -31,8 +31,11 @@ def head(chunk_tokens: int) -> Head:
 
 @pytest.mark.parametrize("chunk_tokens", [6, 1000])
 @pytest.mark.parametrize("loss", [cross_entropy, brier])
-def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int, loss: TokenLoss) -> None:
-    """Any loss comes with the cross entropy, which has no gradient beside another."""
+@pytest.mark.parametrize("summed", [False, True])
+def test_chunks_do_not_change_value_or_gradient(
+    chunk_tokens: int, loss: TokenLoss, summed: bool
+) -> None:
+    """Any loss comes with the cross entropy, which has no gradient beside another or a sum."""
     rng = np.random.default_rng(0)
     features, embedding = (
         rng.standard_normal(shape, np.float32) for shape in ((2, 11, 8), (20, 8))
@@ -42,29 +45,35 @@ def test_chunks_do_not_change_value_or_gradient(chunk_tokens: int, loss: TokenLo
     targets = jnp.asarray(numbers)
 
     def chunked(features: jax.Array, embedding: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return head(chunk_tokens).token_losses(lambda x: x @ embedding.T, features, targets, loss)
+        scaled = 3 * embedding  # an array that the function of a chunk closes over
+        losses = head(chunk_tokens).token_losses
+        return losses(lambda x: x @ scaled.T, features, targets, loss, summed)
 
     def whole(features: jax.Array, embedding: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = features @ embedding.T
+        logits = 3 * (features @ embedding.T)
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
         nll = jnp.where(targets < 0, 0.0, -picked)
-        if loss is cross_entropy:
-            return nll, nll
-        return jnp.where(targets < 0, 0.0, loss(logits, targets)), jax.lax.stop_gradient(nll)
+        of_loss, fixed = (
+            jnp.where(targets < 0, 0.0, loss(logits, targets)),
+            jax.lax.stop_gradient(nll),
+        )
+        if summed:
+            return of_loss.sum(), fixed.sum()
+        return (nll, nll) if loss is cross_entropy else (of_loss, fixed)
 
     def both(*arrays: jax.Array) -> list[tuple]:
         ways = [jax.vjp(way, *arrays) for way in (chunked, whole)]
         return [(values, back(jax.tree.map(jnp.ones_like, values))) for values, back in ways]
 
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
         *jax.jit(both)(features, embedding),
     )
     program = str(jax.make_jaxpr(jax.grad(lambda *x: chunked(*x)[0].sum()))(features, embedding))
     assert ("f32[2,11,20]" in program) == (chunk_tokens == 1000), "all logits at a time"
 
 
-def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_again() -> None:
+def test_chunks_have_forward_mode_and_a_sum_computes_no_logits_again() -> None:
     rng = np.random.default_rng(0)
     features, tangent = rng.standard_normal((2, 2, 11, 8), np.float32)
     embedding = rng.standard_normal((20, 8), np.float32)
@@ -76,8 +85,12 @@ def test_chunks_have_forward_mode_and_the_backward_pass_sums_no_exponentials_aga
     _, forward = jax.jit(lambda *x: jax.jvp(mean, *((one,) for one in x)))(features, tangent)
     backward = (jax.jit(jax.grad(mean))(features) * tangent).sum()
     np.testing.assert_allclose(forward, backward, rtol=1e-5)
-    program = str(jax.make_jaxpr(jax.grad(mean))(features))
-    assert program.count("reduce_max") == 1, "of the forward pass"
+
+    def total(*arrays: jax.Array) -> jax.Array:
+        return head(6).token_losses(lambda x: x @ arrays[1].T, arrays[0], targets, summed=True)[0]
+
+    program = str(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(features, embedding))
+    assert program.count(" dot_general[") == 3, "logits, and the gradients of both factors"
 
 
 @pytest.mark.parametrize(("z_loss", "smoothing"), [(0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
