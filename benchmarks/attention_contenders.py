@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.processes import Contender, Run, Step, repeated, seconds_of, warm_up
+from benchmarks.processes import Contender, RunSteps, Step, repeated, seconds_of, warm_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _jax_step(shape: Shape, attention: Callable, *held: Any, learned: tuple[Any,
     )
 
 
-def _program(function: Callable, arguments: Sequence[Any]) -> tuple[Run, Callable[[], Any]]:
+def _program(function: Callable, arguments: Sequence[Any]) -> tuple[RunSteps, Callable[[], Any]]:
     """Returns the function, compiled when it first runs, and a function that returns the compiled
     program.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from alibi.config import Config
 from alibi.runs.provenance import usable_cores
-from benchmarks.processes import Contender, Run, Step, repeated, require_torch
+from benchmarks.processes import Contender, RunSteps, Step, repeated, require_torch
 from benchmarks.rounds import (
     Column,
     Row,
@@ -178,7 +178,7 @@ def torch_step(*arguments: Any) -> Step:
     return generation_step(*arguments)
 
 
-def memory_reads(size: int, times: int) -> Run:
+def memory_reads(size: int, times: int) -> RunSteps:
     """Returns a function that reads `size` bytes `times` times a step, as fast as the device can."""
     import jax
     import jax.numpy as jnp

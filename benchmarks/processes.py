@@ -27,8 +27,8 @@ STOP_SECONDS = 3.0  # that an idle process may take to end
 # it fills.
 MATMUL_SIZE, ACCELERATOR_MATMUL_SIZE = 2048, 8192
 
-Run = Callable[[int], None]  # does a number of steps and waits for the last
-PARTS: dict[str, Run] = {}  # of the contender of this process
+RunSteps = Callable[[int], None]  # does a number of steps and waits for the last
+PARTS: dict[str, RunSteps] = {}  # of the contender of this process
 
 
 @dataclasses.dataclass
@@ -41,12 +41,12 @@ class Step:
       program: returns a step's compiled program as text.
     """
 
-    parts: dict[str, Run]
+    parts: dict[str, RunSteps]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     program: Callable[[], str] | None = None
 
 
-def repeated(call: Callable[[], Any], *, one_by_one: bool = False) -> Run:
+def repeated(call: Callable[[], Any], *, one_by_one: bool = False) -> RunSteps:
     """Returns a function that calls `call` a number of times, and waits for the last result or for
     each.
     """
@@ -171,14 +171,14 @@ def peak_memory() -> int:
     )
 
 
-def seconds_of(run: Run, steps: int) -> float:
+def seconds_of(run: RunSteps, steps: int) -> float:
     """Returns the seconds of `steps` steps."""
     start = time.perf_counter()
     run(steps)
     return time.perf_counter() - start
 
 
-def warm_up(run: Run) -> float:
+def warm_up(run: RunSteps) -> float:
     """Runs until the time is steady. Returns the seconds of a step."""
     turns, elapsed, steps = [], 0.0, 1
     while elapsed < 3 * WARM_SECONDS:

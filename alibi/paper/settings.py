@@ -19,7 +19,7 @@ class Setting:
     name: str  # the paper's corpus
     scale: str  # one in SCALES
     config: str  # its file, with an argument if needed
-    files_config: str = ""  # its file for the user's text files; "": the same file
+    files_config: str = ""  # its file for the user's text files, which defaults to the same
     # splits for which the user must name files; none if the config has a text
     splits: tuple[str, ...] = ()
     files_splits: tuple[str, ...] = SPLITS  # splits that need files if the user names any

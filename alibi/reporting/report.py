@@ -101,7 +101,7 @@ def write_report(
     markdown, text = [f"# {title}\n"], []
 
     figures: list[str] = []
-    tables: list[list[list[Table]]] = []  # of each panel of each group
+    tables: list[list[list[Table]]] = []  # for each panel of each group
     for group in (groups := panel_groups(rows)):
         panel = group[0]
         of_group = [_tables(panel, reference) for panel in group]

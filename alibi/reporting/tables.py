@@ -25,7 +25,7 @@ class Kind:
     write: Callable[[float], str]
     is_gain: bool = False  # the share of another run's number has a meaning
     is_loss: bool = False  # the lowest is best, and differences are numbers, not shares
-    merit: int = 1  # of a higher number: 1 is better, -1 worse, 0 neither
+    merit: int = 1  # whether a higher number is better (1), worse (-1) or neither (0)
     write_plain: Callable[[float], str] = "{:.6g}".format  # for programs
     # makes the number from a mean over tokens, such as perplexity from nats
     of_mean: Callable[[float], float] = float

@@ -13,8 +13,8 @@ from alibi import extras
 from tests.package.conftest import ROOT
 from tests.refusals import assert_refused
 
-# Imports every module of the library, and prints the message of each that lacks a package. Two
-# commands don't go into one process: they define flags of the same names.
+# Imports every module of the library, and prints the message of each that lacks a package. A
+# command would end the process with it.
 WALK = """
 import importlib, json, pkgutil, alibi
 from alibi.extras import MissingPackageError
@@ -27,9 +27,8 @@ while left:
         found[name] = str(error)
     else:
         found[name] = ""
-        if name != "alibi.cli":
-            parts = pkgutil.iter_modules(getattr(module, "__path__", []))
-        left += [f"{name}.{one.name}" for one in parts if name != "alibi.cli"]
+        paths = getattr(module, "__path__", []) if name != "alibi.cli" else []
+        left += [f"{name}.{one.name}" for one in pkgutil.iter_modules(paths)]
 print(json.dumps(found))
 """
 CONFIG = """
