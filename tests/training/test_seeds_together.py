@@ -29,7 +29,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """A task whose examples are read alone, with dropout, two micro-batches and validations."""
+    """A task whose examples are read alone, with dropout, two micro-batches, the loss in chunks, and validations."""
     return tiny_config(
         data__corpus="tasks",
         data__task="copy",
@@ -43,6 +43,7 @@ def config(tiny_config) -> Config:
         train__accumulation=2,
         model__dropout=0.1,
         model__num_layers=1,
+        model__logits_chunk=8,
     )
 
 

@@ -48,11 +48,13 @@ DRAWING = {"position": "learned", "model__max_position": 24, "model__layer_draws
 DROPPING = ADAPTIVE | DRAWING | {"model__softmax_dropout": 0.5}
 
 
-@pytest.mark.parametrize(("keys", "micro_batches"), [({}, 4), (DROPPING, 1)])
+@pytest.mark.parametrize(
+    ("keys", "micro_batches"), [({"model__logits_chunk": 16}, 4), (DROPPING, 1)]
+)
 def test_one_device_against_four(
     tiny_config, keys: dict, micro_batches: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A lost head offset, or a mean of means of devices or micro-batches instead of tokens, would
+    """A lost head offset, a lost chunk of the loss, or a mean of means of devices or micro-batches instead of tokens, would
     show here. XLA warns where it has to gather a split array whole on every device. Its estimates
     of costs, whose parameters are fake, warn too; JAX 0.12 and 0.10 compile the same collectives.
     """
