@@ -128,7 +128,7 @@ def _loss(config: Config, vocab_size: int) -> Step:
 
     def total(params: dict, features: jax.Array) -> jax.Array:
         bound = model.bind({"params": params})
-        return bound.vocabulary.token_losses(features, targets)[0].sum()
+        return bound.vocabulary.token_losses(features, targets, summed=True)[0]
 
     gradient = jax.jit(jax.value_and_grad(total, (0, 1)))
     return Step({"run": repeated(lambda: gradient(params, features))})

@@ -117,8 +117,9 @@ class ModelConfig(Section):
     # computes each layer again in the backward pass: less memory, a third more time
     remat: bool = setting(False, COMPUTED)
     # What remat keeps of a layer beside its input and the norms' sums, for less time and more memory
-    # (results/benchmarks/compiled.md). up: the feed-forward layer's wide products; attention: the
-    # result of `fused` and `blocked`, for long sequences. Without remat it changes nothing.
+    # (results/benchmarks/compiled.md). up: the feed-forward layer's wide products; attention: its
+    # result, for long sequences (other backends than `fused` and `blocked` keep nothing). Without
+    # remat it changes nothing.
     remat_keeps: str = choice(
         "nothing", ("nothing", "up", "attention", "up_attention"), role=COMPUTED
     )

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.config import ModelConfig
-from alibi.model.loss import Head, TokenLoss, cross_entropy, selected_token_nll
+from alibi.model.loss import Head, Losses, TokenLoss, cross_entropy, selected_token_nll
 from alibi.parallel.sharding import batch_parts, for_lookup, split_batch
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
@@ -108,8 +108,8 @@ class AdaptiveEmbedding(nn.Module):
         loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
         summed: bool = False,
-    ) -> tuple[Float[Array, "*batch_length"], Float[Array, "*batch_length"]]:
-        """Returns each target's loss and NLL, as `Head.token_losses`.
+    ) -> tuple[Losses, Losses]:
+        """Returns each target's loss and NLL, or their sums, as `Head.token_losses`.
 
         Another loss than the NLL reads all words' log-probabilities, without dropout. For the NLL a
         tail's softmax is computed only for tokens with a target in its band. (Its projection, a
@@ -143,7 +143,7 @@ class AdaptiveEmbedding(nn.Module):
                     parts=batch_parts(self.head.sharding),
                 )
                 nll += of_tail.sum() if summed else of_tail
-        return nll, nll
+        return nll, jax.lax.stop_gradient(nll) if summed else nll
 
     def _head_logits(
         self, features: Float[Array, "batch length width"]

@@ -22,7 +22,7 @@ from alibi.model.attention import check_backend
 from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, module_params
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
-from alibi.model.loss import Embedding, Head, TokenLoss, cross_entropy
+from alibi.model.loss import Embedding, Head, Losses, TokenLoss, cross_entropy
 from alibi.model.norms import is_norm_sum, make_norm
 from alibi.model.positions import (
     LEARNED_SCALES,
@@ -289,7 +289,7 @@ class DecoderLM(nn.Module):
         deterministic: bool = True,
         loss: TokenLoss = cross_entropy,
         summed: bool = False,
-    ) -> tuple[Float[Array, "*batch_scored"], Float[Array, "*batch_scored"]]:
+    ) -> tuple[Losses, Losses]:
         """Returns each target's loss and NLL, or their sums (`summed`), as `Head.token_losses`.
 
         Targets belong to the last inputs. With fewer targets than inputs, the last layer's queries and

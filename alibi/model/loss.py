@@ -14,6 +14,8 @@ from alibi.config import Config
 from alibi.numerics.products import Products, transposed
 from alibi.parallel.sharding import for_lookup, split_batch
 
+Losses = Float[Array, "*batch_length"]  # `[batch, length]`, or a sum
+
 # From float32 logits and targets to each token's loss.
 TokenLoss = Callable[
     [Float[Array, "batch length vocabulary"], Int[Array, "batch length"]],
@@ -102,19 +104,20 @@ class Head:
         targets: Int[Array, "batch length"],
         loss: TokenLoss = cross_entropy,
         summed: bool = False,
-    ) -> tuple[Float[Array, "*batch_length"], Float[Array, "*batch_length"]]:
-        """Returns each target's loss and cross entropy, float32, both 0 for negative targets.
+    ) -> tuple[Losses, Losses]:
+        """Returns each target's loss and cross entropy, or with `summed` their sums, float32. Negative
+        targets count 0.
 
-        About `logits_chunk` tokens have logits at the same time: chunks are computed in turn, and again
-        in the backward pass. A chunk is a range of positions in all sequences, so that a sharded batch
-        stays on its devices.
+        About `logits_chunk` tokens have logits at the same time: chunks are computed in turn. A chunk is
+        a range of positions in all sequences, so that a sharded batch stays on its devices. The backward
+        pass computes a chunk's logits again, but not for sums: their gradient is computed with them.
 
         Args:
           logits: a function from features to float32 logits.
-          loss: a function on a chunk, negative targets included. Beside another loss than the default
-            the cross entropy has no gradient.
-          summed: return the sums over all targets. Then the gradient is computed with the sums, and no
-            logits are computed again; the cross entropy has no gradient.
+          loss: a function on a chunk, negative targets included. Beside another loss than the default,
+            and in a sum, the cross entropy has no gradient.
+          summed: return the sums over all targets. Only `model.products=plain` has forward-mode
+            derivatives for them.
         """
         batch, length = targets.shape
         # A batch larger than a chunk is folded, neighbouring rows together: rows stay on their devices.
@@ -126,16 +129,22 @@ class Head:
         features, targets = (x.reshape(rows, -1, *x.shape[2:]) for x in (features, targets))
         columns = targets.shape[1]
         chunk = self.logits_chunk // rows
-        nll_of = cross_entropy if chunk >= columns else _recomputed_nll
 
         def of_chunk(chunk: tuple[Array, Array]) -> list[Array]:
             scores, chosen = logits(chunk[0]), chunk[1]
             if loss is cross_entropy:
-                return [nll_of(scores, chosen)]
-            nll = nll_of(jax.lax.stop_gradient(scores), chosen)
-            return [jnp.where(chosen < 0, 0.0, loss(scores, chosen)), nll]
+                return [cross_entropy(scores, chosen)]
+            nll = cross_entropy(jax.lax.stop_gradient(scores), chosen)
+            own = jnp.where(chosen < 0, 0.0, loss(scores, chosen).astype(jnp.float32))
+            return [own, nll]
+
+        def sums_of(features: Array, targets: Array) -> tuple[Array, Array]:
+            losses = of_chunk((features, targets))
+            return losses[0].sum(), jax.lax.stop_gradient(losses[-1].sum())
 
         if chunk >= columns:
+            if summed:
+                return sums_of(features, targets)
             losses = of_chunk((features, targets))
         else:
             padding = ((0, 0), (0, -columns % chunk))
@@ -143,52 +152,40 @@ class Head:
             features = jnp.pad(features, (*padding, (0, 0))).reshape(*tiles, features.shape[-1])
             targets = jnp.pad(targets, padding, constant_values=-1).reshape(tiles)
             parts = jnp.moveaxis(features, 1, 0), jnp.moveaxis(targets, 1, 0)
-            if summed:
-                loss_sum, nll_sum = _sums(of_chunk, *parts)
-                return loss_sum, jax.lax.stop_gradient(nll_sum)
+            if summed and not self.products.plain:
+                # the arrays that the function reads beside its chunk, such as the softmax's matrix
+                of, arrays = jax.closure_convert(sums_of, parts[0][0], parts[1][0])
+                return _sums_of_chunks(of, *parts, arrays)
             losses = jax.lax.map(jax.checkpoint(of_chunk), parts)
             losses = [jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :columns] for x in losses]
-        if summed:
-            return losses[0].sum(), jax.lax.stop_gradient(losses[-1].sum())
+            if summed:
+                return losses[0].sum(), jax.lax.stop_gradient(losses[-1].sum())
         return losses[0].reshape(batch, length), losses[-1].reshape(batch, length)
-
-
-def _sums(
-    of_chunk: Callable[[tuple[Array, Array]], list[Array]],
-    features: Float[Array, "chunks rows chunk width"],
-    targets: Int[Array, "chunks rows chunk"],
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the sums of the losses and of the cross entropies over all chunks, with one chunk's logits
-    in memory at a time.
-    """
-    # the arrays that `of_chunk` reads beside its chunk, such as the softmax's matrix
-    of, arrays = jax.closure_convert(of_chunk, (features[0], targets[0]))
-
-    def sums_of(features: Array, arrays: list[Array], targets: Array) -> tuple[Array, Array]:
-        losses = of((features, targets), *arrays)
-        return losses[0].sum(), losses[-1].sum()
-
-    return _sums_of_chunks(sums_of, features, arrays, targets)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sums_of_chunks(
     sums_of: Callable[..., tuple[Array, Array]],
-    features: Array,
+    features: Float[Array, "chunks rows chunk width"],
+    targets: Int[Array, "chunks rows chunk"],
     arrays: list[Array],
-    targets: Array,
 ) -> tuple[Array, Array]:
-    return _sums_forward(sums_of, features, arrays, targets)[0]
+    """Returns the sums of `sums_of(features, targets, *arrays)` over all chunks."""
+    return _sums_forward(sums_of, features, targets, arrays)[0]
 
 
 def _sums_forward(
     sums_of: Callable[..., tuple[Array, Array]],
     features: Array,
-    arrays: list[Array],
     targets: Array,
+    arrays: list[Array],
 ) -> tuple[tuple[Array, Array], tuple[Array, list[Array]]]:
-    """Returns the sums, and the gradient of the losses' sum for features and arrays."""
-    gradient = jax.value_and_grad(sums_of, argnums=(0, 1), has_aux=True)
+    """Returns the sums, and the gradient of the first for features and arrays."""
+    gradient = jax.value_and_grad(
+        lambda features, arrays, targets: sums_of(features, targets, *arrays),
+        argnums=(0, 1),
+        has_aux=True,
+    )
 
     def add(totals: Any, chunk: tuple[Array, Array]) -> tuple[Any, Array]:
         sums, (dfeatures, darrays) = gradient(chunk[0], arrays, chunk[1])
@@ -202,9 +199,10 @@ def _sums_forward(
 
 def _sums_backward(
     _: Any, gradients: tuple[Array, list[Array]], dsums: tuple[Array, Array]
-) -> tuple[Array, list[Array], None]:
-    scaled = jax.tree.map(lambda x: (x * dsums[0]).astype(x.dtype), gradients)
-    return *scaled, None
+) -> tuple[Array, None, list[Array]]:
+    # dsums[1] is of the cross entropy, which has no gradient
+    dfeatures, darrays = jax.tree.map(lambda x: (x * dsums[0]).astype(x.dtype), gradients)
+    return dfeatures, None, darrays
 
 
 _sums_of_chunks.defvjp(_sums_forward, _sums_backward)
@@ -259,28 +257,11 @@ class Embedding:
         loss: TokenLoss = cross_entropy,
         deterministic: bool = True,
         summed: bool = False,
-    ) -> tuple[Float[Array, "*batch_length"], Float[Array, "*batch_length"]]:
-        """Returns each target's loss and NLL, as `Head.token_losses`."""
+    ) -> tuple[Losses, Losses]:
+        """Returns each target's loss and NLL, or their sums, as `Head.token_losses`."""
         # Flax's modules can't be called in the loop over chunks.
         features = self._transformed(features)
         return self.head.token_losses(self._of_transformed, features, targets, loss, summed)
-
-
-@jax.custom_jvp
-def _recomputed_nll(
-    logits: Float[Array, "batch length vocabulary"], targets: Int[Array, "batch length"]
-) -> Float[Array, "batch length"]:
-    return cross_entropy(logits, targets)
-
-
-@_recomputed_nll.defjvp
-def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
-    (logits, targets), (dlogits, _) = primals, tangents
-    lse, is_target = jax.nn.logsumexp(logits, axis=-1), _is_target(logits, targets)
-    of_target = jnp.where(is_target, logits, 0.0).sum(axis=-1)
-    dnll = ((jnp.exp(logits - lse[..., None]) - is_target) * dlogits).sum(axis=-1)
-    nll, dnll = (jnp.where(targets < 0, 0.0, x) for x in (lse - of_target, dnll))
-    return nll, dnll
 
 
 def _is_target(logits: Array, targets: Array) -> Bool[Array, "batch length vocabulary"]:

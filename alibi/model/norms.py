@@ -29,9 +29,10 @@ class OffsetRMSNorm(nn.Module):
 
 
 def is_norm_sum(primitive: Any, *inputs: Any, **params: Any) -> bool:
-    """Returns whether an operation of a layer is a norm's sum over features, a number for each token.
+    """Returns whether an operation sums the last axis of at most three, as a layer's norms do.
 
-    `jax.checkpoint` takes it as a policy: to keep the sums is cheaper than to compute them again.
+    `jax.checkpoint` takes it as a policy: to keep the sums is cheaper than to compute them again. With
+    four axes it may be a softmax over all keys.
     """
     return (
         primitive.name == "reduce_sum"

@@ -43,7 +43,8 @@ class StepMemory:
         """The peak: the state, and either the loss (activations, logits) or the update (gradients,
         updates), whichever is larger.
 
-        The backward pass begins without gradients and ends without activations.
+        The backward pass begins with the gradient of the softmax's matrix alone, which is not counted,
+        and ends without activations.
         """
         accumulated = self.gradients - self.parameters
         at_loss = self.activations + self.gathered + self.logits
@@ -65,7 +66,9 @@ def step_memory(
     dense = tokens * parts * config.train_length * model.num_heads <= DENSE_WEIGHTS
     layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
     wide = "up" in model.remat_keeps and (1 + model.gated) * model.feed_forward
-    attended = "attention" in model.remat_keeps and model.num_heads * (model.head_dim + 1)
+    attended = (
+        "attention" in model.remat_keeps and not dense and model.num_heads * (model.head_dim + 1)
+    )
     kept = (
         layer_input
         + wide * jnp.dtype(model.dtype).itemsize // tensor

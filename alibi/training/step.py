@@ -161,10 +161,8 @@ def make_train_step(
 
     def losses(params: PyTree, batch: Batch, key: Array) -> tuple[Array, Array]:
         variables, rngs = {"params": params}, {"dropout": key}
-        arguments: dict[str, Any] = {"deterministic": False, "loss": loss, "summed": True}
-        sums: Any = model.apply(
-            variables, rngs=rngs, method="token_losses", **arguments, **batch._asdict()
-        )
+        arguments = {"deterministic": False, "loss": loss, "summed": True, **batch._asdict()}
+        sums: Any = model.apply(variables, rngs=rngs, method="token_losses", **arguments)
         return sums
 
     def update(state: TrainState, *arrays: Array, seed: Any = seed) -> tuple[TrainState, Metrics]:

@@ -25,11 +25,11 @@ def brier(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return ((jax.nn.softmax(logits) - one_hot) ** 2).sum(-1)
 
 
-def head(chunk_tokens: int) -> Head:
-    return Head(jnp.float32, Products.of("plain", jnp.float32), chunk_tokens, None)
+def head(chunk_tokens: int, products: str = "auto") -> Head:
+    return Head(jnp.float32, Products.of(products, jnp.float32), chunk_tokens, None)
 
 
-@pytest.mark.parametrize("chunk_tokens", [6, 1000])
+@pytest.mark.parametrize("chunk_tokens", [1, 6, 1000])
 @pytest.mark.parametrize("loss", [cross_entropy, brier])
 @pytest.mark.parametrize("summed", [False, True])
 def test_chunks_do_not_change_value_or_gradient(
@@ -53,17 +53,16 @@ def test_chunks_do_not_change_value_or_gradient(
         logits = 3 * (features @ embedding.T)
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)[..., 0]
         nll = jnp.where(targets < 0, 0.0, -picked)
-        of_loss, fixed = (
-            jnp.where(targets < 0, 0.0, loss(logits, targets)),
-            jax.lax.stop_gradient(nll),
-        )
-        if summed:
-            return of_loss.sum(), fixed.sum()
-        return (nll, nll) if loss is cross_entropy else (of_loss, fixed)
+        of_loss = jnp.where(targets < 0, 0.0, loss(logits, targets))
+        fixed = nll if loss is cross_entropy and not summed else jax.lax.stop_gradient(nll)
+        return (of_loss.sum(), fixed.sum()) if summed else (of_loss, fixed)
 
     def both(*arrays: jax.Array) -> list[tuple]:
         ways = [jax.vjp(way, *arrays) for way in (chunked, whole)]
-        return [(values, back(jax.tree.map(jnp.ones_like, values))) for values, back in ways]
+        return [
+            (values, back((3 * jnp.ones_like(values[0]), 5 * jnp.ones_like(values[1]))))
+            for values, back in ways
+        ]
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
@@ -80,7 +79,10 @@ def test_chunks_have_forward_mode_and_a_sum_computes_no_logits_again() -> None:
     targets = jnp.asarray(rng.integers(0, 20, (2, 11)))
 
     def mean(features: jax.Array) -> jax.Array:
-        return head(6).token_losses(lambda x: x @ embedding.T, features, targets)[0].mean()
+        losses = head(6, "plain").token_losses
+        each, _ = losses(lambda x: x @ embedding.T, features, targets)
+        total, _ = losses(lambda x: x @ embedding.T, features, targets, summed=True)
+        return each.mean() + total / 22
 
     _, forward = jax.jit(lambda *x: jax.jvp(mean, *((one,) for one in x)))(features, tangent)
     backward = (jax.jit(jax.grad(mean))(features) * tangent).sum()

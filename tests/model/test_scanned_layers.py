@@ -29,43 +29,64 @@ def test_remat_of_unrolled_layers_changes_no_gradient(tiny_config) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, remat)
 
 
-@pytest.mark.parametrize("backend", ["fused", "blocked"])
-def test_what_remat_keeps_is_not_computed_again(tiny_config, backend: str) -> None:
-    """Two wide products in the loop's body, up and gate; attention's forward pass; and by default the
-    sums of the layer's two norms."""
-    keys = {"model__gated": True, "model__num_layers": 2, "model__scan_layers": True}
-    config = tiny_config(position="none", model__attention=backend, **keys)
+def gradient_of(tiny_config, keeps: str | None, platform: str = "cpu", **keys: Any) -> str:
+    """Returns the program of a loss's gradient, of two layers in a loop. None: without remat."""
+    sizes = {"model__gated": True, "model__num_layers": 2, "model__scan_layers": True}
+    config = tiny_config(position="none", **sizes, **keys)
     model, inputs = build_model(config, VOCABULARY), tokens(12)
-    with traced_for("cpu", 1):
+    remat = changed(model, remat=keeps is not None, remat_keeps=keeps or "nothing")
+
+    def loss(params: dict) -> jax.Array:
+        return remat.apply({"params": params}, inputs, inputs, method="token_nll").sum()
+
+    with traced_for(platform, 1):
         params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
+        return str(jax.make_jaxpr(jax.grad(loss))(params))
 
-    def counted(**keys: Any) -> dict[str, int]:
-        def loss(params: dict) -> jax.Array:
-            of = changed(model, **keys)
-            return of.apply({"params": params}, inputs, inputs, method="token_nll").sum()
 
-        with traced_for("cpu", 1):
-            program = str(jax.make_jaxpr(jax.grad(loss))(params))
-        # XLA leaves out a kernel whose result is not read
-        kernels = re.findall(r"(\w+):\S+ \w+:\S+ = pallas_call\[", program)
-        return {
-            "products": program.count(" dot_general["),
-            "sums": program.count("reduce_sum[axes=(1,)"),
-            "exponentials": program.count(" exp ") if backend == "blocked" else 0,
-            "kernels": sum(len(re.findall(rf"\b{kernel}\b", program)) > 1 for kernel in kernels),
-        }
-
-    plain, remat, up, attention, both = (
-        counted(),
-        *(
-            counted(remat=True, remat_keeps=k)
-            for k in ("nothing", "up", "attention", "up_attention")
-        ),
+@pytest.mark.parametrize("keeps", ["up", "up_attention"])
+def test_remat_keeps_the_wide_products(tiny_config, keeps: str) -> None:
+    """Two in the loop's body, up and gate."""
+    nothing, kept = (
+        gradient_of(tiny_config, one).count(" dot_general[") for one in ("nothing", keeps)
     )
-    assert remat["sums"] == plain["sums"]
-    assert remat["products"] - up["products"] == attention["products"] - both["products"] == 2
-    forward = "exponentials" if backend == "blocked" else "kernels"
-    assert attention[forward] == plain[forward] < remat[forward]
+    assert nothing - kept == 2
+
+
+@pytest.mark.parametrize("keeps", ["attention", "up_attention"])
+def test_remat_keeps_the_result_of_blocked_attention(tiny_config, keeps: str) -> None:
+    plain, nothing, kept = (
+        gradient_of(tiny_config, one, model__attention="blocked").count(" exp ")
+        for one in (None, "nothing", keeps)
+    )
+    assert kept == plain < nothing
+
+
+def test_remat_keeps_the_result_of_fused_attention(tiny_config) -> None:
+    """XLA leaves out a kernel whose result is not read: two of the forward and the backward pass have
+    two results, and all are read without remat.
+    """
+
+    def read(keeps: str | None) -> int:
+        program = gradient_of(tiny_config, keeps, model__attention="fused")
+        kernels = re.findall(r"(\w+):\S+ \w+:\S+ = pallas_call\[", program)
+        return sum(len(re.findall(rf"\b{kernel}\b", program)) > 1 for kernel in kernels)
+
+    assert (read(None), read("nothing"), read("attention")) == (2, 3, 2)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_remat_keeps_the_sums_of_norms(tiny_config, platform: str, monkeypatch) -> None:
+    """Two of each of a layer's two norms. On CPUs norms get `[rows, features]`."""
+    axes = {"cpu": "(1,)", "tpu": "(2,)"}[platform]
+
+    def sums(keeps: str | None) -> int:
+        program = gradient_of(tiny_config, keeps, platform, model__attention="reference")
+        return program.count(f"reduce_sum[axes={axes}")
+
+    plain, kept = sums(None), sums("nothing")
+    monkeypatch.setattr("alibi.model.decoder.is_norm_sum", lambda *_, **__: False)
+    assert (kept, sums("nothing")) == (plain, plain + 4)
 
 
 def test_feed_forward_layers_multiply_matrices_on_tpus(tiny_config) -> None:
