@@ -104,7 +104,7 @@ def _compiled(name: str, devices: list[Any], arguments: argparse.Namespace) -> R
     # Tiles of 512 on the diagonal are whole. The forward pass has two products, and again with
     # remat that does not keep its result; the two kernels of the backward pass have seven.
     attention = 4 * config.model.width * (config.train_length + 512) / 2 * config.model.num_layers
-    passes = 4.5 + (config.model.remat and "attention" not in config.model.remat_keeps)
+    passes = 4.5 + (config.model.remat and "attention" not in config.model.kept)
     tokens = config.train.batch_tokens / len(devices)
     of_kernels = attention * passes * tokens / kind.bfloat16 if kernels else 0.0
     clock = CYCLES[0] if kind.name == "TPU v5e" else CYCLES[1]

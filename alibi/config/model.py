@@ -117,9 +117,8 @@ class ModelConfig(Section):
     # computes each layer again in the backward pass: less memory, a third more time
     remat: bool = setting(False, COMPUTED)
     # What remat keeps of a layer beside its input and the norms' sums, for less time and more memory
-    # (results/benchmarks/compiled.md). up: the feed-forward layer's wide products; attention: its
-    # result, for long sequences (other backends than `fused` and `blocked` keep nothing). Without
-    # remat it changes nothing.
+    # (results/benchmarks/compiled.md). up: the feed-forward layer's wide products. attention: the
+    # result of attention, for long sequences; only the backends `fused` and `blocked` keep it.
     remat_keeps: str = choice(
         "nothing", ("nothing", "up", "attention", "up_attention"), role=COMPUTED
     )
@@ -228,6 +227,11 @@ class ModelConfig(Section):
     def head_dim(self) -> int:
         """The features of a head."""
         return self.head_size or self.width // self.num_heads
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of the results that remat keeps, as `checkpoint_name` has them."""
+        return tuple(name for name in ("up", "attention") if name in self.remat_keeps)
 
     @property
     def kv_heads(self) -> int:

@@ -14,12 +14,11 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from alibi.attention.cache import Reading, Slots
-from alibi.attention.call import ATTENDED
 from alibi.config import Config, ModelConfig
 from alibi.config.fields import as_text
 from alibi.model.adaptive import AdaptiveEmbedding, check_bands
 from alibi.model.attention import check_backend
-from alibi.model.block import ACTIVATIONS, UP, Block, BlockCall, module_params
+from alibi.model.block import ACTIVATIONS, Block, BlockCall, module_params
 from alibi.model.initialization import INITIALIZATIONS
 from alibi.model.layers import STACKED
 from alibi.model.loss import Embedding, Head, Losses, TokenLoss, cross_entropy
@@ -85,10 +84,9 @@ class DecoderLM(nn.Module):
             init = nn.initializers.normal(config.width**-0.5, jnp.float32)
             self.types = self.param("token_types", init, (config.token_types, config.width))
         self.shared = self._shared_params()
-        policies, keeps = jax.checkpoint_policies, config.remat_keeps
-        names = [name for name in (UP, ATTENDED) if name in keeps]
+        policies = jax.checkpoint_policies
         self.kept = policies.save_from_both_policies(
-            policies.save_only_these_names(*names), is_norm_sum
+            policies.save_only_these_names(*config.kept), is_norm_sum
         )
         if config.scan_layers:
             self.stacked = self._stacked_params()

@@ -138,13 +138,10 @@ class Head:
             own = jnp.where(chosen < 0, 0.0, loss(scores, chosen).astype(jnp.float32))
             return [own, nll]
 
-        def sums_of(features: Array, targets: Array) -> tuple[Array, Array]:
-            losses = of_chunk((features, targets))
+        def sums(losses: list[Array]) -> tuple[Array, Array]:
             return losses[0].sum(), jax.lax.stop_gradient(losses[-1].sum())
 
         if chunk >= columns:
-            if summed:
-                return sums_of(features, targets)
             losses = of_chunk((features, targets))
         else:
             padding = ((0, 0), (0, -columns % chunk))
@@ -154,12 +151,14 @@ class Head:
             parts = jnp.moveaxis(features, 1, 0), jnp.moveaxis(targets, 1, 0)
             if summed and not self.products.plain:
                 # the arrays that the function reads beside its chunk, such as the softmax's matrix
-                of, arrays = jax.closure_convert(sums_of, parts[0][0], parts[1][0])
-                return _sums_of_chunks(of, *parts, arrays)
+                sums_of, arrays = jax.closure_convert(
+                    lambda *chunk: sums(of_chunk(chunk)), parts[0][0], parts[1][0]
+                )
+                return _sums_of_chunks(sums_of, *parts, arrays)
             losses = jax.lax.map(jax.checkpoint(of_chunk), parts)
             losses = [jnp.moveaxis(x, 0, 1).reshape(rows, -1)[:, :columns] for x in losses]
-            if summed:
-                return losses[0].sum(), jax.lax.stop_gradient(losses[-1].sum())
+        if summed:
+            return sums(losses)
         return losses[0].reshape(batch, length), losses[-1].reshape(batch, length)
 
 
@@ -200,7 +199,7 @@ def _sums_forward(
 def _sums_backward(
     _: Any, gradients: tuple[Array, list[Array]], dsums: tuple[Array, Array]
 ) -> tuple[Array, None, list[Array]]:
-    # dsums[1] is of the cross entropy, which has no gradient
+    # The cross entropy has no gradient, so dsums[1] is not read.
     dfeatures, darrays = jax.tree.map(lambda x: (x * dsums[0]).astype(x.dtype), gradients)
     return dfeatures, None, darrays
 

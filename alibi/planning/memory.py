@@ -65,10 +65,8 @@ def step_memory(
     tokens = config.train.batch_tokens // parts // micro
     dense = tokens * parts * config.train_length * model.num_heads <= DENSE_WEIGHTS
     layer, layer_input = layer_bytes_per_token(config, tensor, dense=dense), FLOAT32 * model.width
-    wide = "up" in model.remat_keeps and (1 + model.gated) * model.feed_forward
-    attended = (
-        "attention" in model.remat_keeps and not dense and model.num_heads * (model.head_dim + 1)
-    )
+    wide = "up" in model.kept and (1 + model.gated) * model.feed_forward
+    attended = "attention" in model.kept and not dense and model.num_heads * (model.head_dim + 1)
     kept = (
         layer_input
         + wide * jnp.dtype(model.dtype).itemsize // tensor

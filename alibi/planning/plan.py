@@ -180,7 +180,7 @@ def _memory_text(plan: TrainingPlan) -> str:
     """Returns a line for each part of the memory, and a line that says whether the run fits."""
     memory, model = plan.memory, plan.config.model
     texts = {"up": ", wide products", "attention": ", attention's results"}
-    more = "".join(text for name, text in texts.items() if name in model.remat_keeps)
+    more = "".join(text for name, text in texts.items() if name in model.kept)
     kept = f"the inputs{more} of all layers, and one layer" if model.remat else "of all layers"
     twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
     parts = [

@@ -63,8 +63,8 @@ def test_remat_keeps_the_result_of_blocked_attention(tiny_config, keeps: str) ->
 
 
 def test_remat_keeps_the_result_of_fused_attention(tiny_config) -> None:
-    """XLA leaves out a kernel whose result is not read: two of the forward and the backward pass have
-    two results, and all are read without remat.
+    """Counts kernels with two results, the forward pass and the gradients of keys and values. XLA
+    leaves out a kernel whose result nothing reads.
     """
 
     def read(keeps: str | None) -> int:

@@ -29,7 +29,9 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def config(tiny_config) -> Config:
-    """A task whose examples are read alone, with dropout, two micro-batches, the loss in chunks, and validations."""
+    """A task whose examples are read alone, with dropout, two micro-batches, the loss in chunks, and
+    validations.
+    """
     return tiny_config(
         data__corpus="tasks",
         data__task="copy",

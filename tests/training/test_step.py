@@ -55,8 +55,9 @@ def test_one_device_against_four(
     tiny_config, keys: dict, micro_batches: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A lost head offset or chunk of the loss, or a mean of means of devices or micro-batches instead
-    of tokens, would show here. XLA warns where it has to gather a split array whole on every device. Its estimates
-    of costs, whose parameters are fake, warn too; JAX 0.12 and 0.10 compile the same collectives.
+    of tokens, would show here. XLA warns where it has to gather a split array whole on every device.
+    Its estimates of costs, whose parameters are fake, warn too; JAX 0.12 and 0.10 compile the same
+    collectives.
     """
     alone, metrics = updated(
         tiny_config(mesh__data=1, model__num_layers=1, **keys), devices=1, micro_batches=1
