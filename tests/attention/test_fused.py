@@ -131,12 +131,34 @@ def test_few_diagonals_of_t5_have_a_kernel_of_their_own():
 
 
 @pytest.mark.parametrize(
+    ("length", "head_dim", "causal", "far"),
+    [(2**16, 64, True, True), (1024, 64, True, False), (2**16, 64, False, False), (2**16, 128, True, False)],
+)  # fmt: skip
+def test_tiles_of_t5_are_larger_where_nearly_all_are_far(length, head_dim, causal, far):
+    """By the registers of an H100: with heads of 128 the larger tiles don't fit, and at 1,024 tokens or
+    without a causal mask many tiles are near.
+    """
+    _, bias = bias_of("t5", 4, head_dim, max_distance=128)
+    plain = call_of("gpu", None, length, head_dim, causal=causal)
+    params = {"table": jnp.zeros((32, 4))}
+    table = bias(params).tabulated(plain.query_positions, plain.key_positions)
+    of_call = plan.make_plan(dataclasses.replace(plain, bias=table))
+    arrays = plain.query, plain.key, plain.value
+    operands = plan.Operands(*arrays, {"diagonals": table}, None, {})
+    for kernel in (triton_grid.FORWARD, triton_grid.QUERIES, triton_grid.KEYS):
+        larger = triton_grid.OF_FAR_TILES if far else {}
+        expected = larger.get((kernel, 128), triton_grid.BY_DISTANCE)
+        assert triton_grid.size_of(of_call, kernel, operands) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("alibi_learned", {"window": 35}),
         ("none", {"causal": False, "window": 35}),
         # far keys share a bucket: tiles seen whole and far, before and after others
         ("t5", {"window": 100}),
+        ("t5 with far tiles", {"window": 100}),
     ],
 )
 def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
@@ -151,7 +173,11 @@ def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
     }
     for kernel, size in (sizes | {triton_grid.DIAGONALS: (32, 32)}).items():
         monkeypatch.setitem(triton_grid.SIZES, (kernel, 128), triton_grid.Size(*size, 4, 1))
+    of_far = {(kernel, 128): triton_grid.Size(*size, 4, 1) for kernel, size in sizes.items()}
+    monkeypatch.setattr(triton_grid, "OF_FAR_TILES", of_far)
     monkeypatch.setattr(triton_grid, "BY_DISTANCE", triton_grid.Size(32, 16, 4, 1))
+    if name == "t5 with far tiles":  # of the sizes above
+        name, _ = "t5", monkeypatch.setattr(triton_grid, "FAR_FROM", 1)
     options = {"max_distance": 20, "num_buckets": 8} if name == "t5" else {}
     params, bias = bias_of(name, 2, 8, **options)
     arrays = (
