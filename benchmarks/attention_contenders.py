@@ -154,7 +154,8 @@ def bias_of(shape: Shape, position: str) -> tuple[Any, Callable[[Any], Any]]:
         return jnp.cumsum(gates, axis=1), lambda sums: FoxBias(sums, sums)
     width = shape.heads * shape.head_dim
     sizes = {"num_heads": shape.heads, "head_dim": shape.head_dim, "width": width}
-    method = make_position(position, **sizes, train_length=shape.length)
+    options = {"max_distance": 128} if position == "t5" else {}  # as in its source
+    method = make_position(position, **sizes, train_length=shape.length, options=options)
     key = jax.random.key(0)
     return {**method.init(key), **method.init_layer(key)}, method.bias
 

@@ -118,50 +118,64 @@ def test_far_keys_of_one_bucket(ahead, arguments, monkeypatch, small_blocks):
     assert_equals_reference(inputs(2, 60, 60, 2, 8), params, bias, **positions, **arguments)
 
 
+def t5_plan(length=2**16, head_dim=64, **changes):
+    """Returns the plan of a T5 call on a GPU with a largest distance of 128, and its operands."""
+    plain = call_of("gpu", None, length, head_dim, **changes)
+    _, bias = bias_of("t5", 4, head_dim, max_distance=128)
+    table = bias({"table": jnp.zeros((32, 4))})
+    table = table.tabulated(plain.query_positions, plain.key_positions)
+    of_call = plan.make_plan(dataclasses.replace(plain, bias=table))
+    sides = {} if plain.query_segments is None else {"query_segments": plain.query_segments}
+    arrays = plain.query, plain.key, plain.value
+    return of_call, plan.Operands(*arrays, {"diagonals": table}, None, sides)
+
+
 def test_few_diagonals_of_t5_have_a_kernel_of_their_own():
     """Under a largest distance of 128, three of 1,024: tiles of 64 from the distance 128 + 63 on are far."""
-    _, bias = bias_of("t5", 4, 64, max_distance=128)
-    plain = call_of("gpu", None, length=2**16)
-    params = {"table": jnp.zeros((32, 4))}
-    table = bias(params).tabulated(plain.query_positions, plain.key_positions)
-    of_call = plan.make_plan(dataclasses.replace(plain, bias=table))
+    of_call, _ = t5_plan()
     assert triton.near_diagonals(of_call, 64) == range(-2, 1)
     far = dataclasses.replace(of_call, level_from=None)
     assert triton.near_diagonals(far, 64) == range(-1023, 1)
 
 
 @pytest.mark.parametrize(
-    ("length", "head_dim", "causal", "far"),
-    [(2**16, 64, True, True), (1024, 64, True, False), (2**16, 64, False, False), (2**16, 128, True, False)],
-)  # fmt: skip
-def test_tiles_of_t5_are_larger_where_nearly_all_are_far(length, head_dim, causal, far):
-    """By the registers of an H100: with heads of 128 the larger tiles don't fit, and at 1,024 tokens or
-    without a causal mask many tiles are near.
+    ("options", "far"),
+    [
+        ({}, True),
+        ({"length": 1024}, False),
+        ({"causal": False}, False),
+        ({"options": AttentionOptions(platform="gpu", window=4096)}, False),
+        (dict.fromkeys(("query_segments", "key_segments"), jnp.zeros((1, 2**16), int)), False),
+    ],
+)
+def test_tiles_of_t5_are_larger_where_nearly_all_are_far(options, far):
+    """By the registers of an H100. Few are at 1,024 tokens, without a causal mask and under a window, and
+    none where segments may hide a pair.
     """
-    _, bias = bias_of("t5", 4, head_dim, max_distance=128)
-    plain = call_of("gpu", None, length, head_dim, causal=causal)
-    params = {"table": jnp.zeros((32, 4))}
-    table = bias(params).tabulated(plain.query_positions, plain.key_positions)
-    of_call = plan.make_plan(dataclasses.replace(plain, bias=table))
-    arrays = plain.query, plain.key, plain.value
-    operands = plan.Operands(*arrays, {"diagonals": table}, None, {})
+    of_call, operands = t5_plan(**options)
     for kernel in (triton_grid.FORWARD, triton_grid.QUERIES, triton_grid.KEYS):
         larger = triton_grid.OF_FAR_TILES if far else {}
         expected = larger.get((kernel, 128), triton_grid.BY_DISTANCE)
         assert triton_grid.size_of(of_call, kernel, operands) == expected
 
 
+def test_tiles_of_t5_stay_small_with_heads_of_128():
+    of_call, operands = t5_plan(head_dim=128)
+    for kernel in (triton_grid.FORWARD, triton_grid.QUERIES, triton_grid.KEYS):
+        assert triton_grid.size_of(of_call, kernel, operands) == triton_grid.BY_DISTANCE
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "far_from", "arguments"),
     [
-        ("alibi_learned", {"window": 35}),
-        ("none", {"causal": False, "window": 35}),
+        ("alibi_learned", 16, {"window": 35}),
+        ("none", 16, {"causal": False, "window": 35}),
         # far keys share a bucket: tiles seen whole and far, before and after others
-        ("t5", {"window": 100}),
-        ("t5 with far tiles", {"window": 100}),
+        ("t5", 16, {"window": 100}),
+        ("t5", 1, {}),  # in larger tiles, forward than those that are summed along diagonals
     ],
 )
-def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
+def test_rows_and_columns_of_gpu_kernels(name, far_from, arguments, monkeypatch):
     """Several in a block, so that there are tiles with and without a mask, far and near."""
     monkeypatch.setattr(jax, "device_count", lambda *args: 1)
     monkeypatch.setattr(plan, "INTERPRET_GPU", True)
@@ -170,14 +184,14 @@ def test_rows_and_columns_of_gpu_kernels(name, arguments, monkeypatch):
         triton_grid.FORWARD: (32, 16),
         triton_grid.QUERIES: (16, 32),
         triton_grid.KEYS: (16, 16),
+        triton_grid.DIAGONALS: (16, 16) if far_from == 1 else (32, 32),
     }
-    for kernel, size in (sizes | {triton_grid.DIAGONALS: (32, 32)}).items():
-        monkeypatch.setitem(triton_grid.SIZES, (kernel, 128), triton_grid.Size(*size, 4, 1))
-    of_far = {(kernel, 128): triton_grid.Size(*size, 4, 1) for kernel, size in sizes.items()}
-    monkeypatch.setattr(triton_grid, "OF_FAR_TILES", of_far)
-    monkeypatch.setattr(triton_grid, "BY_DISTANCE", triton_grid.Size(32, 16, 4, 1))
-    if name == "t5 with far tiles":  # of the sizes above
-        name, _ = "t5", monkeypatch.setattr(triton_grid, "FAR_FROM", 1)
+    sizes = {(kernel, 128): triton_grid.Size(*size, 4, 1) for kernel, size in sizes.items()}
+    monkeypatch.setattr(triton_grid, "SIZES", sizes)
+    monkeypatch.setattr(triton_grid, "OF_FAR_TILES", sizes)
+    monkeypatch.setattr(triton_grid, "FAR_FROM", far_from)
+    by_distance = (16, 16) if far_from == 1 else (32, 16)
+    monkeypatch.setattr(triton_grid, "BY_DISTANCE", triton_grid.Size(*by_distance, 4, 1))
     options = {"max_distance": 20, "num_buckets": 8} if name == "t5" else {}
     params, bias = bias_of(name, 2, 8, **options)
     arrays = (

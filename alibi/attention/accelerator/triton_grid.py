@@ -53,8 +53,9 @@ SIZES = {
 }
 WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # for every kernel, not measured
 BY_DISTANCE = Size(64, 32, 4, 3)  # with a distance bias; both divide the rows of DIAGONALS
-# The same where nearly all tiles have one number, as T5's far ones. Registers hold a near tile too, as
-# compiled for an H100, and with a third stage 99 KiB would not. Not measured.
+# The same where nearly all tiles have one number, as T5's far ones, by what a compiler says, not
+# measured. An H100 keeps a near tile in its registers too, but not the gradient of queries in as many
+# programs as without a bias, so that one stays. A third stage of FORWARD would need more than 99 KiB.
 OF_FAR_TILES = {(FORWARD, 128): Size(128, 64, 4, 2), (KEYS, 128): Size(64, 64, 4, 3)}
 FAR_FROM = 16  # times the least distance that is far, in keys
 COPIES = 4  # of such a bias, each one number ahead, so that four neighbours load at once
@@ -64,12 +65,23 @@ def size_of(plan: KernelPlan, kernel: str, operands: Operands) -> Size:
     features = max(operands.query.shape[-1], operands.value.shape[-1])
     width = max(128, features * operands.query.dtype.itemsize)
     size = WIDE[width] if width in WIDE else SIZES[kernel, width]
-    far = plan.level_from is not None and plan.first is not None and plan.sight.causal
-    far = far and plan.k_blocks * plan.block >= FAR_FROM * plan.level_from
-    by_distance = "diagonals" in operands.bias and kernel != DIAGONALS and width not in WIDE
-    if by_distance:
-        size = OF_FAR_TILES.get((kernel, width), BY_DISTANCE) if far else BY_DISTANCE
+    if "diagonals" in operands.bias and kernel != DIAGONALS and width not in WIDE:
+        larger = OF_FAR_TILES if _mostly_far(plan, operands) else {}
+        size = larger.get((kernel, width), BY_DISTANCE)
     return size._replace(rows=min(size.rows, plan.block), columns=min(size.columns, plan.block))
+
+
+def _mostly_far(plan: KernelPlan, operands: Operands) -> bool:
+    """Whether nearly all tiles that are needed have one number of the distance bias, and no mask."""
+    sight, keys = plan.sight, plan.k_blocks * plan.block
+    return (
+        plan.level_from is not None
+        and FAR_FROM * plan.level_from <= keys
+        and plan.first is not None
+        and sight.causal
+        and sight.window is None
+        and not operands.hides
+    )
 
 
 def run(
