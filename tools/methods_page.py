@@ -156,7 +156,7 @@ The quickstart's model, trained at L = {length}:
 - gain: nats a token that the same tokens save by a context of 16 L in place of L; below zero, the longer one hurts.
 - passkeys: the share that is found of those told 64 or 512 tokens before, in windows of L and of 8 L. The models were
   trained on books with passkeys for {of_keys:,} updates. Each share is of one seed, in the order of seeds 0, 1,
-  2: a single one says little ([all of them](../results/passkey/README.md)). "Late": next to none in windows of L either
+  2: a single one says little ([all of them](../results/passkey/README.md)). "Late": none in windows of L either
   ([after longer training](../results/passkey/README.md#trained-for-longer)).
 - speed: that of training at 128, 512, 2,048 and 8,192 tokens, as a multiple of that of `none`. Differences below 0.05
   can be noise ([more](speed.md#position-methods)). Options are the defaults, but `max_distance` is 128 of `t5` and 16

@@ -1,5 +1,5 @@
-"""The methods that find next to no key after the 2,000 updates of configs/sweeps/passkey.py, trained
-for longer: until they find keys, or for 12,000.
+"""The methods that found next to no key after the 2,000 updates of configs/sweeps/passkey.py when they
+were first trained, trained for longer: until they find keys, or for 12,000.
 
 python scripts/sweep.py --sweep=configs/sweeps/passkey_late.py --workdir=workdirs/passkey-late --jobs=0
 """
