@@ -34,7 +34,7 @@ class AlibiLearned(Alibi):
     about = About(
         formula="-m_h (i - j), log m_h learned",
         source="Press, Smith and Lewis 2022, footnote 11",
-        caveats="in the paper extrapolates worse than fixed slopes; in this project's runs its perplexity stays level too",
+        caveats="extrapolates worse than fixed slopes in the paper; here its perplexity stays level too",
     )
 
     takes_logarithms = True
