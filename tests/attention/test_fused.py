@@ -149,8 +149,8 @@ def test_few_diagonals_of_t5_have_a_kernel_of_their_own():
     ],
 )
 def test_tiles_of_t5_are_larger_where_nearly_all_are_far(options, far):
-    """By the registers of an H100. Few are at 1,024 tokens, without a causal mask and under a window, and
-    none where segments may hide a pair.
+    """At 1,024 tokens, without a causal mask or under a window many tiles are near. Where segments may hide
+    a pair, all are computed as near ones.
     """
     of_call, operands = t5_plan(**options)
     for kernel in (triton_grid.FORWARD, triton_grid.QUERIES, triton_grid.KEYS):
@@ -160,6 +160,7 @@ def test_tiles_of_t5_are_larger_where_nearly_all_are_far(options, far):
 
 
 def test_tiles_of_t5_stay_small_with_heads_of_128():
+    """Larger ones don't fit into the registers of an H100."""
     of_call, operands = t5_plan(head_dim=128)
     for kernel in (triton_grid.FORWARD, triton_grid.QUERIES, triton_grid.KEYS):
         assert triton_grid.size_of(of_call, kernel, operands) == triton_grid.BY_DISTANCE
@@ -172,7 +173,7 @@ def test_tiles_of_t5_stay_small_with_heads_of_128():
         ("none", 16, {"causal": False, "window": 35}),
         # far keys share a bucket: tiles seen whole and far, before and after others
         ("t5", 16, {"window": 100}),
-        ("t5", 1, {}),  # in larger tiles, forward than those that are summed along diagonals
+        ("t5", 1, {}),  # larger tiles: the forward pass has more rows than the sums along diagonals
     ],
 )
 def test_rows_and_columns_of_gpu_kernels(name, far_from, arguments, monkeypatch):

@@ -53,9 +53,9 @@ SIZES = {
 }
 WIDE = {512: Size(32, 32, 4, 1), 1024: Size(16, 16, 4, 1)}  # for every kernel, not measured
 BY_DISTANCE = Size(64, 32, 4, 3)  # with a distance bias; both divide the rows of DIAGONALS
-# The same where nearly all tiles have one number, as T5's far ones, by what a compiler says, not
-# measured. An H100 keeps a near tile in its registers too, but not the gradient of queries in as many
-# programs as without a bias, so that one stays. A third stage of FORWARD would need more than 99 KiB.
+# Instead of BY_DISTANCE where nearly all tiles have one number, as T5's far ones. They were compiled, not
+# timed. A near tile fits into an H100's registers. For QUERIES it would take so many that two programs
+# run at once in place of three. FORWARD with a third stage would need more than 99 KiB.
 OF_FAR_TILES = {(FORWARD, 128): Size(128, 64, 4, 2), (KEYS, 128): Size(64, 64, 4, 3)}
 FAR_FROM = 16  # times the least distance that is far, in keys
 COPIES = 4  # of such a bias, each one number ahead, so that four neighbours load at once
