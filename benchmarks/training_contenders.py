@@ -37,6 +37,7 @@ def compile_step(config: Config, vocab_size: int, mesh: Any) -> tuple[Any, ...]:
         loss=training_loss(config),
         schedule=schedule,
         state_shardings=shardings,
+        gather=config.mesh.gather,
     )
     micro = micro_batches(config, batch_parts(sharding))
     shape = (micro, config.train.batch_tokens // config.train_length // micro, config.train_length)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from alibi.config import ModelConfig
 from alibi.model.loss import Head, Losses, TokenLoss, cross_entropy, selected_token_nll
-from alibi.parallel.sharding import batch_parts, for_lookup, split_batch
+from alibi.parallel.sharding import batch_parts, for_lookup, split_batch, whole_rows
 
 PADDING_ROW = 1  # fairseq's <pad>, which the paper's code has in every band
 # Rows with logits over a tail at the same time: few, since few words are rare and 128 x 200,000 logits
@@ -93,7 +93,7 @@ class AdaptiveEmbedding(nn.Module):
     ) -> Float[Array, "batch length vocabulary"]:
         """Returns all words' log-probabilities, float32."""
         features = self.input_dropout(features, deterministic)
-        head = jax.nn.log_softmax(self._head_logits(features))
+        head = jax.nn.log_softmax(self._head_logits(self._head_matrix(), features))
         parts = [head[..., : self.config.cutoffs[0]]]
         for cluster, band in enumerate(self.band[1:], self.config.cutoffs[0]):
             hidden = self._hidden(band, features, deterministic)
@@ -124,19 +124,21 @@ class AdaptiveEmbedding(nn.Module):
         starts = self.config.cutoffs
         cluster = sum((targets >= start).astype(targets.dtype) for start in starts[1:])
         of_head = jnp.where(targets < starts[0], targets, starts[0] + cluster)
-        nll, _ = self.head.token_losses(self._head_logits, features, of_head, summed=summed)
+        logits = functools.partial(self._head_logits, self._head_matrix())
+        nll, _ = self.head.token_losses(logits, features, of_head, summed=summed)
         for start, band in zip(starts, self.band[1:], strict=True):
             inside = (targets >= start) & (targets < start + band.size)
             if self.config.padding_rows and not deterministic:
                 inside &= targets != start + PADDING_ROW
             hidden = self._hidden(band, features, deterministic)
             of_band = jnp.where(inside, targets - start, -1)
+            embedding = whole_rows(band.embedding, self.head.sharding)
             if self.head.products.plain:
-                logits = functools.partial(self.head.logits, embedding=band.embedding)
+                logits = functools.partial(self.head.logits, embedding=embedding)
                 nll += self.head.token_losses(logits, hidden, of_band, summed=summed)[0]
             else:
                 of_tail = selected_token_nll(
-                    band.embedding.astype(self.head.dtype),
+                    embedding.astype(self.head.dtype),
                     hidden.astype(self.head.dtype),
                     of_band,
                     chunk_rows=TAIL_ROWS,
@@ -145,17 +147,18 @@ class AdaptiveEmbedding(nn.Module):
                 nll += of_tail.sum() if summed else of_tail
         return nll, jax.lax.stop_gradient(nll) if summed else nll
 
+    def _head_matrix(self) -> Float[Array, "head width"]:
+        """Returns the rows of the first band's words, of the other bands, and of zeros."""
+        rows = self.band[0].embedding, self.clusters.T
+        matrix = whole_rows(jnp.concatenate(rows), self.head.sharding)
+        return jnp.pad(matrix, ((0, -len(matrix) % ALIGNED), (0, 0)))
+
     def _head_logits(
-        self, features: Float[Array, "batch length width"]
+        self, matrix: Float[Array, "head width"], features: Float[Array, "batch length width"]
     ) -> Float[Array, "batch length head"]:
         """Returns logits for the first band's words, the other bands, and columns with probability 0."""
         used = self.config.cutoffs[0] + len(self.config.cutoffs)
-        rows = [
-            self.band[0].embedding,
-            self.clusters.T,
-            jnp.zeros((-used % ALIGNED, self.config.width), jnp.float32),
-        ]
-        logits = self.head.logits(features, jnp.concatenate(rows))
+        logits = self.head.logits(features, matrix)
         return jnp.where(jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) < used, logits, NEVER)
 
     def _hidden(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from alibi.config import Config
 from alibi.numerics.products import Products, transposed
-from alibi.parallel.sharding import for_lookup, split_batch
+from alibi.parallel.sharding import for_lookup, split_batch, whole_rows
 
 Losses = Float[Array, "*batch_length"]  # `[batch, length]`, or a sum
 
@@ -260,7 +260,8 @@ class Embedding:
         """Returns each target's loss and NLL, or their sums, as `Head.token_losses`."""
         # Flax's modules can't be called in the loop over chunks.
         features = self._transformed(features)
-        return self.head.token_losses(self._of_transformed, features, targets, loss, summed)
+        whole = dataclasses.replace(self, output=whole_rows(self.output, self.head.sharding))
+        return self.head.token_losses(whole._of_transformed, features, targets, loss, summed)
 
 
 def _is_target(logits: Array, targets: Array) -> Bool[Array, "batch length vocabulary"]:

@@ -74,17 +74,24 @@ def batch_sharding(mesh: Mesh | AbstractMesh, leading: int = 0) -> NamedSharding
     return NamedSharding(mesh, P(*(None,) * leading, BATCH_AXES))
 
 
-def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
+def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh, *, gathered: bool = False) -> PyTree:
     """Returns shardings for parameters or optimizer state, as `alibi.parallel.axes` and `SPLIT` say.
 
     Other leaves are replicated, and a dimension is whole if the devices don't divide it.
+
+    Args:
+      gathered: fsdp splits nothing, as in the passes of an update with `mesh.gather=update`.
     """
 
     def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         name = path_name(path)
         _, axes = leaf_of(name, len(leaf.shape))
         split = [
-            axis if (axis := SPLIT.get(of)) and size % mesh.shape[axis] == 0 else None
+            axis
+            if (axis := SPLIT.get(of))
+            and size % mesh.shape[axis] == 0
+            and not (gathered and axis == "fsdp")
+            else None
             for of, size in zip(axes, leaf.shape, strict=False)
         ]
         return NamedSharding(mesh, P(*split))
@@ -147,6 +154,21 @@ def split_batch(
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
+def whole_rows(
+    table: Float[Array, "rows features"], sharding: NamedSharding | None
+) -> Float[Array, "rows features"]:
+    """Returns a table of which each device has whole rows, for tokens with this sharding.
+
+    Under fsdp they are gathered once here, and the gradient is summed over devices once, not in each
+    round of a loop that reads the table.
+    """
+    if sharding is None or sharding.mesh.shape.get("fsdp", 1) == 1:
+        return table
+    return jax.lax.with_sharding_constraint(
+        table, NamedSharding(sharding.mesh, P(P.UNCONSTRAINED, None))
+    )
+
+
 def for_lookup(
     table: Float[Array, "rows features"], sharding: NamedSharding | None
 ) -> Float[Array, "rows features"]:
@@ -155,11 +177,9 @@ def for_lookup(
     If both data and fsdp split the tokens, each device gets whole rows and sums the gradient of its
     own tokens. Otherwise XLA would gather all tokens' gradients on each device.
     """
-    if sharding is None or 1 in (sharding.mesh.shape.get(axis, 1) for axis in BATCH_AXES):
+    if sharding is None or sharding.mesh.shape.get("data", 1) == 1:
         return table
-    return jax.lax.with_sharding_constraint(
-        table, NamedSharding(sharding.mesh, P(P.UNCONSTRAINED, None))
-    )
+    return whole_rows(table, sharding)
 
 
 def heads_sharding(sharding: NamedSharding | None) -> NamedSharding | None:

@@ -27,7 +27,8 @@ class StepMemory:
       parameters, optimizer: the state, exact, from its shapes, dtypes and shardings.
       gradients: as large as the parameters, or twice as large if micro-batches add up.
       activations: what layers keep for the backward pass, from `layer_bytes_per_token`.
-      gathered: other devices' parameters under fsdp, in the products' dtype.
+      gathered: other devices' parameters under fsdp, in the products' dtype, and their parts of the
+        vocabulary's gradient, float32.
       logits: float32 logits and their gradient, for a chunk of tokens.
     """
 
@@ -132,8 +133,9 @@ def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
 
 
 def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
-    """Returns the bytes for parameters from other devices. Both passes share them, so all layers count.
-    With remat or a loop over layers only the embedding and `GATHERED_LAYERS` layers count.
+    """Returns `StepMemory.gathered`. Both passes share the parameters, so all layers count. With remat
+    or a loop over layers only the embedding and `GATHERED_LAYERS` layers count, unless all are gathered
+    once for an update.
     """
     if mesh.shape["fsdp"] == 1:
         return 0
@@ -142,7 +144,7 @@ def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
     received, of_layers = (
         _local_bytes(tree, unsplit) - _local_bytes(tree, mesh) for tree in (params, layers)
     )
-    model = config.model
-    if model.remat or model.scan_layers:
+    model, of_vocabulary = config.model, received - of_layers
+    if (model.remat or model.scan_layers) and config.mesh.gather == "layer":
         received -= of_layers * max(model.num_layers - GATHERED_LAYERS, 0) // model.num_layers
-    return received * jnp.dtype(model.dtype).itemsize // FLOAT32
+    return received * jnp.dtype(model.dtype).itemsize // FLOAT32 + of_vocabulary

@@ -191,7 +191,7 @@ def _memory_text(plan: TrainingPlan) -> str:
         (
             "gathered",
             memory.gathered,
-            "estimated: parameters of other devices, as they are needed here",
+            "estimated: parameters of other devices as they are needed here, and the vocabulary's gradient",
         ),
         (
             "logits",

@@ -26,7 +26,7 @@ from alibi.model.loss import training_loss
 from alibi.objectives import Objective, make_objective
 from alibi.optimizers import make_optimizer
 from alibi.parallel import hosts
-from alibi.parallel.sharding import abstract_mesh, batch_parts, batch_sharding
+from alibi.parallel.sharding import AXES, abstract_mesh, batch_parts, batch_sharding
 from alibi.positions.base import PositionMethod
 from alibi.runs import RunDirectory, method_files
 from alibi.runs.code import own_files
@@ -204,7 +204,7 @@ def check_trainable(config: Config, devices: int | None = None) -> None:
       devices: number of devices. None, if unknown, takes as few as the mesh asks for.
     """
     check_paths(config.data)
-    fewest = math.prod(size for size in vars(config.mesh).values() if size != -1)
+    fewest = math.prod(size for axis in AXES if (size := config.mesh[axis]) != -1)
     check_stretches(config, abstract_mesh(config.mesh, devices or fewest))
     make_optimizer(config.optimizer, config.train.steps)
     make_corpus(config.data)

@@ -4,7 +4,7 @@ import concurrent.futures
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from alibi.data.batches import TrainBatches
 from alibi.model.decoder import DecoderLM
 from alibi.model.loss import TokenLoss, cross_entropy
 from alibi.objectives import Batch
-from alibi.parallel.sharding import batch_sharding, laid_out, local_rows
+from alibi.parallel.sharding import batch_sharding, laid_out, local_rows, tree_shardings
 from alibi.runs.checkpoint import TrainState
 
 Metrics = dict[str, Float[Array, ""]]
@@ -144,6 +144,7 @@ def make_train_step(
     loss: TokenLoss = cross_entropy,
     schedule: optax.Schedule = lambda step: jnp.nan,
     state_shardings: TrainState | None = None,
+    gather: str = "layer",
 ) -> jax.stages.Wrapped:
     """Returns a jitted function from (state, *batch) to (state, metrics), which donates the state.
 
@@ -157,6 +158,7 @@ def make_train_step(
       loss: a token's loss, as in `Head.token_losses`.
       schedule: learning rate of an update, from 0, for the metrics.
       state_shardings: shardings of the returned state. Defaults to the compiler's choice.
+      gather: `config.mesh.gather`. "update" needs `state_shardings`.
     """
 
     def losses(params: PyTree, batch: Batch, key: Array) -> tuple[Array, Array]:
@@ -168,7 +170,13 @@ def make_train_step(
     def update(state: TrainState, *arrays: Array, seed: Any = seed) -> tuple[TrainState, Metrics]:
         batch = Batch(*arrays)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        gradient, nll = _summed(jax.grad(losses, has_aux=True), state.params, batch, key)
+        params, shardings = state.params, cast(Any, state_shardings)
+        if gather == "update":
+            whole = tree_shardings(params, shardings.step.mesh, gathered=True)
+            params = jax.lax.with_sharding_constraint(params, whole)
+        gradient, nll = _summed(jax.grad(losses, has_aux=True), params, batch, key)
+        if gather == "update":
+            gradient = jax.lax.with_sharding_constraint(gradient, shardings.params)
         tokens = (batch.targets >= 0).sum().astype(jnp.float32)
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)

@@ -128,7 +128,10 @@ def test_drawn_answers_end_alike_in_files_of_prompts_streams_and_tasks(runs):
     prompts = [prompt_of("the cat", seed) for seed in range(24)]
     together, single = (list(writer.write(prompts, total=64, each=n)) for n in (16, 1))
     for answer, alone in zip(together, single, strict=True):
-        assert answer.to_json() == alone.to_json()
+        row, of_alone = answer.to_json(), alone.to_json()
+        # programs for 16 tokens and for 1 may differ in a last bit
+        assert row.pop("nll") == pytest.approx(of_alone.pop("nll"), abs=2e-6)
+        assert row == of_alone
         decoded = decode_answer(run.tokenizer, answer.prompt.ids, answer.tokens)
         assert decoded.startswith(answer.text)
         assert (answer.end == "stop") == any(stop in decoded for stop in stops)

@@ -40,7 +40,11 @@ def updated(config: Config, devices: int, micro_batches: int) -> tuple[TrainStat
     batch = [
         jax.device_put(x.reshape(shape), batch_sharding(mesh, leading=1)) for x in (inputs, targets)
     ]
-    return make_train_step(model, optimizer, seed=0)(state, *batch)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    step = make_train_step(
+        model, optimizer, seed=0, state_shardings=shardings, gather=config.mesh.gather
+    )
+    return step(state, *batch)
 
 
 ADAPTIVE = {"model__embedding": "adaptive", "model__cutoffs": (16, 32), "model__adaptive_factor": 2}
@@ -49,7 +53,8 @@ DROPPING = ADAPTIVE | DRAWING | {"model__softmax_dropout": 0.5, "model__logits_c
 
 
 @pytest.mark.parametrize(
-    ("keys", "micro_batches"), [({"model__logits_chunk": 16}, 4), (DROPPING, 1)]
+    ("keys", "micro_batches"),
+    [({"model__logits_chunk": 16}, 4), (DROPPING, 1), ({"mesh__gather": "update"}, 2)],
 )
 def test_one_device_against_four(
     tiny_config, keys: dict, micro_batches: int, capfd: pytest.CaptureFixture[str]
@@ -215,6 +220,43 @@ def test_the_state_keeps_its_shardings_and_the_step_its_program(tiny_config, cap
             state, _ = step(state, batch, batch)
             assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings
     assert caplog.text.count("Compiling jit(update) ") == 1
+
+
+@pytest.mark.parametrize(("gather", "gathered"), [("layer", {"layers"}), ("update", set())])
+def test_what_loops_gather(tiny_config, gather: str, gathered: set[str]) -> None:
+    """The loop over layers gathers parameters unless all are gathered before, and the loop over chunks of
+    the loss never gathers the softmax's matrix: it would do so once a chunk.
+    """
+    config = tiny_config(
+        mesh__data=1,
+        mesh__fsdp=4,
+        mesh__gather=gather,
+        model__num_layers=4,
+        model__scan_layers=True,
+        model__logits_chunk=8,
+    )
+    mesh = make_mesh(config.mesh)
+    model = build_model(config, VOCABULARY, sharding=batch_sharding(mesh))
+    state = abstract_state(model, optax.sgd(0.5), mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    batch = jax.ShapeDtypeStruct((1, 8, 16), jnp.int32, sharding=batch_sharding(mesh, leading=1))
+    program = (
+        make_train_step(model, optax.sgd(0.5), 0, state_shardings=shardings, gather=gather)
+        .lower(state, batch, batch)
+        .compile(compiler_options=AS_USERS)
+        .as_text()
+    )
+    bodies = dict(re.findall(r"^%(\S+) [^\n]*\{\n(.*?)^\}$", program, re.M | re.S))
+    loops = [bodies[name] for name in set(re.findall(r" while\(.*body=%([\w.\-]+)", program))]
+    assert len(loops) == 3, "forward and backward over layers, and chunks"
+    found = {
+        "chunks" if f"[{VOCABULARY},16]" in line else "layers"
+        for loop in loops
+        for line in loop.splitlines()
+        if " all-gather(" in line
+    }
+    assert found == gathered
+    assert " all-gather(" in program
 
 
 @pytest.mark.parametrize(
