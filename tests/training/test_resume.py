@@ -35,7 +35,8 @@ def test_interrupt_and_resume_is_bitwise(tiny_config, tmp_path: pathlib.Path, mo
     drawing = {"model__max_position": 64, "model__layer_draws": True, "model__test_draws": 1}
     dropout = {"model__dropout": 0.2, "model__attention_dropout": 0.2}
     config = tiny_config(**drawing, **dropout, log__every_steps=3)
-    config = replaced(config, {"mesh.data": -1, "mesh.fsdp": 2, "mesh.tensor": 2})
+    split = {"mesh.data": -1, "mesh.fsdp": 2, "mesh.tensor": 2, "mesh.gather": "update"}
+    config = replaced(config, split)
     monkeypatch.setattr(loop, "make_mesh", functools.partial(make_mesh, devices=jax.devices()[:4]))
     loop.train(config, str(tmp_path / "whole"))
     interrupt(config, tmp_path / "parts", 4)
