@@ -283,7 +283,8 @@ def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedShard
     """Returns the axes in `sharding` that divide batch and heads evenly.
 
     A bias that mixes heads splits no heads. Returns None if they divide neither, or if the call has a
-    mask, dropout, an einsum or `sow`. Then the compiler splits the work.
+    mask, dropout, an einsum or `sow`. Then the compiler splits the work, but for the backend `fused`,
+    which runs on one device: each computes the whole call.
     """
     if call.query.ndim != 4 or call.mask is not None or call.features & {"dropout", "weights"}:
         return None
@@ -298,7 +299,7 @@ def fitting_sharding(call: AttentionCall, sharding: NamedSharding) -> NamedShard
     mixes_heads = call.bias is not None and call.bias.mixes_heads
     if mixes_heads or call.query.shape[2] % head_parts or call.key.shape[2] % head_parts:
         over_heads, head_parts = None, 1
-    if batch_parts * head_parts == 1:
+    if batch_parts * head_parts == 1 and call.options.backend != "fused":
         return None
     return NamedSharding(sharding.mesh, P(over_batch, None, over_heads, None))
 

@@ -173,6 +173,20 @@ def test_axes_that_do_not_divide_a_dimension_do_not_split_it(batch, heads, spec)
     assert_near(got, expected[1:], 2e-5)
 
 
+def test_the_kernel_of_one_device_is_run_whole_where_nothing_can_be_split():
+    """As for a single sequence, with which a model's parameters are made."""
+    arrays = inputs(1, 32, 32, 3, 16)[:3]
+    expected = jax.jit(functools.partial(attend, slopes=alibi_slopes(3), backend="reference"))(
+        *arrays
+    )
+    sharding = NamedSharding(mesh(), SPLIT)
+    for backend in ("fused", "auto"):
+        got = jax.jit(
+            functools.partial(attend, slopes=alibi_slopes(3), backend=backend, sharding=sharding)
+        )(*arrays)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
 def test_each_device_skips_by_its_own_heads():
     """Where the compiler splits heads they go together, and the gentlest slope of all keeps every
     tile.
