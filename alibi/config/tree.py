@@ -184,9 +184,10 @@ class MeshConfig(Section):
     fsdp: int = number(1, at_least=1, or_all=-1)
     # splits heads, feed-forward features and the vocabulary
     tensor: int = number(1, at_least=1, or_all=-1)
-    # When devices get the parameters that fsdp splits. layer: each layer's, in both passes, for the
-    # least memory (ZeRO stage 3, arXiv 1910.02054). update: all, once for an update (stage 2), for
-    # less traffic and a whole copy in model.dtype.
+    # When devices gather the parameters that fsdp splits. layer: a layer's when it is computed, in
+    # both passes; with model.remat or model.scan_layers the least memory (ZeRO stage 3, arXiv
+    # 1910.02054). update: all of them once for an update (stage 2); less traffic, but each device
+    # then holds a whole copy.
     gather: str = choice("layer", ("layer", "update"))
 
 

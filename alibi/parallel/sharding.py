@@ -80,19 +80,16 @@ def tree_shardings(tree: PyTree, mesh: Mesh | AbstractMesh, *, gathered: bool = 
     Other leaves are replicated, and a dimension is whole if the devices don't divide it.
 
     Args:
-      gathered: fsdp splits nothing, as in the passes of an update with `mesh.gather=update`.
+      gathered: leave out fsdp: the parameters as both passes read them with `mesh.gather=update`.
     """
+    splitting = {*AXES} - ({"fsdp"} if gathered else set())
 
     def sharding(path: tuple, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         name = path_name(path)
         _, axes = leaf_of(name, len(leaf.shape))
         split = [
-            axis
-            if (axis := SPLIT.get(of))
-            and size % mesh.shape[axis] == 0
-            and not (gathered and axis == "fsdp")
-            else None
-            for of, size in zip(axes, leaf.shape, strict=False)
+            axis if axis in splitting and size % mesh.shape[axis] == 0 else None
+            for axis, size in zip(map(SPLIT.get, axes), leaf.shape, strict=False)
         ]
         return NamedSharding(mesh, P(*split))
 
@@ -159,8 +156,8 @@ def whole_rows(
 ) -> Float[Array, "rows features"]:
     """Returns a table of which each device has whole rows, for tokens with this sharding.
 
-    Under fsdp they are gathered once here, and the gradient is summed over devices once, not in each
-    round of a loop that reads the table.
+    Under fsdp they are gathered here, before a loop that reads them. Each device has their gradient
+    whole. The compiler for TPUs sums it over devices once, behind the loop, on CPUs in each round.
     """
     if sharding is None or sharding.mesh.shape.get("fsdp", 1) == 1:
         return table

@@ -27,9 +27,10 @@ class StepMemory:
       parameters, optimizer: the state, exact, from its shapes, dtypes and shardings.
       gradients: as large as the parameters, or twice as large if micro-batches add up.
       activations: what layers keep for the backward pass, from `layer_bytes_per_token`.
-      gathered: other devices' parameters under fsdp, in the products' dtype, and their parts of the
-        vocabulary's gradient, float32.
-      logits: float32 logits and their gradient, for a chunk of tokens.
+      gathered: other devices' parameters under fsdp, in the products' dtype, and with
+        `mesh.gather=update` the vocabulary's in float32 too, whose rows tokens look up.
+      logits: float32 logits and their gradient, for a chunk of tokens, and the gradient of the softmax's
+        matrix, which each device has whole under fsdp.
     """
 
     parameters: int
@@ -44,8 +45,8 @@ class StepMemory:
         """The peak: the state, and either the loss (activations, logits) or the update (gradients,
         updates), whichever is larger.
 
-        The backward pass begins with the gradient of the softmax's matrix alone, which is not counted,
-        and ends without activations.
+        The backward pass begins with the gradient of the softmax's matrix alone, and ends without
+        activations.
         """
         accumulated = self.gradients - self.parameters
         at_loss = self.activations + self.gathered + self.logits
@@ -85,7 +86,7 @@ def step_memory(
         gradients=parameters * (2 if micro > 1 else 1),
         activations=tokens * (layers + layer_input),  # the final norm reads the last layer's output
         gathered=_gathered_bytes(config, state.params, mesh),
-        logits=2 * FLOAT32 * min(model.logits_chunk, tokens) * columns // split,
+        logits=FLOAT32 * (2 * min(model.logits_chunk, tokens) + model.width) * columns // split,
     )
 
 
@@ -133,9 +134,9 @@ def _local_bytes(tree: Any, mesh: AbstractMesh) -> int:
 
 
 def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
-    """Returns `StepMemory.gathered`. Both passes share the parameters, so all layers count. With remat
-    or a loop over layers only the embedding and `GATHERED_LAYERS` layers count, unless all are gathered
-    once for an update.
+    """Returns `StepMemory.gathered`. The compiler may keep parameters from one pass to the other, so all
+    layers count. With remat or a loop over layers only the embedding and `GATHERED_LAYERS` layers
+    count, unless all are gathered once for an update.
     """
     if mesh.shape["fsdp"] == 1:
         return 0
@@ -147,4 +148,6 @@ def _gathered_bytes(config: Config, params: Any, mesh: AbstractMesh) -> int:
     model, of_vocabulary = config.model, received - of_layers
     if (model.remat or model.scan_layers) and config.mesh.gather == "layer":
         received -= of_layers * max(model.num_layers - GATHERED_LAYERS, 0) // model.num_layers
-    return received * jnp.dtype(model.dtype).itemsize // FLOAT32 + of_vocabulary
+    received = received * jnp.dtype(model.dtype).itemsize // FLOAT32
+    looked_up = config.mesh.gather == "update" and model.dtype != "float32"
+    return received + looked_up * of_vocabulary

@@ -183,6 +183,8 @@ def _memory_text(plan: TrainingPlan) -> str:
     more = "".join(text for name, text in texts.items() if name in model.kept)
     kept = f"the inputs{more} of all layers, and one layer" if model.remat else "of all layers"
     twice = ", twice, since micro-batches add up" if plan.micro_batches > 1 else ""
+    once = plan.config.mesh.gather == "update" and plan.mesh["fsdp"] > 1
+    gathered = "all at once (mesh.gather=update)" if once else "as they are needed here"
     parts = [
         ("parameters", memory.parameters, "exact"),
         ("optimizer state", memory.optimizer, "exact"),
@@ -191,12 +193,13 @@ def _memory_text(plan: TrainingPlan) -> str:
         (
             "gathered",
             memory.gathered,
-            "estimated: parameters of other devices as they are needed here, and the vocabulary's gradient",
+            f"estimated: parameters of other devices, {gathered}",
         ),
         (
             "logits",
             memory.logits,
-            f"and their gradient, of up to {model.logits_chunk:,} tokens (model.logits_chunk)",
+            f"and their gradient, of up to {model.logits_chunk:,} tokens (model.logits_chunk), and the gradient of "
+            "their matrix",
         ),
     ]
     rows = [["memory of a device", "GiB", ""]]
@@ -206,9 +209,11 @@ def _memory_text(plan: TrainingPlan) -> str:
     usable = f"{plan.kind.usable_memory / GIB:.2f} GiB for programs"
     verdict = f"of {usable}: fits"
     if not plan.fits:
+        layered = "--config.mesh.gather=layer, " if once else ""
         verdict = (
-            f"does not fit: it needs {memory.total / GIB:.2f} GiB and has {usable}; use more --devices or a larger "
-            "--config.mesh.fsdp, --config.model.remat=True, or a smaller --config.train.max_device_tokens or model"
+            f"does not fit: it needs {memory.total / GIB:.2f} GiB and has {usable}; use {layered}more --devices or a "
+            "larger --config.mesh.fsdp, --config.model.remat=True, or a smaller --config.train.max_device_tokens or "
+            "model"
         )
     return f"{aligned(rows, left=(0, 2))}{verdict}\n"
 

@@ -4,7 +4,7 @@ import concurrent.futures
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,7 @@ def make_train_step(
       loss: a token's loss, as in `Head.token_losses`.
       schedule: learning rate of an update, from 0, for the metrics.
       state_shardings: shardings of the returned state. Defaults to the compiler's choice.
-      gather: `config.mesh.gather`. "update" needs `state_shardings`.
+      gather: `config.mesh.gather`, for a model with a sharding.
     """
 
     def losses(params: PyTree, batch: Batch, key: Array) -> tuple[Array, Array]:
@@ -170,13 +170,13 @@ def make_train_step(
     def update(state: TrainState, *arrays: Array, seed: Any = seed) -> tuple[TrainState, Metrics]:
         batch = Batch(*arrays)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        params, shardings = state.params, cast(Any, state_shardings)
-        if gather == "update":
-            whole = tree_shardings(params, shardings.step.mesh, gathered=True)
-            params = jax.lax.with_sharding_constraint(params, whole)
-        gradient, nll = _summed(jax.grad(losses, has_aux=True), params, batch, key)
-        if gather == "update":
-            gradient = jax.lax.with_sharding_constraint(gradient, shardings.params)
+        read, constrained = state.params, jax.lax.with_sharding_constraint
+        mesh = model.sharding.mesh if gather == "update" and model.sharding else None
+        if mesh is not None:
+            read = constrained(read, tree_shardings(read, mesh, gathered=True))
+        gradient, nll = _summed(jax.grad(losses, has_aux=True), read, batch, key)
+        if mesh is not None:
+            gradient = constrained(gradient, tree_shardings(gradient, mesh))
         tokens = (batch.targets >= 0).sum().astype(jnp.float32)
         gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(tokens, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)

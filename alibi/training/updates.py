@@ -208,8 +208,7 @@ class Updates:
             loss=training_loss(config),
             schedule=self.job.schedule,
             state_shardings=self._shardings,
-            # each device has several seeds whole
-            gather="layer" if self.together else config.mesh.gather,
+            gather=config.mesh.gather,
         )
         if not jax.config.values["jax_disable_jit"]:
             step = step.lower(self._abstract, *feed.abstract).compile()
