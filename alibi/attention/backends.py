@@ -99,7 +99,7 @@ SAVED_WEIGHTS = 2**27  # half a GiB of exponentials in float32
 DENSE_WEIGHTS = 2**26  # a quarter of a GiB of logits
 MIXED_WEIGHTS = 2**22  # for each weight some 12 numbers are kept
 WORTH_SAVING = 1024  # keys, at most
-WORTH_A_KERNEL = 1024  # keys
+WORTH_A_KERNEL = {"gpu": 1024, "tpu": 512}  # keys
 WORTH_TILES = 512  # keys
 FUSED_FEATURES = 128  # the widest heads with which `fused` was measured on a GPU
 
@@ -132,12 +132,13 @@ RULES = (
     ),
     Rule(
         ("gpu", "tpu"),
-        f"one device, or several with a sharding, bfloat16, on TPUs also float32, {WORTH_A_KERNEL:,} keys or more, two "
-        "queries or more, no bias or one of slopes (on GPUs with heads of at most 128 features, or slopes that learn), "
-        "of distances, or of a term of the query and one of the key, no dropout",
+        f"one device, or several with a sharding, bfloat16, on TPUs also float32, {WORTH_A_KERNEL['gpu']:,} keys or "
+        f"more, on TPUs {WORTH_A_KERNEL['tpu']}, two queries or more, no bias or one of slopes (on GPUs with heads of "
+        "at most 128 features, or slopes that learn), of distances, or of a term of the query and one of the key, no "
+        "dropout",
         lambda call: (
             call.devices == 1
-            and call.key.shape[-3] >= WORTH_A_KERNEL
+            and call.key.shape[-3] >= WORTH_A_KERNEL[call.options.platform]
             and call.query.shape[-3] > 1
             and (
                 call.options.platform == "tpu"
@@ -156,9 +157,9 @@ RULES = (
     ),
     Rule(
         ("gpu",),
-        f"bfloat16, {WORTH_A_KERNEL:,} keys or more, heads of at most 120 features (248 from compute capability 9.0 "
-        "on), slopes that don't learn, no dropout or mask",
-        lambda call: call.key.shape[-3] >= WORTH_A_KERNEL and call.known_slopes is not None,
+        f"bfloat16, {WORTH_A_KERNEL['gpu']:,} keys or more, heads of at most 120 features (248 from compute capability "
+        "9.0 on), slopes that don't learn, no dropout or mask",
+        lambda call: call.key.shape[-3] >= WORTH_A_KERNEL["gpu"] and call.known_slopes is not None,
         "augmented",
         "cuDNN's flash kernel, with no bias tensor, which XLA splits over devices (speed on several not measured)",
     ),

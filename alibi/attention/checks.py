@@ -18,11 +18,7 @@ from alibi.positions.shapes import LAYOUT
 def validate(call: AttentionCall) -> None:
     """Raises ValueError with the argument's name if arguments exceed their range or don't fit."""
     query, key, value = call.query, call.key, call.value
-    shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
-    if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
-        raise ValueError(
-            f"query, key and value must be [*batch, length, heads, head_dim], all of one rank; {shapes}"
-        )
+    shapes = check_ranks(query, key, value)
     dtypes = [x.dtype for x in (query, key, value)]
     if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
         raise ValueError(
@@ -38,17 +34,36 @@ def validate(call: AttentionCall) -> None:
             f"query and key need one head_dim, and key heads that divide the query heads; {shapes}; "
             f"{LAYOUT}"
         )
+    if not 0 <= call.dropout_rate < 1:
+        raise ValueError(
+            f"dropout_rate={call.dropout_rate!r} must be at least 0 and below 1, such as 0.1"
+        )
     _check_options(call.options)
     _check_bias(call)
     _check_sides(call)
     if call.mask is not None and not broadcasts(call.mask.shape, call.weights_shape):
+        usual = {2: "[batch, k] give mask[:, None, None]", 3: "[batch, q, k] give mask[:, None]"}
+        hint = f"; for {usual[call.mask.ndim]}" if call.mask.ndim in usual else ""
         raise ValueError(
-            f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}; "
-            f"{LAYOUT}"
+            f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}{hint}"
         )
     heads = query.shape[-2:-1]
     if call.sink is not None and call.sink.shape != heads:
         raise ValueError(f"sink has shape {call.sink.shape}; it must be {heads}; {LAYOUT}")
+
+
+def check_ranks(query: Any, key: Any, value: Any) -> str:
+    """Returns the shapes in words.
+
+    Raises:
+      ValueError: arrays of several ranks, or of fewer than 3 dimensions.
+    """
+    shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
+    if query.ndim < 3 or not query.ndim == key.ndim == value.ndim:
+        raise ValueError(
+            f"query, key and value must be [*batch, length, heads, head_dim], all of one rank; {shapes}"
+        )
+    return shapes
 
 
 def _check_options(options: AttentionOptions) -> None:
@@ -96,7 +111,8 @@ def _check_bias(call: AttentionCall) -> None:
     # Without this check a tile for a head that the bias lacks would silently get the last head.
     position, first = jax.ShapeDtypeStruct((1,), jnp.int32), Part(queries=(0, 1), keys=(0, 1))
 
-    def tile(bias: Bias, *sides: Any) -> Any:
+    def tile(leaves: list[Any], *sides: Any) -> Any:
+        bias: Bias = jax.tree.unflatten(tree, leaves)
         bias = bias.folded(len(batch))  # its axes count one batch dimension
         sizes = {"batch": math.prod(batch), "queries": q_length, "keys": k_length}
         for owner, field, shape, needed in misfits(bias, sizes):
@@ -108,7 +124,10 @@ def _check_bias(call: AttentionCall) -> None:
         of_tile, one = bias.cut(first), jnp.zeros((math.prod(batch), heads, 1, 1), jnp.float32)
         return of_tile.of_rows(one, one == 0, *sides) if bias.reads_rows else of_tile(*sides)
 
-    block = jax.eval_shape(tile, call.bias, position, position)
+    leaves, tree = jax.tree.flatten(call.bias)
+    # without shardings on a mesh with Explicit axes, which a tile's other arrays lack
+    bare = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+    block = jax.eval_shape(tile, bare, position, position)
     if block.shape[-3] != call.query.shape[-2]:
         raise ValueError(
             f"the bias has {block.shape[-3]} heads and the query {call.query.shape[-2]}; they must be the same; "
@@ -157,7 +176,9 @@ def _check_sides(call: AttentionCall) -> None:
         ("key", call.key, call.key_positions, call.key_segments),
         ("query", call.query, call.query_positions, call.query_segments),
     ):
-        check_integers(name, positions)
+        check_integers(f"{name}_positions", positions)
+        if segments is not None:
+            check_integers("segment_ids", segments)
         for argument, side in ((f"{name}_positions", positions), ("segment_ids", segments)):
             length = x.shape[-3]
             if side is not None and not (

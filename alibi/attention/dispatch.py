@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from alibi.attention.backends import choose, compute
 from alibi.attention.call import AttentionCall, AttentionOptions
-from alibi.attention.checks import validate
+from alibi.attention.checks import check_ranks, validate
 from alibi.attention.visible import visible_by
 from alibi.positions.alibi import bias_of_slopes
 from alibi.positions.bias import Bias
@@ -94,8 +94,8 @@ def attend(
 
     Args:
       query, key, value: `[*batch, length, heads, head_dim]`, in one dtype, which the result has too.
-        Lists are float32. With fewer key heads than query heads, several query heads share a key
-        head.
+        Lists are float32. Logits and sums are float32, for float64 too. With fewer key heads than
+        query heads, several query heads share a key head.
       slopes: ALiBi's slope m for each head, or `[*batch, heads]` for each batch entry, which skips no
         keys. It is short for `bias=AlibiBias(slopes, symmetric=not causal)`.
       bias: added to the scaled logits. Defaults to no bias.
@@ -151,8 +151,9 @@ def attend(
     if slopes is not None and bias is not None:
         raise ValueError("attend got both slopes and bias; give one of them")
     query, key, value = (
-        x if hasattr(x, "shape") else jnp.asarray(as_array(x)) for x in (query, key, value)
+        x if isinstance(x, jax.Array) else jnp.asarray(as_array(x)) for x in (query, key, value)
     )
+    check_ranks(query, key, value)
     if slopes is not None:
         bias = bias_of_slopes(jnp.asarray(as_array(slopes)), query.shape, symmetric=not causal)
     q_length, k_length = query.shape[-3], key.shape[-3]

@@ -99,7 +99,7 @@ def attention_fn(
                 num_heads=heads,
                 head_dim=head_dim,
                 width=heads * head_dim,
-                train_length=train_length or TRAIN_LENGTH,
+                train_length=TRAIN_LENGTH if train_length is None else train_length,
                 causal=causal,
                 options=options,
             )

@@ -158,5 +158,6 @@ def _last_line(method: type[PositionMethod], error: Exception) -> str:
         f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)
         if frame.f_globals.get("__name__", "").partition(".")[0] == package
+        and not frame.f_code.co_filename.startswith("<")  # made by dataclasses
     ]
     return lines[-1] if lines else ""

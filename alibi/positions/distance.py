@@ -72,8 +72,8 @@ class DistanceBias(Bias):
         return self.at(distance)
 
     def __call__(self, query_positions: QueryPositions, key_positions: KeyPositions) -> Tile:
-        check_integers("query", query_positions)
-        check_integers("key", key_positions)
+        check_integers("query_positions", query_positions)
+        check_integers("key_positions", key_positions)
         return self.between(*rows_and_columns(query_positions, key_positions))
 
     def between(
@@ -228,15 +228,15 @@ def as_array(x: Any) -> Any:
     return array
 
 
-def check_integers(name: str, positions: Array | np.ndarray) -> None:
-    """Raises ValueError unless positions are an array of integers."""
-    if not isinstance(positions, jax.Array | np.ndarray | np.generic):
+def check_integers(name: str, numbers: Array | np.ndarray) -> None:
+    """Raises ValueError unless positions or segments are an array of integers."""
+    if not isinstance(numbers, jax.Array | np.ndarray | np.generic):
         raise ValueError(
-            f"{name}_positions={positions!r:.60} must be an array of integers, such as jnp.arange(8)"
+            f"{name}={numbers!r:.60} must be an array of integers, such as jnp.arange(8)"
         )
-    dtype = jnp.result_type(positions)
+    dtype = jnp.result_type(numbers)
     if not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(
-            f"{name}_positions have dtype {dtype}; they must be integers, "
-            "since floating-point positions make neighbouring keys equal at long lengths"
+            f"{name} have dtype {dtype}; they must be integers, since floating-point numbers make neighbours equal: "
+            "positions at long lengths, segments when they are rounded"
         )

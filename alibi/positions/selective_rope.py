@@ -26,7 +26,9 @@ class SelectiveRope(PositionMethod):
     is the default in the authors' code. Their language models have rank=0, silu=True and gate=True. A
     bias, which their code adds to the angles as an option, is left out.
 
-    In float32 the error of a sum of n radians is about n * 6e-8.
+    In float32 the error of a sum of n radians is about n * 6e-8. `alibi.linen.SelfAttention` and
+    `alibi.nnx.SelfAttention` know no documents or padding here: behind a mask for them, the
+    convolution still reads the tokens before.
 
     Config: `position=selective_rope,position_options.rank=0,position_options.gate=True`
 
@@ -53,7 +55,8 @@ class SelectiveRope(PositionMethod):
         "defaults are those of their code, a projection of rank 16. Their language models have a full rank with weight "
         "norm in each head (`rank=0`), SiLU after the convolution (`silu=True`) and a gate (`gate=True`). Where they "
         "norm queries and keys, they do so after the turn (`norm_after=True`); `model.qk_norm=True` does so before. "
-        "The rows are of the defaults",
+        "The rows are of the defaults. `alibi.linen.SelfAttention` and `alibi.nnx.SelfAttention` don't stop the "
+        "convolution at documents or padding, which only a mask tells them",
     )
 
     shift_invariant = True
@@ -125,7 +128,8 @@ class SelectiveRope(PositionMethod):
             norms = jnp.linalg.norm(params["full"], axis=0, keepdims=True)
             full = params["gain"][None, :, None] * params["full"] / jnp.maximum(norms, 1e-12)
             projected = jnp.einsum("blhi,ihp->blhp", parts, full, precision="highest")
-        start = jnp.zeros((len(x), self.num_heads, self.taps - 1, self.head_dim // 2), jnp.float32)
+        # like x, so that it lies on devices as x does
+        start = jnp.zeros_like(projected.sum(axis=1))[:, :, None].repeat(self.taps - 1, axis=2)
         inputs = last_inputs(projected, start if before is None else before["inputs"], padding)
         if segments is not None:  # a sum goes on in the next segment, where only differences count
             first = jnp.full((len(x), 1, self.taps - 1, 1), -1, segments.dtype)

@@ -94,7 +94,10 @@ def test_weights_come_out_of_explicit_axes():
 def test_layers_and_closures_run_on_a_mesh_with_explicit_axes():
     x = jax.random.normal(jax.random.key(1), (2, 16, 32))
     layers = [
-        alibi.linen.SelfAttention(num_heads=4, position="t5"),
+        *(
+            alibi.linen.SelfAttention(num_heads=4, position=name)
+            for name in ("t5", "deberta", "asentmax", "selective_rope")
+        ),
         nn.MultiHeadDotProductAttention(4, attention_fn=alibi.alibi_attention_fn(num_heads=4)),
     ]
     for layer in layers:

@@ -255,7 +255,9 @@ def test_auto_takes_it_on_accelerators(platform):
     assert choose(several) == ("augmented" if platform == "gpu" else "reference")
     assert choose(call_of(platform, tabulated("t5", plain))) == "fused"
     assert choose(call_of(platform, tabulated("kerple_log", plain))) == "fused"
-    assert choose(call_of(platform, None, length=512)) == "reference", "the logits are small"
+    assert choose(call_of(platform, None, length=256)) == "reference", "the logits are small"
+    assert choose(call_of("tpu", None, length=512)) == "fused"
+    assert choose(call_of("gpu", None, length=512)) == "reference"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ def split(*axes):
             r"bias is an array of shape \(4, 6, 6\); it must be an alibi.positions.Bias",
         ),
         (by(bias="alibi"), "bias is str; it must be an alibi.positions.Bias"),
+        (by(dropout_rate=1.5), r"dropout_rate=1\.5 must be at least 0 and below 1"),
+        # rounded to int32, they would be one document
+        (by(segment_ids=jnp.full(6, 0.2)), "segment_ids have dtype float32; they must be integers"),
+        (by(mask=jnp.ones((3, 6), bool)), r"for \[batch, k\] give mask\[:, None, None\]$"),
+        (by(mask=jnp.ones((2, 6, 6), bool)), r"for \[batch, q, k\] give mask\[:, None\]$"),
+        (lambda q, k, v: attend(q[0, 0], k[0, 0], v[0, 0]), "of one rank; got query .4, 8."),
         (
             turned(slopes=jnp.ones(4)),
             r"the query's 6 heads need .*key and value are \[\*batch, length, heads, head_dim\]: give x.swap",
