@@ -62,5 +62,6 @@ def _command(extra: str) -> str:
         importlib.metadata.version("alibi-jax")
     except importlib.metadata.PackageNotFoundError:  # a clone with scripts/setup.sh
         in_all = extra in ("train", "data", "report")
-        return "bash scripts/setup.sh" + ("" if in_all else f" --extra={extra}")
+        more = ", then source .venv/bin/activate" if in_all else f" --extra={extra}"
+        return f"bash scripts/setup.sh{more}"
     return f'pip install "alibi-jax[{extra}]"'

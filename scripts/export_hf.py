@@ -32,7 +32,7 @@ command_line.own_flags(__name__)
 def main() -> None:
     from alibi.convert.exporting import export_model
 
-    folder, family, notes = export_model(
+    *_, notes = export_model(
         _WORKDIR.value,
         _OUTPUT_DIR.value,
         family=_FAMILY.value,
@@ -41,8 +41,6 @@ def main() -> None:
     )
     for note in notes:
         print(note)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{folder}: {family.architectures[0]}, {size / 1e6:,.1f} MB")
 
 
 if __name__ == "__main__":

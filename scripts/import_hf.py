@@ -86,9 +86,10 @@ def main() -> None:
     if aside := origin["set_aside"]:
         print(f"not in the model, and kept for an export: {', '.join(aside)}")
     tokenizer = run.tokenizer()
-    ends = ", ".join(map(str, tokenizer.ends))
+    answers = f"; answers at ids {', '.join(map(str, tokenizer.ends))}"
     print(
-        f"documents end with {tokenizer.decode([tokenizer.boundary_id])!r}; answers at ids {ends}"
+        f"documents end with {tokenizer.decode([tokenizer.boundary_id])!r}"
+        + ("" if config.objective.name == "masked" else answers)
     )
 
 

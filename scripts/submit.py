@@ -91,11 +91,18 @@ def main() -> int:
         raise ValueError(
             f"--template={template} can't be read ({error}); give a text such as configs/launch/slurm.sh"
         ) from None
+    in_clone = "{{CLONE_COMMAND}}" in text
+    if in_clone and not is_address(workdir):
+        print(
+            f"{template.name} starts jobs in clones of their own, which don't see {workdir}; give an address such as "
+            "--workdir=gs://BUCKET/NAME, or mount the folder there",
+            file=sys.stderr,
+        )
     tasks = _TASKS.value or runs
     if tasks > runs:
         raise ValueError(f"--tasks={tasks}: there are {runs} runs; give at most as many tasks")
     command = templates.command_line(
-        job_words(workdir, in_clone="{{CLONE_COMMAND}}" in text), tasks if sweep else None
+        job_words(workdir, in_clone=in_clone), tasks if sweep else None
     )
     logs = "." if is_address(workdir) else f"{workdir}/{template.stem}"
     values = {

@@ -94,5 +94,9 @@ def test_a_training_is_printed_with_its_flags(submit, tmp_path: pathlib.Path) ->
                    f"--workdir={tmp_path}/new")  # fmt: skip
     config = "--config=configs/wikitext103.py:position=t5 --config.mesh.tensor=4 --config.log.tensorboard=False"
     assert f"exec python train.py {config} --workdir={tmp_path}/new $multihost\n" in ended.stdout
-    assert ended.stderr == "nothing was submitted; --go does\n"
+    warning, last = ended.stderr.splitlines()
+    assert warning.startswith(
+        f"jobset.yaml starts jobs in clones of their own, which don't see {tmp_path}/new; give an address"
+    )
+    assert last == "nothing was submitted; --go does"
     assert not (tmp_path / "new").exists()

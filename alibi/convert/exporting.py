@@ -147,7 +147,8 @@ def export_model(
         write_safetensors(partial, tensor, sizes)
         claim.release()
         (partial / LOCK_FILE).unlink()
-    return out, chosen, notes
+    size = sum(sizes.values()) / 1e6
+    return out, chosen, [*notes, f"{out}: {content['architectures'][0]}, {size:,.1f} MB of tensors"]
 
 
 def _small_files(folder: epath.Path, hashes: dict[str, str]) -> dict[str, epath.Path]:

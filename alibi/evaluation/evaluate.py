@@ -155,10 +155,13 @@ def evaluate_run(subject: Subject, options: EvaluationOptions) -> None:
     Raises:
       ValueError: the text is too short for all cells.
     """
-    config = subject.run.config
+    run, config = subject.run, subject.run.config
     lengths = options.lengths_of(config.train_length)
     for evaluator in options.evaluators:
         evaluator.check(config, lengths)
+    state, steps = run.directory.status()["state"], config.train.steps
+    if options.checkpoint == "latest" and run.step < steps and state != "finished":
+        print_once(f"{run.name}: update {run.step:,} of {steps:,}, its training is {state}")
     limits: list[str | None] = []
     for evaluator in options.evaluators:
         if note := evaluator.note(config):

@@ -39,7 +39,10 @@ class InContext(OfText):
 
     def limit(self, subject: Subject, text: Text, cell: Cell) -> str:
         if cell["length"] < self.late:
-            return f"windows of {cell['length']:,} have no token {self.late:,}"
+            return (
+                f"windows of {cell['length']:,} have no token {self.late:,}; give a smaller --late=N (and --early=N) "
+                "or longer windows"
+            )
         if len(text.tokens) < 2 * cell["length"]:
             return f"the text has {len(text.tokens):,} tokens, and the score needs two windows"
         return ""

@@ -73,7 +73,8 @@ class OfText(Evaluator):
     def check(self, config: Config, lengths: Sequence[int]) -> None:
         if not (self.text_file or config.data[self.split]):
             raise ValueError(
-                f"the config names no {self.split} text: data.{self.split} is empty; set it, or give another --split"
+                f"the config names no {self.split} text: data.{self.split} is empty; give --text_file=FILE or another "
+                "--split"
             )
 
     def text(self, subject: Subject, cell: Cell) -> Text:

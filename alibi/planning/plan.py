@@ -209,12 +209,16 @@ def _memory_text(plan: TrainingPlan) -> str:
     usable = f"{plan.kind.usable_memory / GIB:.2f} GiB for programs"
     verdict = f"of {usable}: fits"
     if not plan.fits:
-        layered = "--config.mesh.gather=layer, " if once else ""
-        verdict = (
-            f"does not fit: it needs {memory.total / GIB:.2f} GiB and has {usable}; use {layered}more --devices or a "
-            "larger --config.mesh.fsdp, --config.model.remat=True, or a smaller --config.train.max_device_tokens or "
-            "model"
-        )
+        remedies = {
+            "--config.mesh.gather=layer": once,
+            "more --devices": True,
+            "a larger --config.mesh.fsdp": plan.devices > plan.mesh["fsdp"],
+            "--config.model.remat=True": not model.remat,
+            "a smaller --config.train.max_device_tokens or model": True,
+        }
+        *first, last = (remedy for remedy, applies in remedies.items() if applies)
+        verdict = f"does not fit: it needs {memory.total / GIB:.2f} GiB and has {usable}; use {', '.join(first)}"
+        verdict += f", or {last}"
     return f"{aligned(rows, left=(0, 2))}{verdict}\n"
 
 

@@ -128,7 +128,10 @@ class TrainedRun:
             "use devices with more, or import the model by --dtype=bfloat16",
         )
         # Others are looked for only if this one is lost: that reads files of all checkpoints.
-        with Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints:
+        with (
+            Checkpoints(self.directory.checkpoints, read_only=True) as checkpoints,
+            jax.ensure_compile_time_eval(),  # first read in a function that JAX traces
+        ):
             self.step, params, _ = checkpoints.first_whole(
                 lambda step: checkpoints.restore_params(step, abstract),
                 lambda lost: find_steps(self.directory, self._checkpoint) if lost else [self.step],

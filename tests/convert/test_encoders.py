@@ -265,7 +265,7 @@ def test_an_encoder_is_trained_on_and_exported(tmp_path: pathlib.Path) -> None:
     text = f"data.corpus=text,data.train={tmp_path}/text.txt,data.valid={tmp_path}/text.txt"
     small = "model.scan_layers=true,train.steps=2,train.batch_tokens=64,eval.max_tokens=64,log.tensorboard=false"
     train(load_config(f"{tmp_path}/run/config.py:{text},{small}"), str(tmp_path / "on"))
-    _, _, (note,) = export_model(tmp_path / "on", tmp_path / "out")
+    *_, (note, _) = export_model(tmp_path / "on", tmp_path / "out")
     assert "JinaBertForMaskedLM by its authors' code alone" in note
     content = json.loads((tmp_path / "out" / "config.json").read_text())
     assert content["architectures"] == ["JinaBertForMaskedLM"]  # its parent's, not MosaicBERT's

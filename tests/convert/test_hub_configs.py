@@ -188,7 +188,7 @@ def test_an_export_says_what_transformers_does_not_read(
     import_model(str(hub), tmp_path / "run", Config())
     folder, family, notes = export_model(tmp_path / "run", tmp_path / "out")
     assert family.name == "mpt"
-    (note,) = notes
+    note, _ = notes
     assert "transformers' own MptForCausalLM doesn't read alibi_bias_max, qk_ln of" in note
     content = json.loads((folder / "config.json").read_text())
     assert content["dtype"] == "float32"

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from alibi.config import Config, MeshConfig, load_config
-from alibi.convert.exporting import export_model
 from alibi.convert.importing import import_model
 from alibi.data.tokenizers import given_tokenizer
 from alibi.evaluation.harness import PairScorer
@@ -104,7 +103,7 @@ def test_parameters_of_bfloat16_are_evaluated(imported: pathlib.Path) -> None:
 
 
 def test_eos_token_id_ends_answers_and_documents(
-    imported: pathlib.Path, tmp_path: pathlib.Path, full_pass: FullPass
+    imported: pathlib.Path, tmp_path: pathlib.Path, full_pass: FullPass, run_script
 ) -> None:
     """Its ids in generation_config.json come before the one in config.json, as in transformers; they
     stay in a training from the run and in an export.
@@ -133,7 +132,11 @@ def test_eos_token_id_ends_answers_and_documents(
     (score,) = PairScorer(ended, 16).score([([], [further])])
     first = jax.nn.log_softmax(full_pass(np.array([[end]]))[0, 0])
     assert score[0] == pytest.approx(float(first[further]), abs=1e-5)
-    out, *_ = export_model(ended.directory.path, tmp_path / "out")
+    flags = f"--workdir={tmp_path}/run", f"--output_dir={tmp_path}/out"
+    printed, out = run_script(ROOT / "scripts" / "export_hf.py", *flags).stdout, tmp_path / "out"
+    size = (out / "model.safetensors").stat().st_size / 1e6
+    last = f"{out}: {content['architectures'][0]}, {size:,.1f} MB of tensors"
+    assert printed.splitlines()[-1] == last
     assert (out / "generation_config.json").read_text() == ends
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == 0
 

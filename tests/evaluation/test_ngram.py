@@ -421,7 +421,7 @@ def test_bad_input_is_a_line_before_the_work(texts, capsys):
 
     run = claimed(texts, "run")
     assert (
-        "the config names no test text: data.test is empty; set it, or give another --split"
+        "the config names no test text: data.test is empty; give --text_file=FILE or another --split"
         in told("run", split="test")
     )
     before = json.loads((texts / "run" / "provenance.json").read_text())["corpus"]["train"]

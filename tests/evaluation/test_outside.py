@@ -62,7 +62,7 @@ def test_it_is_evaluated_and_reported_and_not_measured_again(folder, run_script,
     assert [*found[0].results["count"]] == expected[:, 1].tolist()
 
     report = (folder / "out" / "report.md").read_text()
-    assert "**Next tokens right by tokens from the document's start, up to: text.txt" in report
+    assert "**Next tokens right by place in the document, from token: text.txt" in report
     assert re.search(rf"\| a-run \| 16 \| {expected[0, 0] / expected[0, 1]:.1%} ± [\d.]+% ", report)
     assert (folder / "out" / "Accuracy.png").stat().st_size > 1000
     assert "Next tokens right" in (folder / "out" / "report.html").read_text()

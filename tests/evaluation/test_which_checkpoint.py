@@ -40,6 +40,28 @@ def test_a_latest_checkpoint_that_training_replaces_meanwhile_is_followed(
     assert_refused("step 7", lambda: subject.run.params)
 
 
+def test_a_run_that_has_not_ended_is_named(tmp_path, alibi_run, capsys) -> None:
+    """Unless its checkpoint was chosen."""
+    run = RunDirectory(shutil.copytree(alibi_run, tmp_path / "run"))
+    run.write_status("interrupted", step=5, steps=100)
+    for checkpoint, said in (("latest", True), ("5", False)):
+        options = options_of(output_dir=tmp_path / checkpoint, lengths=(16,), checkpoint=checkpoint)
+        evaluate_run(subject_of(run, options), options)
+        line = (
+            f"run: update 5 of {TrainedRun(run.path).config.train.steps:,}, its training is interrupted"
+        )
+        assert (line in capsys.readouterr().err) == said
+
+
+def test_parameters_may_first_be_read_in_a_function_that_jax_traces(alibi_run) -> None:
+    traced, run = TrainedRun(alibi_run), TrainedRun(alibi_run)
+    x = np.zeros((1, 8), np.int32)
+    got = jax.jit(lambda x: traced.model.apply({"params": traced.params}, x))(x)
+    params = run.params
+    np.testing.assert_array_equal(got, jax.jit(run.model.apply)({"params": params}, x))
+    jax.tree.map(np.testing.assert_array_equal, traced.params, params)
+
+
 @pytest.mark.parametrize(("checkpoint", "damaged", "taken"), [("latest", 5, 3), ("best", 3, 5)])
 def test_a_damaged_checkpoint_has_the_next_whole_one_in_its_place(
     alibi_run, tmp_path, capsys, checkpoint, damaged, taken

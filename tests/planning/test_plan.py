@@ -165,7 +165,10 @@ def test_a_run_that_does_not_fit() -> None:
     deep |= {"model__scan_layers": True, "model__remat": True, "mesh__data": 1, "mesh__fsdp": 8}
     by_layer, once = (planned(medium(**deep, mesh__gather=one)) for one in ("layer", "update"))
     assert by_layer.fits
-    assert "; use --config.mesh.gather=layer, more --devices or" in describe(once)
+    text = describe(once)
+    assert "; use --config.mesh.gather=layer, more --devices, or a smaller" in text, (
+        "all else is set"
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ _GENERIC = """
   initializer_range init_device init_std
   attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop emb_pdrop embed_dropout
   classifier_dropout classifier_dropout_prob resid_dropout
+  hidden_dropout_prob attention_probs_dropout_prob residual_dropout embedding_dropout
   is_encoder_decoder is_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder
   output_attentions output_hidden_states output_scores return_dict return_dict_in_generate
   chunk_size_feed_forward _attn_implementation attn_implementation use_bfloat16 tf_legacy_loss

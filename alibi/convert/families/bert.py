@@ -90,7 +90,6 @@ def sizes(hub: HubConfig) -> dict[str, Any]:
     """Returns the keys that all share."""
     hub.needs("is_decoder", False)
     hub.needs("add_cross_attention", False)
-    hub.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
     hub.ignore("directionality", "output_past", *POOLER)
     return {
         "train_length": hub.take("max_position_embeddings", default=512),

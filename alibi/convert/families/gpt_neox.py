@@ -35,7 +35,6 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     share, base = hub.take("rotary_pct", default=0.25), hub.take("rotary_emb_base", default=1e4)
     hub.needs("rope_theta", base)  # its code reads the names above alone
     hub.needs("partial_rotary_factor", share)
-    hub.ignore("attention_probs_dropout_prob", "hidden_dropout_prob")
     bias = hub.take("attention_bias", default=True)
     parallel = hub.take("use_parallel_residual", default=True)
     return rotary(hub, share, base) | {

@@ -18,7 +18,7 @@ def to_ours(hub: HubConfig) -> dict[str, Any]:
     hub.needs("norm_type", "layer_norm")
     hub.needs("scale_attn_weights", True)
     # its code reads hidden_act and norm_epsilon in place of the first two
-    hub.ignore("activation_function", "layer_norm_epsilon", "residual_dropout", "embedding_dropout")
+    hub.ignore("activation_function", "layer_norm_epsilon")
     hub.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     bias, tied = hub.take("use_bias", default=True), hub.take("tie_word_embeddings", default=True)
     return llama.to_ours(hub, "llama") | {
