@@ -15,6 +15,7 @@ from alibi.attention.cross import Cross, check_source
 from alibi.attention.flax import AttentionFn
 from alibi.attention.named import (
     TRAIN_LENGTH,
+    check_heads,
     check_in_attention,
     check_no_cache,
     check_own_attention,
@@ -225,11 +226,7 @@ def _flax_layer(
 def _sizes(layer: Any, width: int) -> dict[str, Any]:
     """Returns a position method's sizes for inputs with `width` features."""
     features = layer.qkv_features or width
-    if features % layer.num_heads:
-        raise ValueError(
-            f"num_heads={layer.num_heads} does not divide the {features} features of the layer; change num_heads, "
-            "or give qkv_features"
-        )
+    check_heads(layer.num_heads, features)
     return {
         "num_heads": layer.num_heads,
         "head_dim": features // layer.num_heads,

@@ -12,6 +12,7 @@ from alibi.attention import AttentionOptions, position_params
 from alibi.attention.cross import Cross, check_source
 from alibi.attention.named import (
     TRAIN_LENGTH,
+    check_heads,
     check_in_attention,
     check_no_cache,
     check_own_attention,
@@ -60,6 +61,7 @@ class SelfAttention(nnx.MultiHeadAttention):
         **layer: Any,
     ):
         check_own_attention(layer.get("attention_fn"))
+        check_heads(num_heads, layer.get("qkv_features") or in_features)
         super().__init__(num_heads, in_features, rngs=rngs, **{"decode": False, **layer})
         self.position_method = make_position(
             position,
@@ -150,6 +152,7 @@ class CrossAttention(nnx.MultiHeadAttention):
         **layer: Any,
     ):
         check_own_attention(layer.get("attention_fn"), "CrossAttention", "sides")
+        check_heads(num_heads, layer.get("qkv_features") or in_features)
         super().__init__(num_heads, in_features, rngs=rngs, **{"decode": False, **layer})
         self.cross = Cross.make(
             *(sides, rate, position, options),

@@ -239,6 +239,15 @@ def check_own_attention(
         )
 
 
+def check_heads(num_heads: int, features: int) -> None:
+    """Raises ValueError unless the heads divide a layer's features."""
+    if features % num_heads:
+        raise ValueError(
+            f"num_heads={num_heads} does not divide the {features} features of the layer; change num_heads, or give "
+            "qkv_features"
+        )
+
+
 def check_no_cache(position: Any, kind: type[PositionMethod]) -> None:
     """Raises ValueError for a method that keeps data for each token besides keys and values."""
     if kind.keep is not PositionMethod.keep:

@@ -233,7 +233,13 @@ def nnx_layer(**arguments):
             )
             for name in READING
         ),
-        (linen_layer(num_heads=3), "num_heads=3 does not divide the 8 features of the layer"),
+        *(
+            (use, "num_heads=3 does not divide the 8 features of the layer")
+            for use in (
+                linen_layer(num_heads=3),
+                lambda: alibi.nnx.SelfAttention(3, WIDTH, rngs=nnx.Rngs(0)),
+            )
+        ),
         *(
             (
                 layer(attention_fn=alibi.alibi_attention_fn(HEADS)),

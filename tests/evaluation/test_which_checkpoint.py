@@ -47,9 +47,7 @@ def test_a_run_that_has_not_ended_is_named(tmp_path, alibi_run, capsys) -> None:
     for checkpoint, said in (("latest", True), ("5", False)):
         options = options_of(output_dir=tmp_path / checkpoint, lengths=(16,), checkpoint=checkpoint)
         evaluate_run(subject_of(run, options), options)
-        line = (
-            f"run: update 5 of {TrainedRun(run.path).config.train.steps:,}, its training is interrupted"
-        )
+        line = f"run: update 5 of {TrainedRun(run.path).config.train.steps:,}, its training is interrupted"
         assert (line in capsys.readouterr().err) == said
 
 

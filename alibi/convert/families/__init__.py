@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from alibi.config.fields import did_you_mean
 from alibi.convert.families import (
     baichuan,
     bert,
@@ -42,8 +41,8 @@ def family_of(content: Mapping[str, Any], names: Collection[str] = ()) -> Family
     named = content.get("architectures") or [""]
     if named[0] not in architectures:
         raise ValueError(
-            f"config.json has the architecture {named[0]!r}, which is not known here; "
-            f"{did_you_mean(named[0], architectures)}there are: {', '.join(architectures)}"
+            f"config.json has the architecture {named[0]!r}, which is not known here; there are: "
+            f"{', '.join(architectures)}"
         )
     fitting = [family for family in FAMILIES.values() if named[0] in family.architectures]
     marked = (f for f in fitting if not f.mark or any(f.mark in name for name in names))
