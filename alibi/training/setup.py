@@ -177,6 +177,11 @@ def check_config(config: Config, mesh: Mesh | AbstractMesh) -> None:
             f"model.param_dtype={config.model.param_dtype} is for imported runs: training needs float32 parameters; "
             "leave it out"
         )
+    if config.model.kept and not config.model.remat:
+        raise ValueError(
+            f"model.remat_keeps={config.model.remat_keeps} says what model.remat keeps, and that is off; set "
+            "model.remat=True, or model.remat_keeps=nothing"
+        )
     training_loss(config)
     sequences_per_update(config, batch_parts(batch_sharding(mesh)))
 

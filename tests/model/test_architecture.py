@@ -216,6 +216,7 @@ def test_parameters_of_sixteen_bits_compute_as_their_values(tiny_config) -> None
     ("keys", "message"),
     [
         ({"model__param_dtype": "bfloat16"}, r"model\.param_dtype=bfloat16 is for imported runs"),
+        ({"model__remat_keeps": "up"}, r"model\.remat_keeps=up says .*; set model\.remat=True, or"),
         (
             {"model__num_heads": 4, "model__num_kv_heads": 2, "mesh__tensor": 4},
             r"does not divide model\.num_kv_heads=2; use one of 1, 2",
