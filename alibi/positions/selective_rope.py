@@ -27,8 +27,8 @@ class SelectiveRope(PositionMethod):
     bias, which their code adds to the angles as an option, is left out.
 
     In float32 the error of a sum of n radians is about n * 6e-8. `alibi.linen.SelfAttention` and
-    `alibi.nnx.SelfAttention` know no documents or padding here: behind a mask for them, the
-    convolution still reads the tokens before.
+    `alibi.nnx.SelfAttention` know of no documents or padding: behind a mask for them, the convolution
+    still reads the tokens before.
 
     Config: `position=selective_rope,position_options.rank=0,position_options.gate=True`
 
