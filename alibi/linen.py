@@ -29,7 +29,8 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
     """Flax's `MultiHeadDotProductAttention` as self-attention with a position method.
 
     It has all fields and parameters of Flax's layer, and the method's parameters as
-    `position_params`. It is causal by default.
+    `position_params`. It is causal by default. A call takes `segment_ids`, integers
+    `[*batch, length]`: tokens see those of their own document alone.
 
     Attributes:
       position, causal, train_length, options, window, skip_epsilon, backend: as in
@@ -69,6 +70,7 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
         x: Float[Array, "*batch length width"],
         *,
         mask: Shaped[Array, "*#batch #heads #q #k"] | None = None,
+        segment_ids: Int[Array, "*#batch length"] | None = None,
         deterministic: bool | None = None,
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,
@@ -77,18 +79,20 @@ class SelfAttention(nn.MultiHeadDotProductAttention):
 
         Args:
           mask: True where a query may see a key, besides `causal` and `window`, as in `alibi.attend`.
+          segment_ids: integers, the same for all tokens of a document. A query sees only its own.
           deterministic, dropout_rng, sow_weights: as in Flax's layer.
         """
         check_own_attention(self.attention_fn)
         method = self.position_method(x.shape[-1])
         check_in_attention(self.position, type(method))
         if self.decode:
-            check_no_cache(self.position, type(method))
+            check_no_cache(self.position, type(method), segment_ids)
         params = {}
         if jax.eval_shape(lambda: position_params(method, jax.random.key(0))):
             params = self.param("position_params", lambda key: position_params(method, key))
         options = AttentionOptions(self.window, self.skip_epsilon, backend=self.backend)
-        return _flax_layer(self, layer_attention_fn(method, params, x, options))(
+        attention = layer_attention_fn(method, params, x, options, segment_ids=segment_ids)
+        return _flax_layer(self, attention)(
             x,
             mask=mask,
             deterministic=deterministic,

@@ -24,7 +24,8 @@ from alibi.positions import PositionMethod, make_position
 class SelfAttention(nnx.MultiHeadAttention):
     """Flax's `nnx.MultiHeadAttention` as self-attention with a position method.
 
-    The layer has the method's parameters as `position_params`. It is causal by default.
+    The layer has the method's parameters as `position_params`. It is causal by default. A call takes
+    `segment_ids`, integers `[*batch, length]`: tokens see those of their own document alone.
 
     Args:
       num_heads, in_features, rngs: as in Flax's layer.
@@ -83,6 +84,7 @@ class SelfAttention(nnx.MultiHeadAttention):
         x: Float[Array, "*batch length width"],
         *,
         mask: Shaped[Array, "*#batch #heads #q #k"] | None = None,
+        segment_ids: Int[Array, "*#batch length"] | None = None,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         sow_weights: bool = False,
@@ -92,12 +94,15 @@ class SelfAttention(nnx.MultiHeadAttention):
 
         Args:
           mask: True where a query may see a key, besides `causal` and `window`, as in `alibi.attend`.
+          segment_ids: integers, the same for all tokens of a document. A query sees only its own.
           deterministic, rngs, sow_weights, decode: as in Flax's layer.
         """
         if self.decode if decode is None else decode:
-            check_no_cache(self.position_method, type(self.position_method))
+            check_no_cache(self.position_method, type(self.position_method), segment_ids)
         params = nnx.to_pure_dict(nnx.state(self.position_params))
-        attention = layer_attention_fn(self.position_method, params, x, self.attention_options)
+        attention = layer_attention_fn(
+            self.position_method, params, x, self.attention_options, segment_ids=segment_ids
+        )
         return nnx.MultiHeadAttention.__call__(
             cast(Any, _WithAttention(self, attention)),
             x,

@@ -154,6 +154,7 @@ def layer_attention_fn(
     x: Float[Array, "*batch k width"] | None,
     options: AttentionOptions,
     query_offset: int | Int[Array, "*#batch"] | None = None,
+    segment_ids: Int[Array, "*#batch k"] | None = None,
 ) -> AttentionFn:
     """Returns a position method as the `attention_fn` of a layer with input `x`, which only a method
     with `keep` reads. Positions are as in `alibi_attention_fn`.
@@ -184,12 +185,16 @@ def layer_attention_fn(
         if x is not None and type(method).keep is not PositionMethod.keep:
             inputs = x.reshape(count, *x.shape[-2:])
         query_positions, key_positions = layer_positions(query, key, mask, offset)
+        segments = segment_ids
+        if segments is not None:
+            segments = jnp.broadcast_to(segments, (*batch, segments.shape[-1])).reshape(count, -1)
         attended = method_attention_fn(
             method.at_length(key.shape[-3]),
             params,
             inputs,
             query_positions=query_positions,
             key_positions=key_positions,
+            segment_ids=segments,
             options=options,
         )(query, key, value, **{**keywords, "mask": mask})
         return attended.reshape(*batch, *attended.shape[-3:])
@@ -248,8 +253,12 @@ def check_heads(num_heads: int, features: int) -> None:
         )
 
 
-def check_no_cache(position: Any, kind: type[PositionMethod]) -> None:
-    """Raises ValueError for a method that keeps data for each token besides keys and values."""
+def check_no_cache(position: Any, kind: type[PositionMethod], segment_ids: Any) -> None:
+    """Raises ValueError for a method that keeps data for each token besides keys and values, or for
+    documents, which Flax's cache doesn't hold.
+    """
+    if segment_ids is not None:
+        raise ValueError("decode=True reads one document; leave segment_ids out, or decode=False")
     if kind.keep is not PositionMethod.keep:
         name = _called(position, kind)
         raise ValueError(

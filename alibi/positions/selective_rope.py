@@ -27,7 +27,7 @@ class SelectiveRope(PositionMethod):
     bias, which their code adds to the angles as an option, is left out.
 
     In float32 the error of a sum of n radians is about n * 6e-8. `alibi.linen.SelfAttention` and
-    `alibi.nnx.SelfAttention` know of no documents or padding: behind a mask for them, the convolution
+    `alibi.nnx.SelfAttention` need segment_ids for documents and padding: behind a mask, the convolution
     still reads the tokens before.
 
     Config: `position=selective_rope,position_options.rank=0,position_options.gate=True`
@@ -55,8 +55,8 @@ class SelectiveRope(PositionMethod):
         "defaults are those of their code, a projection of rank 16. Their language models have a full rank with weight "
         "norm in each head (`rank=0`), SiLU after the convolution (`silu=True`) and a gate (`gate=True`). Where they "
         "norm queries and keys, they do so after the turn (`norm_after=True`); `model.qk_norm=True` does so before. "
-        "The rows are of the defaults. `alibi.linen.SelfAttention` and `alibi.nnx.SelfAttention` don't stop the "
-        "convolution at documents or padding, which only a mask tells them",
+        "The rows are of the defaults. In `alibi.linen.SelfAttention` and `alibi.nnx.SelfAttention` the convolution "
+        "stops at documents and padding by `segment_ids`, not by a mask",
     )
 
     shift_invariant = True
@@ -132,7 +132,8 @@ class SelectiveRope(PositionMethod):
         start = jnp.zeros_like(projected.sum(axis=1))[:, :, None].repeat(self.taps - 1, axis=2)
         inputs = last_inputs(projected, start if before is None else before["inputs"], padding)
         if segments is not None:  # a sum goes on in the next segment, where only differences count
-            first = jnp.full((len(x), 1, self.taps - 1, 1), -1, segments.dtype)
+            none = jnp.full_like(segments[:, :1], -1)[:, :, None, None]
+            first = none.repeat(self.taps - 1, axis=2)
             owners = last_inputs(segments[..., None, None], first, None)
             inputs = [
                 jnp.where(owner == owners[-1], one, 0.0)

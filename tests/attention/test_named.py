@@ -174,6 +174,21 @@ def test_masks_hide_keys_in_any_rank() -> None:
     np.testing.assert_allclose(changed[..., :-1, :], want[..., :-1, :], atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["alibi", *READING])
+def test_documents_of_a_packed_sequence_are_those_alone(name: str) -> None:
+    """What a method keeps of tokens stops at the border too, which a mask can't tell it. In any number of
+    batch dimensions.
+    """
+    x, segments = random_input(2, 1, LENGTH, WIDTH), jnp.asarray([0, 0, 0, 1, 1, 1])
+    linen = alibi.linen.SelfAttention(num_heads=HEADS, position=name)
+    variables, apply = jax.jit(linen.init)(jax.random.key(0), x), jax.jit(linen.apply)
+    module = alibi.nnx.SelfAttention(HEADS, WIDTH, position=name, rngs=nnx.Rngs(0))
+    for call in (functools.partial(apply, variables), nnx.jit(module)):
+        packed = call(x, segment_ids=segments)
+        for part in (slice(0, 3), slice(3, 6)):
+            np.testing.assert_allclose(packed[:, :, part], call(x[:, :, part]), atol=1e-6)
+
+
 def closure(position, **arguments):
     x = random_input(1, LENGTH, HEADS, WIDTH)
     return lambda: alibi.attention_fn(position, **arguments)(x, x, x)
@@ -239,6 +254,14 @@ def nnx_layer(**arguments):
                 linen_layer(num_heads=3),
                 lambda: alibi.nnx.SelfAttention(3, WIDTH, rngs=nnx.Rngs(0)),
             )
+        ),
+        (
+            lambda: alibi.linen.SelfAttention(HEADS, decode=True).init(
+                jax.random.key(0),
+                random_input(1, LENGTH, WIDTH),
+                segment_ids=jnp.zeros(LENGTH, int),
+            ),
+            "decode=True reads one document; leave segment_ids out",
         ),
         *(
             (
