@@ -34,7 +34,7 @@ def validate(call: AttentionCall) -> None:
             f"query and key need one head_dim, and key heads that divide the query heads; {shapes}; "
             f"{LAYOUT}"
         )
-    if not 0 <= call.dropout_rate < 1:
+    if call.dropout_rng is not None and not 0 <= call.dropout_rate < 1:
         raise ValueError(
             f"dropout_rate={call.dropout_rate!r} must be at least 0 and below 1, such as 0.1"
         )
@@ -43,7 +43,8 @@ def validate(call: AttentionCall) -> None:
     _check_sides(call)
     if call.mask is not None and not broadcasts(call.mask.shape, call.weights_shape):
         usual = {2: "[batch, k] give mask[:, None, None]", 3: "[batch, q, k] give mask[:, None]"}
-        hint = f"; for {usual[call.mask.ndim]}" if call.mask.ndim in usual else ""
+        fits = query.ndim == 4 and call.mask.ndim in usual
+        hint = f"; for {usual[call.mask.ndim]}" if fits else ""
         raise ValueError(
             f"mask has shape {call.mask.shape}; it must broadcast to [*batch, heads, q, k] = {call.weights_shape}{hint}"
         )
@@ -177,7 +178,7 @@ def _check_sides(call: AttentionCall) -> None:
         ("query", call.query, call.query_positions, call.query_segments),
     ):
         check_integers(f"{name}_positions", positions)
-        if segments is not None:
+        if segments is not None and jnp.result_type(segments) != jnp.bool_:
             check_integers("segment_ids", segments)
         for argument, side in ((f"{name}_positions", positions), ("segment_ids", segments)):
             length = x.shape[-3]

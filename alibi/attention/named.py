@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from alibi.attention.call import AttentionOptions
+from alibi.attention.checks import broadcasts
 from alibi.attention.flax import (
     AttentionFn,
     layer_positions,
@@ -21,6 +22,7 @@ from alibi.attention.flax import (
 from alibi.attention.methods import method_attention_fn
 from alibi.attention.visible import visible_by
 from alibi.positions import Params, PositionMethod, make_position, method_class
+from alibi.positions.distance import as_array
 
 TRAIN_LENGTH = 512  # of T5, whose largest distance of 128 follows from it
 
@@ -185,9 +187,14 @@ def layer_attention_fn(
         if x is not None and type(method).keep is not PositionMethod.keep:
             inputs = x.reshape(count, *x.shape[-2:])
         query_positions, key_positions = layer_positions(query, key, mask, offset)
-        segments = segment_ids
+        segments = as_array(segment_ids)
         if segments is not None:
-            segments = jnp.broadcast_to(segments, (*batch, segments.shape[-1])).reshape(count, -1)
+            whole = *batch, key.shape[1]
+            if segments.shape[-1:] != whole[-1:] or not broadcasts(segments.shape, whole):
+                raise ValueError(
+                    f"segment_ids have shape {segments.shape}; the layer's input needs {whole[-1:]} or {whole}"
+                )
+            segments = jnp.broadcast_to(segments, whole).reshape(count, -1)
         attended = method_attention_fn(
             method.at_length(key.shape[-3]),
             params,
@@ -246,7 +253,7 @@ def check_own_attention(
 
 def check_heads(num_heads: int, features: int) -> None:
     """Raises ValueError unless the heads divide a layer's features."""
-    if features % num_heads:
+    if num_heads < 1 or features % num_heads:
         raise ValueError(
             f"num_heads={num_heads} does not divide the {features} features of the layer; change num_heads, or give "
             "qkv_features"

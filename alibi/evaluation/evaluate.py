@@ -160,7 +160,7 @@ def evaluate_run(subject: Subject, options: EvaluationOptions) -> None:
     for evaluator in options.evaluators:
         evaluator.check(config, lengths)
     state, steps = run.directory.status()["state"], config.train.steps
-    if options.checkpoint == "latest" and run.step < steps and state != "finished":
+    if options.checkpoint == "latest" and run.step < steps and state not in ("finished", "missing"):
         print_once(f"{run.name}: update {run.step:,} of {steps:,}, its training is {state}")
     limits: list[str | None] = []
     for evaluator in options.evaluators:

@@ -86,7 +86,10 @@ def split(*axes):
             r"bias is an array of shape \(4, 6, 6\); it must be an alibi.positions.Bias",
         ),
         (by(bias="alibi"), "bias is str; it must be an alibi.positions.Bias"),
-        (by(dropout_rate=1.5), r"dropout_rate=1\.5 must be at least 0 and below 1"),
+        (
+            by(dropout_rate=1.5, dropout_rng=jax.random.key(0)),
+            r"dropout_rate=1\.5 must be at least 0 and below 1",
+        ),
         # rounded to int32, they would be one document
         (by(segment_ids=jnp.full(6, 0.2)), "segment_ids have dtype float32; they must be integers"),
         (by(mask=jnp.ones((3, 6), bool)), r"for \[batch, k\] give mask\[:, None, None\]$"),

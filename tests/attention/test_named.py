@@ -263,6 +263,12 @@ def nnx_layer(**arguments):
             ),
             "decode=True reads one document; leave segment_ids out",
         ),
+        (
+            lambda: alibi.linen.SelfAttention(HEADS).init(
+                jax.random.key(0), random_input(1, LENGTH, WIDTH), segment_ids=[0, 1]
+            ),
+            r"segment_ids have shape \(2,\); the layer's input needs \(6,\) or \(1, 6\)",
+        ),
         *(
             (
                 layer(attention_fn=alibi.alibi_attention_fn(HEADS)),
