@@ -132,8 +132,8 @@ def test_hours_and_checkpoints_by_hand() -> None:
     )
     assert "; 50 or more are written" in describe(plan)
     assert plan.micro_batches == 1
-    # XLA's own figure of this step, compiled for such a slice by libtpu 0.0.42.
-    assert plan.memory.total == pytest.approx(3.205 * GIB, rel=0.25)
+    # XLA's own figure of this step, compiled for such a slice by libtpu 0.0.42: no less is planned.
+    assert 1 <= plan.memory.total / (3.205 * GIB) < 1.21
     assert "at 50% of the peak" in describe(plan)
 
 
